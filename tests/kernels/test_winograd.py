@@ -13,8 +13,9 @@ from kernels import ConvProblem, plan, run_unit, storage_dtype
 from kernels.arena import arena
 from kernels.gradient.winograd.rules import refusals
 from kernels.target import target
-from tests.kernels.harness import Guarded
+from tests.kernels.harness import Guarded, stored
 from tests.kernels.sizes import resize
+from tests.naive import round_to
 
 pytestmark = [pytest.mark.path, pytest.mark.skipif(not target().compiles, reason="nothing is compiled")]
 
@@ -36,7 +37,7 @@ def _problem(rng: np.random.Generator, **named: Any) -> ConvProblem:
     ones = (1,) * len(kernel)
     chosen: dict[str, Any] = {
         "op": "ConvTransposeBackwardWeights" if transposed else "ConvolutionBackwardWeights",
-        "dtype": pick("f32", "f32", "f16"), "n": pick(1, 2, 5), "groups": groups,
+        "dtype": pick("f32", "f32", "f16", "bf16"), "n": pick(1, 2, 5), "groups": groups,
         "src_channels": groups * pick(16, 17, 24, 40, 70), "dst_channels": groups * pick(16, 18, 33, 64, 100),
         "src_spatial": tuple(dst if transposed else src), "dst_spatial": tuple(src if transposed else dst),
         "kernel": tuple(kernel), "strides": ones, "dilations": ones, "pads_begin": tuple(pads),
@@ -47,7 +48,11 @@ def _problem(rng: np.random.Generator, **named: Any) -> ConvProblem:
 
 
 def _stored(values: Any, dtype: str) -> Any:
-    return values.astype(np.float32) if dtype == "f32" else values.astype(np.float16).view(np.uint16)
+    return stored(round_to(dtype, values))
+
+
+def _read(result: Any, dtype: str) -> Any:
+    return (result.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else result.view(f"f{result.itemsize}")
 
 
 def compute(problem: ConvProblem, *inputs: Any, workers: int = 1) -> Any:
@@ -102,7 +107,7 @@ def test_bits_do_not_depend_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         inputs = [_stored(each, problem.dtype) for each in values]
         direct = compute(replace(problem, algorithm="direct"), *inputs)
         first = compute(problem, *inputs)
-        finite = [np.isfinite(each.view("f4" if each.itemsize == 4 else "f2")) for each in (first, direct)]
+        finite = [np.isfinite(_read(each, problem.dtype)) for each in (first, direct)]
         assert np.array_equal(*finite), problem
         spoiled += not finite[0].all()
         for workers in (2, 3, 7):
@@ -171,6 +176,7 @@ def test_refusals_name_attribute_rule_and_numbers() -> None:
                        dilations=(1, 1), pads_begin=(1, 1), groups=1, src_channels=8, dst_channels=64)  # fmt: skip
     assert [each.attribute for each in refusals(problem)] == ["kernel", "strides", "src_channels"]
     assert str(refusals(problem)[0]) == "winograd takes kernel of 3 in the last two axes; kernel[1] is 5"
+    assert str(*refusals(replace(problem, dtype="f64"))) == "winograd takes f32, f16, bf16; dtype is f64"
     deep = replace(problem, kernel=(65, 3, 3), src_spatial=(65, 8, 8), dst_spatial=(1, 8, 8), strides=(1, 1, 1),
                    dilations=(1, 1, 1), pads_begin=(0, 1, 1), src_channels=16)  # fmt: skip
     assert "up to 64 in the first axis; kernel[0] is 65" in str(refusals(deep)[0])
@@ -183,7 +189,7 @@ def test_refusals_name_attribute_rule_and_numbers() -> None:
 
 def test_auto_takes_winograd_where_it_is_estimated_to_be_faster() -> None:
     """`auto` takes Winograd for many channels and pixels and direct sums for few, and its refusal gives the estimate;
-    `direct`, the default, never takes it."""
+    `direct`, the default, never takes it, nor does `auto` for bf16 where its products are instructions."""
     many = _problem(
         np.random.default_rng(0), op="ConvolutionBackwardWeights", dtype="f32", n=8, groups=1, src_channels=128,
         dst_channels=128, src_spatial=(28, 28), dst_spatial=(28, 28), kernel=(3, 3), strides=(1, 1), dilations=(1, 1),
@@ -192,5 +198,6 @@ def test_auto_takes_winograd_where_it_is_estimated_to_be_faster() -> None:
     few = replace(many, n=1, src_channels=512, dst_channels=512, src_spatial=(2, 2), dst_spatial=(2, 2))
     assert plan(many).kernel == NAME
     assert any("winograd pays below 80% of direct sums' cycles" in each for each in plan(few).refusals)
+    assert (plan(replace(many, dtype="bf16")).kernel == NAME) == (not target().dots)
     for problem in (replace(many, algorithm="direct"), few, replace(many, dtype="f64")):
         assert plan(problem).kernel != NAME

@@ -35,7 +35,7 @@ def refusals(problem: ConvProblem) -> tuple[Refusal, ...]:
     if problem.computes != "diff_weights":
         return (Refusal("op", f"winograd computes weight gradients; {problem.op} computes {problem.computes}"),)
     if problem.dtype not in TAKEN:
-        return (Refusal("dtype", f"winograd takes {' and '.join(TAKEN)}; dtype is {problem.dtype}"),)
+        return (Refusal("dtype", f"winograd takes {', '.join(TAKEN)}; dtype is {problem.dtype}"),)
     if problem.rank < 2:
         return (Refusal("kernel", f"winograd takes 2 or 3 spatial axes; kernel has {problem.rank}"),)
     found = []
@@ -60,5 +60,5 @@ def refusals(problem: ConvProblem) -> tuple[Refusal, ...]:
     return tuple(found)
 
 
-TAKEN = ("f32", "f16")
-"""Dtypes that lose no more digits than direct sums of theirs."""
+TAKEN = ("f32", "f16", "bf16")
+"""Dtypes whose sums are kept in f32."""

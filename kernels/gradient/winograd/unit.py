@@ -50,6 +50,7 @@ from kernels.gradient.winograd.rules import refusals
 from kernels.pack.panels import F32, KINDS
 from kernels.plan import Kernel, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
+from kernels.target import target
 
 __all__ = ["BwdWinograd"]
 
@@ -82,6 +83,8 @@ class BwdWinograd:
 
     def _slower(self, problem: ConvProblem) -> str | None:
         """Return why direct sums are chosen: their cycles; None where Winograd is faster."""
+        if problem.dtype == "bf16" and target().dots:
+            return "algorithm is auto; this processor multiplies bf16 about as fast as winograd"
         kernel = self._taker(problem)
         assert isinstance(kernel, BwdWeights)
         direct = direct_cycles(problem) / kernel.speed(problem)
