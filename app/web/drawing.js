@@ -67,8 +67,19 @@ export function layout(layer, resolved, width) {
   const columns = data.reduce((sum, map) => sum + across(map), 0);
   const least = Math.min(18, width / 4 / across(taps));
   const besides = all.length * (GAP + RULER);
+  // A map is at least as wide as its title.
+  const title = (/** @type {Map} */ map) =>
+    8.5 * nameOf(layer.op, map.role).length + 6.5 * resolved.shapes[map.role].join(" x ").length;
   let beside = fit(width - besides, columns + across(taps));
   if (beside < least) beside = fit(width - besides - least * across(taps), columns);
+  // Titles that are wider than their maps take room from all of them; each step needs a little more of it.
+  for (let tries = 0; tries < 4; tries++) {
+    const row = all.reduce((sum, map) => {
+      const cell = map === taps ? Math.max(beside, least) : beside;
+      return sum + Math.max(across(map) * cell, title(map) - 8);
+    }, besides - GAP);
+    if (row > width) beside *= Math.max(0.2, (columns * beside - (row - width)) / (columns * beside));
+  }
   const below = fit(width - RULER - 2, Math.max(...data.map(across)));
   const stacked = below > 1.5 * beside;
   const cell = Math.max(0.5, stacked ? below : beside);
@@ -83,9 +94,7 @@ export function layout(layer, resolved, width) {
     const text = index === all.length - 1 ? "" : index === all.length - 2 ? "\u2192" : resolved.bias ? "+" : "*";
     if (stacked) y += h + TITLE + 10;
     else {
-      // A map is at least as wide as its title.
-      const title = 9 * nameOf(layer.op, map.role).length + 6.5 * resolved.shapes[map.role].join(" x ").length;
-      const next = x + Math.max(w, title - 8);
+      const next = x + Math.max(w, title(map) - 8);
       if (text) scene.signs.push({ x: next + GAP / 2 - 6, y: map.y + Math.min(h, 2 * LARGEST) / 2, text });
       x = next + GAP + RULER - 8;
     }
@@ -144,6 +153,17 @@ function grid(map, top, left, bottom, right) {
   return path;
 }
 
+/** The grid of what lies around the elements. @param {Map} map */
+function surround(map) {
+  const { rows, columns } = map;
+  return (
+    grid(map, rows.from, columns.from, 0, columns.to) +
+    grid(map, rows.size, columns.from, rows.to, columns.to) +
+    grid(map, 0, columns.from, rows.size, 0) +
+    grid(map, 0, columns.size, rows.size, columns.to)
+  );
+}
+
 /** Diagonals over a rectangle of cells. @param {Map} map @param {number} top @param {number} left @param {number} bottom @param {number} right */
 function hatch(map, top, left, bottom, right) {
   const [x, y] = [px(map, map.columns, left), px(map, map.rows, top)];
@@ -180,7 +200,7 @@ const hasNumbers = ({ role, cell, rows, columns }, values) =>
  * @param {Resolved} resolved @param {Map} map @param {number} low
  */
 function stops(resolved, map, low) {
-  if (map.cell < 4) return "";
+  if (map.cell < 10) return "";
   const centres = (/** @type {Span} */ span) => {
     if (span.axis < 0) return [0.5];
     const { narrow, stride, begin, span: taps } = entry(resolved.axes, span.axis);
@@ -232,14 +252,29 @@ function numbers(layer, resolved, map, element, values) {
     for (let column = 0; column < columns.size; column++) {
       const value = String(numberOf(layer, resolved, values, elementAt(element, map, row, column)) ?? "");
       const [x, y] = [px(map, columns, column * columns.step + 0.5), px(map, rows, row * rows.step + 0.5)];
-      // Taps that are apart leave some room beside their cells.
-      const room = columns.step > 1 ? 1.15 * map.cell : map.cell - 4;
+      const room = map.cell - 4;
       const size = Math.min(14, map.cell / 1.5, room / (0.62 * Math.max(2, value.length)));
       if (size >= 6)
         text += `<text class="value" x="${round(x)}" y="${round(y)}" font-size="${round(size)}">${value}</text>`;
     }
   }
   return text;
+}
+
+/** The lines between taps that touch. @param {Map} map */
+function taps(map) {
+  const { rows, columns } = map;
+  const whole = { ...map, rows: { ...rows, step: 1 }, columns: { ...columns, step: 1 } };
+  if (rows.step === 1 && columns.step === 1) return grid(whole, 0, 0, rows.to, columns.to);
+  if (rows.step === 1)
+    return steps(columns)
+      .map((left) => grid(whole, 0, left, rows.to, left + 1))
+      .join("");
+  if (columns.step === 1)
+    return steps(rows)
+      .map((top) => grid(whole, top, 0, top + 1, columns.to))
+      .join("");
+  return "";
 }
 
 /** Which paths lie over each map. */
@@ -265,10 +300,10 @@ export function base(layer, resolved, scene, element, planes, values) {
       `<text class="name" x="${round(map.x)}" y="${map.y - 24}">${name} <tspan class="shape" font-weight="400" font-size="12">${resolved.shapes[role].join(" x ")}</tspan></text>` +
       `<path class="body" d="${body}"/><g data-colours="${role}"></g>` +
       (wide
-        ? `<path class="frame" d="${box(map, rows.from, columns.from, rows.to - rows.from, columns.to - columns.from)}${grid(map, rows.from, columns.from, rows.to, columns.to)}"/>`
+        ? `<path class="frame" d="${box(map, rows.from, columns.from, rows.to - rows.from, columns.to - columns.from)}${surround(map)}"/>`
         : "") +
       (role === "weights"
-        ? `<path class="frame" d="${box(map, 0, 0, rows.to, columns.to)}"/><path class="lines" d="${body}"/>`
+        ? `<path class="frame" d="${box(map, 0, 0, rows.to, columns.to)}"/><path class="lines" d="${body}${taps(map)}"/>`
         : `<path class="lines" d="${grid(map, 0, 0, rows.size, columns.size)}"/><path class="edge" d="${box(map, 0, 0, rows.size, columns.size)}"/>`) +
       (wide
         ? `<path class="hatch" d="${ends(resolved, map)}"/><path class="stops" stroke-width="${round(Math.max(2, Math.min(5, map.cell / 6)))}" d="${stops(resolved, map, hasNumbers(map, values) ? 0.36 * map.cell : 0)}"/>`
@@ -282,7 +317,8 @@ export function base(layer, resolved, scene, element, planes, values) {
   const signs = scene.signs.map(
     ({ x, y, text }) => `<text class="sign" x="${round(x)}" y="${round(y)}">${text}</text>`,
   );
-  return `${parts.join("")}${signs.join("")}<path class="links" data-over="links" d=""/>`;
+  // Below the maps, whose colours let it through, so that it strikes no number out.
+  return `<path class="links" data-over="links" d=""/>${parts.join("")}${signs.join("")}`;
 }
 
 /** Most cells of a map that are coloured. */

@@ -65,6 +65,7 @@ function showLayer() {
   values = fill(state.layer, resolved, state.values);
   fields.show(state.layer);
   numbers.value = state.values;
+  at("legend").className = `legend dim beside-${resolved.transposed ? "src" : "dst"}`;
   at("hatched").textContent = resolved.transposed ? "output padding" : "not read by any tap";
   showViews();
   toPlanes();

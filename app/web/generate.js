@@ -48,10 +48,12 @@ export function numbers(layer, resolved, role, kind, seed) {
     const one = offsetOf(resolved.shapes[role], indexOf(layer, middle(resolved, role)));
     return (offset) => (offset === one ? 1 : 0);
   }
-  // Below 2^24 every sum of integers is exact in f32; from 65,520 on it is infinite in f16.
+  // Sums have at most four digits, which a cell has room for, where numbers up to 9 allow it. Below 2^24 they are exact in f32; from 65,520 on they are
+  // infinite in f16.
   const products = resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]);
   const largest = layer.dtype === "f16" ? 65504 : 2 ** 24;
-  const most = Math.max(1, Math.min(99, Math.floor(Math.sqrt(largest / (products || 1)))));
+  const short = Math.max(9, Math.sqrt(9999 / (products || 1)));
+  const most = Math.max(1, Math.floor(Math.min(99, short, Math.sqrt(largest / (products || 1)))));
   return (offset) => 1 + (offset % most);
 }
 

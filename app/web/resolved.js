@@ -9,7 +9,8 @@ import { make } from "./make.js";
 function winogradText(found) {
   if (found?.allowed) return `${wholeText(found.gmac ?? 0)} multiply-adds`;
   const refused = found?.refused ?? [];
-  return refused.some(({ attribute }) => attribute === "op") ? "" : refused.map(({ rule }) => rule).join("; ");
+  if (!refused.length || refused.some(({ attribute }) => attribute === "op")) return "";
+  return `not possible: ${refused.map(({ rule }) => rule).join("; ")}`;
 }
 
 /** @param {number} gmac @returns {string} */
@@ -45,7 +46,7 @@ export function resolvedFacts(result) {
     .map(([name, value]) =>
       make(
         "div",
-        { class: String(value).length > 30 ? "wide" : "" },
+        { class: name.length + String(value).length > 36 ? "wide" : "" },
         make("dt", {}, name),
         make("dd", {}, Array.isArray(value) ? `[${value.join(", ")}]` : String(value)),
       ),
