@@ -63,7 +63,7 @@ export function layout(layer, resolved, width) {
   const fit = (/** @type {number} */ room, /** @type {number} */ cells) =>
     Math.min(LARGEST, TALLEST / tallest, room / cells);
   const taps = /** @type {Map} */ (all.find((map) => map.role === "weights"));
-  // Beside each other, or below each other where the cells are then larger by half.
+  // Beside each other, or below each other where the cells are then twice as large.
   const columns = data.reduce((sum, map) => sum + across(map), 0);
   const least = Math.min(18, width / 4 / across(taps));
   const besides = all.length * (GAP + RULER);
@@ -81,7 +81,7 @@ export function layout(layer, resolved, width) {
     if (row > width) beside *= Math.max(0.2, (columns * beside - (row - width)) / (columns * beside));
   }
   const below = fit(width - RULER - 2, Math.max(...data.map(across)));
-  const stacked = below > 1.5 * beside;
+  const stacked = below > 2 * beside;
   const cell = Math.max(0.5, stacked ? below : beside);
   const scene = { width, height: 0, maps: all, signs: /** @type {Scene["signs"]} */ ([]) };
   let [x, y] = [RULER, TITLE];

@@ -30,6 +30,21 @@ function mixed(bits) {
 }
 
 /**
+ * Where counting numbers begin again. Sums have at most four digits, which a cell has room for, where numbers up to 9 allow it. Below 2^24 they are exact
+ * in f32; from 65,520 on they are infinite in f16.
+ * @param {Layer} layer @param {Resolved} resolved @returns {number}
+ */
+function highest(layer, resolved) {
+  const products = resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]);
+  const sizes = inputsOf(layer.op).map((role) => product(resolved.shapes[role]));
+  const largest = (/** @type {number} */ most) => product(sizes.map((size) => Math.min(size, most))) * products;
+  let most = 99;
+  while (most > 9 && largest(most) > 9999) most--;
+  while (most > 1 && largest(most) > (layer.dtype === "f16" ? 65504 : 2 ** 24)) most--;
+  return most;
+}
+
+/**
  * The number of each element of an input, by its offset. An `impulse` is a 1 in the middle of the first input; the other has counting numbers.
  * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {string} kind @param {number} seed
  * @returns {(offset: number) => number}
@@ -48,12 +63,7 @@ export function numbers(layer, resolved, role, kind, seed) {
     const one = offsetOf(resolved.shapes[role], indexOf(layer, middle(resolved, role)));
     return (offset) => (offset === one ? 1 : 0);
   }
-  // Sums have at most four digits, which a cell has room for, where numbers up to 9 allow it. Below 2^24 they are exact in f32; from 65,520 on they are
-  // infinite in f16.
-  const products = resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]);
-  const largest = layer.dtype === "f16" ? 65504 : 2 ** 24;
-  const short = Math.max(9, Math.sqrt(9999 / (products || 1)));
-  const most = Math.max(1, Math.floor(Math.min(99, short, Math.sqrt(largest / (products || 1)))));
+  const most = highest(layer, resolved);
   return (offset) => 1 + (offset % most);
 }
 
