@@ -6,6 +6,7 @@ strings, integers, lists of integers and `TensorMeta` are cached.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 
 from schemas.resolved import ResolvedOp
@@ -62,6 +63,7 @@ class Memo:
     def __init__(self, size: int = 512) -> None:
         self._size = size
         self._known: dict[Hashable, ResolvedOp] = {}
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable | None) -> ResolvedOp | None:
         """Return the cached call of a key, or None."""
@@ -70,7 +72,8 @@ class Memo:
     def put(self, key: Hashable | None, op: ResolvedOp) -> ResolvedOp:
         """Cache a call under its key, if it has one, and return it."""
         if key is not None:
-            if len(self._known) >= self._size:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[key] = op
+            with self._lock:  # the iterator fails if another thread adds a call
+                if len(self._known) >= self._size:
+                    self._known.pop(next(iter(self._known)))
+                self._known[key] = op
         return op

@@ -11,25 +11,26 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Checked, Prepared
+from app.calls.call import Call, Prepared
 from app.calls.outputs import HeldTensor
-from app.calls.planning import call_bytes, check_limits, tensor_bytes
+from app.calls.planning import call_bytes, check_limits, plan_call, tensor_bytes
 from app.calls.work import Event, Progress, Result
-from app.intake.graphs import GraphRequest, check_graph, resolved_of
+from app.intake.graphs import GraphRequest, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
-from app.intake.strict_json import Partial
 from app.intake.tensors import Tensor
+from app.settings import Settings
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import storage_dtype
-from schemas.graphs import LogicalTensor, ResolvedGraph
+from schemas.graphs import LogicalTensor, ResolvedGraph, read_graph, resolve_graph
 from schemas.problems import dims, too_large
 from schemas.tensors import TensorSpec
 
@@ -60,11 +61,15 @@ class PreparedGraph:
     in_memory: Set[int]
 
 
-def check_begun_graph(request: Mapping[str, Any]) -> None:
-    """Check what has arrived of a graph's request; raises what `check_graph` and `check_algorithm` raise."""
-    graph, options = check_graph(request), request.get("options")
-    if graph is not None and not isinstance(options, Partial):
-        _check_algorithm(graph, parse_options(options))
+async def check_begun_graph(service: Service, dump: Any, options: Options) -> None:
+    """Check a dumped graph before its tensors arrive; raises what `read_graph`, `resolve_graph` and planning raise."""
+
+    def check() -> None:
+        graph = read_graph(dump)
+        if graph.known:
+            _check_algorithm(resolve_graph(graph), options)
+
+    await service.plan_apart(check, service.deadline(options, current_context().started))
 
 
 def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
@@ -73,9 +78,17 @@ def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
 
 async def prepare_graph(service: Service, call: RequestedCall, started: float, *, need_all: bool) -> PreparedGraph:
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
-    request, options, settings = cast("GraphRequest", call.request), parse_options(call.options), service.settings
-    graph, wanted, layout = resolved_of(request, call, need_all=need_all), request.wanted, request.layout
+    options = parse_options(call.options)
     deadline = service.deadline(options, started)
+    prepare = partial(_prepared, service.settings, call, options, deadline, need_all=need_all)
+    return await service.plan_apart(prepare, deadline)
+
+
+def _prepared(
+    settings: Settings, call: RequestedCall, options: Options, deadline: float, *, need_all: bool
+) -> PreparedGraph:
+    request = cast("GraphRequest", call.request)
+    graph, wanted, layout = resolved_of(request, call, need_all=need_all), request.wanted, request.layout
     _check_algorithm(graph, options)
     check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
     if graph.macs > settings.work_limit:
@@ -94,7 +107,8 @@ async def prepare_graph(service: Service, call: RequestedCall, started: float, *
     for node, op in graph.nodes:
         try:
             check_limits(op, settings)
-            planned.append((node, await service.plan(Checked(op, options, deadline))))
+            computations = plan_call(op, settings, options.reference, options.algorithm)
+            planned.append((node, Prepared(op, computations, options, deadline)))
         except TooLarge as error:
             raise too_large(error, ["graph", node.position, *error.data.get("loc", [])], node.label) from None
     given = {int(name): tensor.shape for name, tensor in call.inputs.items() if isinstance(tensor, Tensor)}

@@ -62,7 +62,7 @@ class AskCheck(Immediate):
         self._place = place
         self._given: Mapping[str, Any] = {}
 
-    def check_begun(self, document: Mapping[str, Any]) -> None:
+    async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check nothing early: the request is small."""
 
     def read(self, document: Any) -> RequestObject:
@@ -83,12 +83,12 @@ class Submit(Task):
         self.called = stand_in("check")
         self._place = place
 
-    def check_begun(self, document: Mapping[str, Any]) -> None:
+    async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check what has arrived, and the case as soon as it is known."""
         given = self._place(document)
         if {"check", "case"} <= given.keys():
             self._find(given)
-        super().check_begun({"inputs": document.get("inputs")})  # there are no attributes
+        await super().check_begun({"inputs": document.get("inputs")})  # there are no attributes
 
     def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
@@ -120,7 +120,7 @@ class Submit(Task):
         asked = self._case.case.problem
         request = RequestObject(find_operation(asked.op), asked.attributes(), {}, {"fast": False})
         own = {name: Tensor(dtype(spec.dtype), spec.shape) for name, spec in self._case.specs.items()}
-        return prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
+        return await prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
         """Return the verification; the reply once more if its sender repeats an answer."""

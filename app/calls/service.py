@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
-from app.calls.planning import Computation, check_limits, is_planned_at_once, plan_call
+from app.calls.planning import check_limits, is_planned_at_once, plan_call
 from app.calls.sealed import Checks
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
@@ -50,6 +51,7 @@ __all__ = ["Checked", "Prepared", "Service"]
 _log = logging.getLogger("convgrad")
 
 C = TypeVar("C", bound=Call)
+T = TypeVar("T")
 
 
 class Service:
@@ -216,19 +218,20 @@ class Service:
     async def plan(self, checked: Checked) -> Prepared:
         """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
         op, options = checked.op, checked.options
-        if is_planned_at_once(op, options.reference):
-            chosen = plan_call(op, self.settings, options.reference, options.algorithm)
-        else:
-            chosen = await self._plan_apart(checked)
-        return Prepared(checked.op, chosen, checked.options, checked.deadline)
+        plan = partial(plan_call, op, self.settings, options.reference, options.algorithm)
+        at_once = is_planned_at_once(op, options.reference)
+        return Prepared(
+            op, plan() if at_once else await self.plan_apart(plan, checked.deadline), options, checked.deadline
+        )
 
-    async def _plan_apart(self, checked: Checked) -> tuple[Computation, ...]:
-        """Plan in the planner's thread, in order of arrival, without blocking the event loop."""
-        options = checked.options
-        arguments = checked.op, self.settings, options.reference, options.algorithm
-        planning = asyncio.get_running_loop().run_in_executor(self._planner, plan_call, *arguments)
+    async def plan_apart(self, plan: Callable[[], T], deadline: float) -> T:
+        """Call `plan` in the planner's thread, in order of arrival, so that the event loop is not blocked.
+
+        Raises what `plan` raises, and `DeadlineExceeded`.
+        """
+        planning = asyncio.get_running_loop().run_in_executor(self._planner, plan)
         try:
-            async with asyncio.timeout(checked.deadline - time.monotonic()):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 return await planning
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the call was planned") from None

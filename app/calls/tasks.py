@@ -20,6 +20,7 @@ from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
 from app.intake.graphs import GRAPH, GraphRequest, read_graph_request
+from app.intake.options import parse_options
 from app.intake.requests import (
     Arrived,
     Begun,
@@ -31,6 +32,7 @@ from app.intake.requests import (
     read_request_object,
 )
 from app.intake.sinks import Lease
+from app.intake.strict_json import Partial, PartialList
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
@@ -57,7 +59,7 @@ class Task(ABC):
         """Read a request object; raises `InvalidParams`."""
         return read_request_object(self.called, document)
 
-    def check_begun(self, document: Mapping[str, Any]) -> None:
+    async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the part of a request object that has arrived; raises what `app.intake.requests.check_begun` does."""
         check_begun(self.called, document, int(self.service.settings.memory_budget))
 
@@ -126,7 +128,7 @@ class Verify(Task):
         """Check and plan the verification."""
         metas = call.metas
         if complete or self.called.operation.output_spellings.keys() & metas.keys():
-            return prepare_verification(self.service, call, started)
+            return await prepare_verification(self.service, call, started)
         resolve(self.called.called_as, call.attributes, metas)  # the result may still come
         return None
 
@@ -180,13 +182,21 @@ class _Graph(Task):
 
     called = GRAPH
 
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._begun = False  # whether the graph had arrived when `check_begun` was called
+
     def read(self, document: Any) -> GraphRequest:
-        """Read a request object with every fault of its graph."""
+        """Read a request object and the structure of its graph."""
         return read_graph_request(document)
 
-    def check_begun(self, document: Mapping[str, Any]) -> None:
-        """Check the graph, once it has arrived."""
-        check_begun_graph(document)
+    async def check_begun(self, document: Mapping[str, Any]) -> None:
+        """Check the graph, when it has arrived."""
+        given, options = document.get("attributes", document), document.get("options")  # a form has read the request
+        dump = given.get("graph")
+        if not self._begun and not isinstance(dump, Partial | PartialList | None) and not isinstance(options, Partial):
+            self._begun = True
+            await check_begun_graph(self.service, dump, parse_options(options))
 
 
 class RunGraph(_Graph):
@@ -242,7 +252,7 @@ class RequestReceiver:
             async for each in events:
                 match each:
                     case Begun(document):
-                        self._task.check_begun(document)
+                        await self._task.check_begun(document)
                     case Known():
                         await self._check(each, complete=False)
                     case Arrived():

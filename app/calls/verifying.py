@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Prepared
-from app.calls.planning import check_limits, is_fast, plan_verification_call, work_of_verification
+from app.calls.planning import (
+    check_limits,
+    is_fast,
+    is_planned_at_once,
+    plan_verification_call,
+    work_of_verification,
+)
 from app.calls.work import Result
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Verification", "prepare_verification"]
 
 
-def prepare_verification(service: Service, call: RequestedCall, started: float) -> Prepared:
+async def prepare_verification(service: Service, call: RequestedCall, started: float) -> Prepared:
     """Check and plan the verification of a result, which is among the inputs under the name of an output.
 
     The result is the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
@@ -48,8 +55,11 @@ def prepare_verification(service: Service, call: RequestedCall, started: float) 
     fast = is_fast(op, settings, options.fast)
     verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))
     check_limits(verified, settings)
-    computation = plan_verification_call(verified, settings, explain=options.explain, fast=fast)
-    return Prepared(verified, (computation,), options, service.deadline(options, started))
+    deadline = service.deadline(options, started)
+    plan = partial(plan_verification_call, verified, settings, explain=options.explain, fast=fast)
+    at_once = fast or is_planned_at_once(op, reference=True)
+    computation = plan() if at_once else await service.plan_apart(plan, deadline)
+    return Prepared(verified, (computation,), options, deadline)
 
 
 def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall, RequestObject, stand_in
-from app.intake.strict_json import Partial, PartialList
 from app.intake.tensors import Tensor
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, some
@@ -19,7 +18,7 @@ from schemas.rows import TensorRow
 from schemas.tables import near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["GRAPH", "MEMBERS", "GraphRequest", "check_graph", "read_graph_request", "resolved_of"]
+__all__ = ["GRAPH", "MEMBERS", "GraphRequest", "read_graph_request", "resolved_of"]
 
 MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
 """The members of a request, in the order of positional params."""
@@ -43,7 +42,7 @@ class GraphRequest(RequestObject):
 def read_graph_request(request: Any) -> GraphRequest:
     """Read a request object.
 
-    Raises `InvalidParams` with every fault of the graph, also of its attributes and shapes if the dump has all shapes.
+    Raises `InvalidParams` with every fault of the graph's structure; `resolved_of` checks attributes and shapes.
     """
     given = request if isinstance(request, Mapping) else {}
     problems: list[Problem] = []
@@ -66,23 +65,10 @@ def read_graph_request(request: Any) -> GraphRequest:
     refuse_options(parse_options(given.get("options")), ("outputs",), "a graph")
     graph = read_graph(given.get("graph"))
     wanted = _wanted(graph, given.get("outputs"))
-    if graph.known:
-        resolve_graph(graph)
     shapes = _shape_inputs(graph)
     rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
     document = {"graph": given.get("graph")}
     return GraphRequest(stand_in("graph", rows), document, inputs, given.get("options"), graph, wanted, layout)
-
-
-def check_graph(request: Mapping[str, Any]) -> ResolvedGraph | None:
-    """Check the graph of a request, if it has arrived, before its tensors have; return it if it has all shapes.
-
-    Raises what `read_graph` and `resolve_graph` raise.
-    """
-    if "graph" not in request or isinstance(request["graph"], Partial | PartialList):
-        return None
-    graph = read_graph(request["graph"])
-    return resolve_graph(graph) if graph.known else None
 
 
 def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
@@ -116,8 +102,9 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
 def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = True) -> ResolvedGraph:
     """Return the graph with its tensors checked: dtype, and shape or, for a tensor's memory, number of elements.
 
-    Raises `InvalidParams` with every wrong, missing or unknown tensor, and what `resolve_graph` raises.
+    Raises what `resolve_graph` raises, and `InvalidParams` with every wrong, missing or unknown tensor.
     """
+    resolved = resolve_graph(request.graph) if request.graph.known else None
     needed = {str(tensor.id): tensor for tensor in request.graph.inputs}
     shapes = _shape_inputs(request.graph)
     known = some(needed)
@@ -138,7 +125,7 @@ def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = 
         ]
     if problems:
         raise invalid_params("graph", problems)
-    return resolve_graph(request.graph, metas)
+    return resolved or resolve_graph(request.graph, metas)
 
 
 def _shape_inputs(graph: Graph) -> set[int]:

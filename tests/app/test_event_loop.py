@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from json import dumps
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.app import oip
@@ -45,6 +46,9 @@ PLAIN = Case(
     weights_format="IOX",
     groups_axis="O",
 )
+
+# Its verification has 4,096 units.
+TAPS = Case(op="ConvolutionBackwardWeights", src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64))
 
 Send = Callable[[httpx.Client], httpx.Response]
 
@@ -108,6 +112,27 @@ def nested_in_a_form(case: Case) -> Send:
     return lambda http: http.post("/v1/ops/" + case.op, files=form)
 
 
+def graph(nodes: int) -> Send:
+    """Return a function that validates a graph of convolutions whose shapes all differ."""
+
+    def node(number: int) -> dict[str, object]:
+        inputs = [{"id": 2 * number, "dtype": "f32", "shape": [8, 100 + number, 512]}]
+        inputs += [{"id": 2 * number + 1, "dtype": "f32", "shape": [3, 512, 512]}]
+        attrs = {"strides": [1], "dilations": [1], "pads_begin": [0], "pads_end": [0]}
+        outputs = [{"id": 10_000 + number, "dtype": "f32"}]
+        return {"id": number, "kind": "Convolution", "attrs": attrs, "inputs": inputs, "outputs": outputs}
+
+    document = {"graph": {"graph": [node(number) for number in range(nodes)]}}
+    return lambda http: http.post("/v1/graphs/validate", json=document)
+
+
+def verification(case: Case) -> Send:
+    """Return a function that verifies a wrong result of a case."""
+    result = {oip.output_name(case): np.zeros(case.output_shape, np.float32)}
+    document = calls.document(case, case.inputs() | result)
+    return lambda http: http.post(f"/v1/ops/{case.op}/verify", json=document)
+
+
 FORMS = (calls.JSON, calls.NPY, calls.SSE, calls.FRAMES)
 WAYS: dict[str, Send] = {
     **{f"multipart to {accept}": multipart(WIDE, accept) for accept in FORMS},
@@ -121,6 +146,8 @@ WAYS: dict[str, Send] = {
     "nested numbers": nested(PLAIN),
     "nested numbers to events": nested(PLAIN, calls.SSE),
     "nested numbers in a form": nested_in_a_form(PLAIN),
+    "a graph": graph(100),
+    "a verification by units": verification(TAPS),
 }
 
 

@@ -64,12 +64,12 @@ class TaskMethod:
         op = given.pop("op", None)
         return self.make(service, _called(op) if self._has_op else None), given
 
-    def check_begun(self, service: Service, params: Any) -> None:
+    async def check_begun(self, service: Service, params: Any) -> None:
         """Check the params that have arrived; raises what `Task.check_begun` raises."""
         if isinstance(params, list):
             params = dict(zip(self.params, params, strict=False))
         if isinstance(params, Mapping) and ("op" in params or not self._has_op):
-            self.make(service, _called(params["op"]) if self._has_op else None).check_begun(params)
+            await self.make(service, _called(params["op"]) if self._has_op else None).check_begun(params)
 
     @property
     def _has_op(self) -> bool:

@@ -154,7 +154,7 @@ class _Message:
             document = JsonIntake(TensorValues(self._lease, self._refusal), length=length, max_skeleton=limit)
             async for begun in begun_documents(self._exchange.chunks(), document):
                 # Without its id it may be a notification, which gets no reply.
-                error = error or self._check_begun(begun.document)
+                error = error or await self._check_begun(begun.document)
                 if error is not None and "id" in begun.document:
                     return _Unreadable(error, rpc.id_of(begun.document))
             return rpc.parse_message(await document.finish_async())
@@ -163,12 +163,12 @@ class _Message:
         except ConvgradError as fault:
             return _Unreadable(error or fault)
 
-    def _check_begun(self, request: Mapping[str, Any]) -> ConvgradError | None:
+    async def _check_begun(self, request: Mapping[str, Any]) -> ConvgradError | None:
         """Check a request that is still arriving; in a batch the others have to be answered, and so read, anyway."""
         method = self._methods.get(str(request.get("method")))
         if self._refusal is None and isinstance(method, TaskMethod) and request.get("jsonrpc") == "2.0":
             try:
-                method.check_begun(self._service, request.get("params"))
+                await method.check_begun(self._service, request.get("params"))
             except ConvgradError as error:
                 return error.with_traceback(None)
         return None

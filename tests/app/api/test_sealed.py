@@ -400,7 +400,7 @@ def test_the_documented_members() -> None:
 
 def test_what_has_begun_to_arrive(resident: Resident) -> None:
     """The parts of a submission are accepted as they arrive; a multipart one has no attributes."""
-    Submit(resident.service).check_begun({"attributes": {}, "options": None})
+    asyncio.run(Submit(resident.service).check_begun({"attributes": {}, "options": None}))
 
 
 def test_signatures(client: convgrad.Client, check: str) -> None:

@@ -19,6 +19,7 @@ from app.intake.requests import read_request_object
 from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import InvalidParams
+from schemas.graphs import resolve_graph
 from schemas.problems import MAX_PROBLEMS
 from tests.app.intake.support import CONTENT_TYPE, MIB, OPERATION, multipart, npy, read_events
 
@@ -52,7 +53,9 @@ TENSORS = {str(number): {f"shape{k}": 1 for k in range(20)} for number in range(
 SEARCHES: dict[str, Callable[[Lease], object]] = {
     "members of a call": lambda _: read_request_object(OPERATION, MEMBERS),
     "members of a graph": lambda _: read_graph_request(MEMBERS),
-    "attributes": lambda _: read_graph_request(graph(200, attrs={f"data_format{k}": 1 for k in range(8)})),
+    "attributes": lambda _: resolve_graph(
+        read_graph_request(graph(200, attrs={f"data_format{k}": 1 for k in range(8)})).graph
+    ),
     "kinds": lambda _: read_graph_request(graph(500, kind="BiasAd")),
     "tensors": lambda lease: read_graph_request(graph(50) | {"inputs": TENSORS}).read(lease),
 }
