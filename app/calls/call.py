@@ -130,8 +130,7 @@ class Call:
         try:
             await self._enter()
         except BaseException as error:
-            self._count(error)
-            await self.abandon()
+            await self.abandon(error)
             raise
         return self
 
@@ -171,7 +170,7 @@ class Call:
         with ExitStack() as undo:
             await self._take_memory(undo)
             self._cleanup = undo.pop_all()
-        self._began = True
+        self._began, self._entered = True, time.monotonic()
         for output in self.outputs:
             output.arrival = Arrival(images)
             output.start(self._resources.engine.run(self._job(output)))
@@ -182,8 +181,10 @@ class Call:
             assert output.arrival is not None
             output.arrival.advance(images)
 
-    async def abandon(self) -> None:
-        """Stop a call that was begun but never entered."""
+    async def abandon(self, error: BaseException | None = None) -> None:
+        """Stop a call that was begun but never entered; without an `error` it is not counted: another replaces it."""
+        if error is not None:
+            self._count(error)
         if self._running:
             await self._release()
 

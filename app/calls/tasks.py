@@ -242,9 +242,9 @@ class RequestReceiver:
         """
         try:
             return await self._receive(events)
-        except BaseException:
+        except BaseException as error:
             if self._call is not None:
-                await self._call.abandon()
+                await self._call.abandon(error)
             raise
 
     async def _receive(self, events: AsyncIterator[RequestEvent]) -> Work:

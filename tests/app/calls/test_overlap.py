@@ -74,6 +74,13 @@ def send_some(resident: Resident, sock: socket.socket, request: Request) -> byte
     return body[size:]
 
 
+def cancelled_calls(resident: Resident) -> float:
+    """Return how many calls were counted as cancelled."""
+    metrics, _ = resident.service.telemetry.page("text/plain")
+    calls = [line for line in metrics.decode().splitlines() if line.startswith("convgrad_calls_total{")]
+    return sum(float(line.split()[-1]) for line in calls if 'outcome="cancelled"' in line)
+
+
 def at_rest(resident: Resident) -> bool:
     """Return whether nothing is left of any call."""
     snapshot = resident.service.engine.snapshot()
@@ -106,10 +113,12 @@ def test_a_slow_sender_blocks_no_worker(resident: Resident) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_a_client_that_leaves(resident: Resident, api: str) -> None:
-    """If a client disconnects, the units of its call are stopped and its memory is released."""
+    """If a client disconnects, its call is stopped and counted as cancelled, and its memory is released."""
+    before = cancelled_calls(resident)
     with connected(resident.url) as sock:
         send_some(resident, sock, APIS[api]())
     resident.until(lambda: at_rest(resident))
+    assert cancelled_calls(resident) == before + 1
 
 
 def test_a_body_that_turns_out_invalid(resident: Resident) -> None:
