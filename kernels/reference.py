@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cache import cached
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 
@@ -126,25 +127,35 @@ def tap_gradient(
     return total
 
 
-def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int, change: Change | None) -> Array:
-    """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added."""
+def forward(
+    problem: ConvProblem, inputs: Sequence[Storage], image: int, stop: Stop, change: Change | None
+) -> Array | None:
+    """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added.
+
+    None when `stop` said so before a kernel position.
+    """
     dims = problem.dims
     src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, dims.groups)[0]
-    out = src if problem.op == "BiasAdd" else _convolved(problem, src, read(inputs[1], problem.dtype, change, 1))
-    if problem.bias:
+    if problem.op == "BiasAdd":
+        out: Array | None = src
+    else:
+        out = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop)
+    if problem.bias and out is not None:
         bias = read(inputs[-1], problem.dtype, change, len(inputs) - 1)
         with np.errstate(invalid="ignore", over="ignore"):
             out = out + bias.reshape(dims.groups, -1, 1, 1, 1)
     return out
 
 
-def _convolved(problem: ConvProblem, src: Array, weights: Array) -> Array:
-    """Compute ConvTranspose or Convolution of one image, without a bias."""
+def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop) -> Array | None:
+    """Compute ConvTranspose or Convolution of one image, without a bias; None when `stop` said so."""
     dims, weights = problem.dims, weights.reshape(-1)
     group, wide_step, narrow_step, tap_step = problem.weights_strides
     out = np.zeros((dims.groups, dims.dst_channels, *dims.dst))
     channel_steps = (narrow_step, wide_step) if dims.gathers else (wide_step, narrow_step)
     for index, at_narrow, at_wide in taps(dims):
+        if stop():
+            return None
         at_src, at_dst = (at_wide, at_narrow) if dims.gathers else (at_narrow, at_wide)
         w = np.lib.stride_tricks.as_strided(
             weights[index * tap_step :],
@@ -172,6 +183,25 @@ def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: C
     return total
 
 
+@cached
+def _units(problem: ConvProblem) -> list[Unit]:
+    if problem.computes == "diff_bias":
+        return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())]
+    if problem.forward:
+        shape = (1, *problem.output_shape[1:])
+        offsets = [(image, *(0,) * (len(shape) - 1)) for image in range(problem.n)] or [(0,) * len(shape)]
+        if problem.n == 0:
+            shape = problem.output_shape
+    else:
+        x = problem.weights_format.index("X")
+        ones = (1,) * problem.rank
+        full = problem.weights_shape
+        shape = (*full[:x], *ones, *full[x + problem.rank :])
+        offsets = [(*(0,) * x, *map(int, position), *(0,) * (2 - x)) for position in np.ndindex(*problem.kernel)]
+    macs = problem.macs // max(1, len(offsets))
+    return [Unit(i, 0, offset, shape, macs, (i,)) for i, offset in enumerate(offsets)]
+
+
 class ReferenceKernel:
     """Sums in float64 over NumPy matrix products and rounds once; takes every problem."""
 
@@ -183,21 +213,7 @@ class ReferenceKernel:
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut a weight gradient by kernel positions and a forward operation by images."""
-        if problem.computes == "diff_bias":
-            return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())], 0
-        if problem.forward:
-            shape = (1, *problem.output_shape[1:])
-            offsets = [(image, *(0,) * (len(shape) - 1)) for image in range(problem.n)] or [(0,) * len(shape)]
-            if problem.n == 0:
-                shape = problem.output_shape
-        else:
-            x = problem.weights_format.index("X")
-            ones = (1,) * problem.rank
-            full = problem.weights_shape
-            shape = (*full[:x], *ones, *full[x + problem.rank :])
-            offsets = [(*(0,) * x, *map(int, position), *(0,) * (2 - x)) for position in np.ndindex(*problem.kernel)]
-        macs = problem.macs // max(1, len(offsets))
-        return [Unit(i, 0, offset, shape, macs, (i,)) for i, offset in enumerate(offsets)], 0
+        return _units(problem), 0
 
     def run(
         self,
@@ -229,7 +245,9 @@ class ReferenceKernel:
             return bias_gradient(problem, inputs[0], stop, change)
         assert unit.shape is not None
         if problem.forward:
-            result = forward(problem, inputs, unit.part[0], change)
+            result = forward(problem, inputs, unit.part[0], stop, change)
+            if result is None:
+                return None
             channels = result.reshape(problem.dst_channels, *problem.dst_spatial)
             return (np.moveaxis(channels, 0, -1) if problem.data_format == "NXC" else channels)[None]
         position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]

@@ -7,8 +7,9 @@ shifted, and one matrix product with the other tensor gives all taps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from kernels.reference import REFERENCE, Change, arrange, channels_first, read, 
 __all__ = ["evaluate", "gradients", "pixel_chunks"]
 
 Array = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 _CHUNK = 1 << 16
 """Values that are widened at a time: they stay in a processor's cache."""
@@ -44,40 +46,59 @@ def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change
     return result
 
 
+class _Stopped(Exception):  # noqa: N818 - it is no error
+    """`stop` said so."""
+
+
+def _until(stop: Stop, items: Iterable[T]) -> Iterator[T]:
+    """Yield items; raises `_Stopped`. Thousands of taps would take seconds."""
+    for item in items:
+        if stop():
+            raise _Stopped
+        yield item
+
+
 def gradients(
     problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
 ) -> list[Array] | None:
     """Return the weight gradients of inputs that are changed in each of these ways; None when `stop` said so."""
+    try:
+        return _gradients(problem, inputs, stop, changes)
+    except _Stopped:
+        return None
+
+
+def _gradients(
+    problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
+) -> list[Array]:
     dims = problem.dims
     count = prod(dims.kernel)
     totals = [np.zeros((dims.groups, count, dims.wide_channels, dims.narrow_channels)) for _ in changes]
     if totals and totals[0].size:
         for image in range(problem.n):
-            if stop():
-                return None
             some = [tensor[image : image + 1] for tensor in inputs[:2]]
             for total, change in zip(totals, changes, strict=True):
-                total += _of_image(problem, some, change)
+                total += _of_image(problem, some, stop, change)
     found = []
     for total in totals:
         result = np.zeros(problem.output_shape)
         if result.size:
-            for unit in REFERENCE.units(problem, 1)[0]:
+            for unit in _until(stop, REFERENCE.units(problem, 1)[0]):
                 assert unit.shape is not None
                 box(result, unit)[...] = arrange(total[:, unit.part[0]], problem).reshape(unit.shape)
         found.append(result)
     return found
 
 
-def _of_image(problem: ConvProblem, tensors: Sequence[Storage], change: Change | None) -> Array:
+def _of_image(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:
     """Return the gradient of one image as (groups, taps, wide channels, narrow channels)."""
-    found = _all_taps(problem, tensors, change)
+    found = _all_taps(problem, tensors, stop, change)
     if found is not None and np.isfinite(found).all():
         return found
-    return _tap_by_tap(problem, tensors, change)  # where no zeros are multiplied by Inf or NaN
+    return _tap_by_tap(problem, tensors, stop, change)  # where no zeros are multiplied by Inf or NaN
 
 
-def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], change: Change | None) -> Array | None:
+def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array | None:
     """Lay out the tensor with fewer channels for each tap, zeros where there is none; None if it would be too large."""
     dims = problem.dims
     wide, narrow = _places(problem)
@@ -90,26 +111,26 @@ def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], change: Change |
         return None
     values = channels_first(read(tensors[few], problem.dtype, change, few), problem, dims.groups)[0]
     laid_out = np.zeros((*shape, *pixels))
-    for tap, at_narrow, at_wide in taps(dims):
+    for tap, at_narrow, at_wide in _until(stop, taps(dims)):
         source, target = (at_wide, at_narrow) if few_wide else (at_narrow, at_wide)
         laid_out[:, tap][:, :, *target] = values[:, :, *source]
     rows = laid_out.reshape(dims.groups, shape[1] * channels, -1)
     found = np.zeros((dims.groups, rows.shape[1], dims.narrow_channels if few_wide else dims.wide_channels))
     with np.errstate(invalid="ignore", over="ignore"):
-        for some, others in pixel_chunks(tensors[many], problem, change, many):
+        for some, others in _until(stop, pixel_chunks(tensors[many], problem, change, many)):
             found += rows[:, :, some] @ others.transpose(0, 2, 1)
     by_tap = found.reshape(*shape, -1)
     return by_tap if few_wide else by_tap.transpose(0, 1, 3, 2)
 
 
-def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], change: Change | None) -> Array:
+def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:
     dims = problem.dims
     found = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
     a, b = (
         channels_first(read(tensors[place], problem.dtype, change, place), problem, dims.groups)[0]
         for place in _places(problem)
     )
-    for tap, at_narrow, at_wide in taps(dims):
+    for tap, at_narrow, at_wide in _until(stop, taps(dims)):
         a_part = a[:, :, *at_wide].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[:, :, *at_narrow].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):

@@ -122,14 +122,14 @@ class Projection:
         one, count, places = self.original, self.count, prod(self.positions)
         exact = np.zeros((count + 1, places))
         for image in range(self.images(block).start, self.images(block).stop):
-            if stop():
-                return False
             src, dst = (
                 self._projected(name, tensor[image : image + 1])
                 for name, tensor in zip(("src", "dst"), inputs, strict=True)
             )
             a, b = (dst, src) if one.op.startswith("ConvT") else (src, dst)
             for tap, at_narrow, at_wide in taps(one.dims):
+                if stop():
+                    return False
                 a_part, b_part = a[:, :, *at_wide], b[:, :, *at_narrow]
                 with np.errstate(invalid="ignore", over="ignore"):
                     exact[:, tap] += np.einsum("pgzyx,pgzyx->p", a_part, b_part)

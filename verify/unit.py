@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cache import cached
 from kernels.plan import Plan, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE
@@ -140,16 +139,11 @@ def write_output(text: bytes, output: Storage) -> None:
     output[: data.size] = data
 
 
-@cached
-def _reference_units(problem: ConvProblem) -> list[Unit]:
-    return REFERENCE.units(problem, 1)[0]
-
-
 def _write_sums(
     problem: ConvProblem, index: int, inputs: Sequence[Storage], arrays: Sequence[npt.NDArray[np.float64]], stop: Stop
 ) -> bool:
     """Write the exact sums of one unit of the reference kernel; False when `stop` said so."""
-    unit = _reference_units(problem)[index]
+    unit = REFERENCE.units(problem, 1)[0][index]
     if arrays[0].size == 0:
         return True
     sums = unit_sums(problem, unit, inputs, stop)

@@ -45,6 +45,9 @@ _AT_ONCE = {"taps": 1 << 9, "phases": 1 << 8, "channels": 1 << 13, "positions": 
 _REFERENCE_UNITS = 1 << 14
 """Most units of the reference kernel: one per filter tap or, for ConvTranspose, per image."""
 
+_TAP_MACS = 1 << 17
+"""Multiply-adds that take NumPy as long as everything else that a verification does for one tap of one image."""
+
 _REFERENCE_MACS = 1 << 30
 """Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
 
@@ -180,13 +183,15 @@ def plan_call(
 
 def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
     """Whether the result of `op` is verified by projections: if that was asked for, or the reference takes too long."""
-    beyond = verification_macs(op.dtype, op.macs) > settings.work_limit
+    beyond = work_of_verification(op, fast=False) > settings.work_limit
     return asked is not False and bool(asked or beyond) and is_projectable(problem_of(op))
 
 
 def work_of_verification(op: ResolvedOp, *, fast: bool) -> int:
-    """Return the multiply-adds of a verification."""
-    return projected_macs(problem_of(op)) if fast else verification_macs(op.dtype, op.macs)
+    """Return the multiply-adds of a verification, and what the taps of all images cost beside them."""
+    problem = problem_of(op)
+    macs = projected_macs(problem) if fast else verification_macs(op.dtype, op.macs)
+    return macs + _TAP_MACS * problem.n * prod(problem.kernel)
 
 
 def plan_verification_call(op: ResolvedOp, settings: Settings, *, explain: bool, fast: bool) -> Computation:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kernels import ConvProblem, run_unit
+from kernels import ConvProblem, Plan, Unit, run_unit
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
 from tests.verify.judged import verify
+from verify.fast import plan_fast_verification
 from verify.hints import hints
 from verify.report import write_report
 from verify.rules import Compared
@@ -335,3 +337,33 @@ def test_the_report_is_bounded_and_stops() -> None:
     tensors = [*map(stored, inputs.values()), np.zeros(case.output_shape, np.float32)]
     for unit in (plan.units[0], plan.units[-1]):
         assert not run_unit(plan, unit, tensors, output, scratch, lambda: True)
+
+
+@pytest.mark.parametrize("op", ["ConvolutionBackwardWeights", "Convolution"])
+@pytest.mark.parametrize("make", [plan_verification, plan_fast_verification])
+def test_a_stop_is_looked_at_before_each_tap(op: str, make: Callable[[ConvProblem], Plan]) -> None:
+    """However many taps a filter has, no unit runs through all of them after a stop."""
+    case = Case(op=op, n=1, src_spatial=(40, 40), dst_spatial=(11, 11), kernel=(30, 30))
+    plan = make(problem_of(case))
+    output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+    tensors = [*map(stored, case.floats().values()), np.zeros(case.output_shape, np.float32)]
+    asked = 0
+
+    def run(unit: Unit, answers: int) -> bool:
+        nonlocal asked
+        asked = 0
+
+        def stop() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > answers
+
+        return run_unit(plan, unit, tensors, output, scratch, stop)
+
+    total = 0
+    for unit in plan.units:
+        assert run(unit, 1 << 62)
+        total += (before := asked)
+        assert not run(unit, before // 2)
+        assert asked == before // 2 + 1
+    assert total > 2 * 30 * 30

@@ -21,6 +21,8 @@ from app.calls.planning import (
     is_planned_at_once,
     plan_call,
     problem_of,
+    verification_cost,
+    work_of_verification,
 )
 from app.settings import Settings
 from app.telemetry.context import RequestContext
@@ -96,6 +98,14 @@ def test_the_reference_kernel_has_a_limit_of_units() -> None:
     loc = ["attributes", "weights_shape"]
     assert caught.value.data == {"reason": "plan", "limit": 1 << 14, "value": 1 << 15, "loc": loc}
     assert caught.value.message.endswith(": weights_shape is (1, 1, 32768)")
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_taps_are_work_of_a_verification(fast: bool) -> None:
+    """A verification of many taps with little to sum exceeds the limit of work that its multiply-adds don't reach."""
+    op = resolved(Case(n=16, src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64)))
+    assert work_of_verification(op, fast=fast) > 16 * 64 * 64 * 100_000 > 10_000 * op.macs
+    assert not verification_cost(op, Settings(work_limit=1_000_000_000))["allowed"]
 
 
 def test_a_plan_is_described() -> None:
