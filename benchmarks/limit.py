@@ -14,9 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels.emit.compiler import jit
-from kernels.emit.intrinsics import call_tile
-from kernels.emit.register_tiles import Walk
-from kernels.emit.tile_table import tile_table
+from kernels.speed import TileLoop
 from kernels.target import target
 
 __all__ = ["measure_limit"]
@@ -73,11 +71,6 @@ def _registers(count: int, address: int) -> None:
     _multiply_add(count, address)
 
 
-@jit
-def _tile(tile: int, walk: int, panel: int, scalars: int, offsets: int, sums: int) -> None:
-    call_tile(tile, walk, panel, scalars, offsets, sums)
-
-
 class _Registers:
     """Independent multiply-adds, operands in registers."""
 
@@ -89,31 +82,7 @@ class _Registers:
         _registers(count, self._memory.ctypes.data)
 
 
-class _Tile:
-    """The kernels' own register tile on panels that stay in L1: a round is one pixel."""
-
-    PIXELS = 32
-
-    def __init__(self) -> None:
-        rows, width = target().rows[2], target().lanes
-        self._tile = int(tile_table()[2, rows])
-        self._panel = np.full(self.PIXELS * 2 * width, 1e-9, np.float32)
-        self._scalars = np.full(self.PIXELS * rows, 1e-9, np.float32)
-        self._offsets = np.arange(rows, dtype=np.int64) * 4 * self.PIXELS
-        self._sums = np.zeros(rows * 2 * width, np.float32)
-        self.flops = 2 * rows * 2 * width
-
-    def __call__(self, count: int) -> None:
-        # the panel is read repeatedly: steps of 0 for all but the column, in one segment
-        walk = np.zeros(1, Walk.dtype)
-        walk["panel"], walk["scalars"] = (0, 0, 1), (0, 0, 4)
-        walk["counts"] = (1, max(1, count // self.PIXELS), self.PIXELS)
-        walk["acc_step"], walk["segment"] = 1, 30
-        places = (self._panel, self._scalars, self._offsets, self._sums)
-        _tile(self._tile, walk.ctypes.data, *(each.ctypes.data for each in places))
-
-
-def _rate(make: type[_Registers] | type[_Tile], threads: int, seconds: float, rounds: int) -> float:
+def _rate(make: type[_Registers] | type[TileLoop], threads: int, seconds: float, rounds: int) -> float:
     """Return the best GFLOP/s of `threads` threads together over some rounds of about `seconds`."""
     work = make()
     work(1 << 10)
@@ -141,6 +110,6 @@ def measure_limit(threads: int, seconds: float = 0.01, rounds: int = 50) -> dict
     """
     found = {
         "registers": _rate(_Registers, threads, seconds, rounds),
-        "tile": _rate(_Tile, threads, seconds, rounds),
+        "tile": _rate(TileLoop, threads, seconds, rounds),
     }
     return found | {"gflops": max(found.values())}

@@ -53,6 +53,11 @@ def _workers(engine: dict[str, Any]) -> Iterator[Metric]:
         family.add_metric([state], count)
     yield family
     yield _gauge("workers_wanted", "Configured number of worker processes.", engine.get("workers_wanted", 0))
+    yield _gauge(
+        "worker_gflops_limit",
+        "GFLOP/s of f32 that a worker's register tile reaches alone, measured at the start; 0 without compiled code.",
+        engine.get("tile_gflops", 0),
+    )
     counters = engine.get("counters", {})
     for name, key, what in _ENGINE_COUNTERS:
         yield CounterMetricFamily(f"convgrad_{name}", what, value=counters.get(key, 0))

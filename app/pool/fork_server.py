@@ -72,7 +72,7 @@ def main() -> None:
     # Everything alive now stays alive: collecting it would only copy the pages that workers share.
     gc.collect()
     gc.freeze()
-    if send(sock, Loaded(compiled)):
+    if send(sock, Loaded(compiled, _speed())):
         _ForkServer(sock).serve()
 
 
@@ -97,6 +97,13 @@ def _load_and_prove(sock: socket.socket) -> tuple[int, Unfit | None]:
     if verdict.unfit is not None:
         return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
     return compiled, None
+
+
+def _speed() -> float:
+    from kernels.speed import tile_gflops
+    from kernels.target import target
+
+    return tile_gflops() if target().compiles else 0.0
 
 
 def _compile(sock: socket.socket) -> Verdict:

@@ -69,6 +69,7 @@ class Launcher:
         self.pid: int | None = None
         self.share = 0.0
         self.unfit: Unfit | None = None
+        self.tile_gflops = 0.0
         self._progress_logged = 0.0
         self._on_loaded = on_loaded
         self._on_spawned = on_spawned
@@ -181,7 +182,7 @@ class Launcher:
                 self._failed = message
                 self._on_failed(*message)
             case Loaded():
-                self.loaded, self.share = True, 1.0
+                self.loaded, self.share, self.tile_gflops = True, 1.0, message.gflops
                 self._on_loaded()
             case Spawned(number, pid):
                 self._on_spawned(number, pid, descriptors[0] if descriptors else None)

@@ -192,6 +192,7 @@ class Supervisor:
             "failure": self.failure,
             "workers": [worker.snapshot() for worker in self._workers.values()],
             "workers_wanted": self._wanted,
+            "tile_gflops": self._launcher.tile_gflops,
             "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
             "jobs": len(self._open),
             "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),

@@ -82,7 +82,7 @@ function showFigures({ workers }, { series }) {
     figure("calls a second", rate(now ? now.ok + now.failed : undefined)),
     figure("in the queue", short(total(series, "calls_open")), `of ${short(total(series, "calls_limit"))}`),
     figure("workers ready", String(workers.ready), `of ${workers.wanted}`),
-    figure("GFLOP/s", rate(now?.gflops), now?.attainable ? `of ${short(now.attainable)} if always busy` : ""),
+    figure("GFLOP/s", rate(now?.gflops), now?.limit ? `of ${short(now.limit)} in f32` : ""),
     figure("faults survived", short(faults)),
   );
 }
@@ -153,6 +153,7 @@ function showCharts() {
   showChart("work", {
     computed: ({ rates }) => rates?.gflops,
     "if all workers computed all the time": ({ rates }) => rates?.attainable,
+    "limit of all workers in f32": ({ rates }) => rates?.limit,
   });
   const memory =
     (/** @type {string} */ kept) =>

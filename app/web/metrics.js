@@ -34,8 +34,9 @@ export const startOf = ({ series }) => series.find(({ name }) => name === "proce
 
 /**
  * What happened between two readings: rates in calls a second, work in GFLOP/s, `computing` in workers. `attainable` is the
- * work of all workers if they computed all the time, at the speed that they had; null where nothing was computed.
- * @typedef {{ok: number, failed: number, refused: number, gflops: number, computing: number, attainable: number | null}} Rates
+ * work of all workers if they computed all the time, at the speed that they had; null where nothing was computed. `limit` is what their
+ * processors reach in f32.
+ * @typedef {{ok: number, failed: number, refused: number, gflops: number, computing: number, attainable: number | null, limit: number}} Rates
  */
 
 /** @param {Reading} before @param {Reading} after @returns {Rates | null} null if the service has restarted */
@@ -51,6 +52,7 @@ export function rates(before, after) {
     refused: grown("refusals_total") / seconds,
     gflops: flops / seconds,
     computing: computing / seconds,
+    limit: total(after.series, "worker_gflops_limit") * total(after.series, "workers_wanted"),
     attainable: computing > 0 ? (flops / computing) * total(after.series, "workers_wanted") : null,
   };
 }

@@ -31,7 +31,7 @@ _SAMPLES: list[Message] = [
     Hello(),
     Probe(7),
     Failed("a cause", final=True),
-    Loaded(3),
+    Loaded(3, 99.5),
     Spawn(1),
     Warming(1, 7),
     Exited(2, -9),

@@ -36,6 +36,7 @@ def test_it_shows_calls(open_page: Opener, http: httpx.Client) -> None:
     ready = http.get("/readyz").json()
     expect(page.locator("#figures")).to_contain_text(f"{ready['workers']['ready']} of {ready['workers']['wanted']}")
     expect(page.locator("#facts")).to_contain_text(ready["target"])
+    expect(page.locator("#figures div", has_text="GFLOP/s")).to_contain_text(re.compile(r"of [1-9][\d,.]* in f32"))
     for _ in range(20):
         assert post(http, SMALL, SMALL.inputs()).status_code == 200
     expect(page.locator("#calls li", has_text="ok")).not_to_contain_text("highest 0")
