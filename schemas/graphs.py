@@ -8,7 +8,9 @@ graph computes is an input of the graph.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from convgrad._errors import InvalidParams, Unsupported
@@ -24,6 +26,9 @@ __all__ = ["Graph", "LogicalTensor", "Node", "ResolvedGraph", "read_graph", "res
 _MOST_NODES = 1000
 _MOST_TENSORS = 8
 """Most inputs or outputs of one op; none of the family has as many."""
+
+_MOST_NAMES = 8
+"""Most nodes that an error about a cycle names."""
 
 _LAYOUTS = ("strided", "any", "undef", "opaque")
 _SHOWN = 64
@@ -347,21 +352,20 @@ def _doubled(made: list[tuple[int, int, str, list[int]]]) -> Iterator[Problem]:
 
 def _in_order(nodes: list[Node], problems: list[Problem]) -> list[Node]:
     """Return the nodes so that each follows those it needs; those of a cycle are a problem."""
-    makers = {node.output: node for node in nodes}
-    needs = {node.id: {makers[number].id for number in node.inputs.values() if number in makers} for node in nodes}
-    ordered: list[Node] = []
-    done: set[int] = set()
-    left = list(nodes)
-    while left:
-        ready = [node for node in left if needs[node.id] <= done]
-        if not ready:
-            names = ", ".join(node.label for node in left[:_MOST_TENSORS])
-            msg = f"{names} need each other's results: a graph must have no cycle"
-            problems.append(problem(["graph", left[0].position], msg, "cycle"))
-            return ordered
-        ordered += ready
-        done |= {node.id for node in ready}
-        left = [node for node in left if node.id not in done]
+    makers, by_id = {node.output: node.id for node in nodes}, {node.id: node for node in nodes}
+    needs = {node.id: [makers[number] for number in node.inputs.values() if number in makers] for node in nodes}
+    sorter, ordered = TopologicalSorter(needs), list[Node]()
+    with suppress(CycleError):
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        ordered += sorted((by_id[number] for number in ready), key=lambda node: node.position)
+        sorter.done(*ready)
+    if len(ordered) < len(nodes):
+        known = {node.id for node in ordered}
+        left = [node for node in nodes if node.id not in known]
+        names = ", ".join(node.label for node in left[:_MOST_NAMES])
+        msg = f"{names} need each other's results: a graph must have no cycle"
+        problems.append(problem(["graph", left[0].position], msg, "cycle"))
     return ordered
 
 
