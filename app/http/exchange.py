@@ -35,7 +35,7 @@ _KEY, _CONNECTION = "convgrad.exchange", "convgrad.connection"
 # The rest of a rejected body is read and dropped before the connection closes: a client that sends without reading
 # would otherwise see a reset instead of the answer. At most for this time, while bytes arrive at least every few
 # seconds (a client under load is slow too), and for this many bytes.
-_LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
+LINGER_S, LINGER_IDLE_S, LINGER_BYTES = 30.0, 3.0, 256 << 20
 # Up to this size, the rest of a rejected body is read and the connection kept open.
 _KEEP_ALIVE_REST = 1 << 20
 # Most small calls are over before watching for a disconnect is worth it.
@@ -252,14 +252,14 @@ class Exchange:
         if not self._end_pending:
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(LINGER_S):
                 await self._drain()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _drain(self) -> None:
-        left = _LINGER_BYTES
+        left = LINGER_BYTES
         while not self._complete and left > 0:
-            async with asyncio.timeout(_LINGER_IDLE_S):
+            async with asyncio.timeout(LINGER_IDLE_S):
                 message = await self._receive()
             left -= len(message.get("body", b""))
             self._complete = message["type"] != "http.request" or not message.get("more_body", False)

@@ -17,6 +17,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
+from app.http.exchange import LINGER_BYTES, LINGER_IDLE_S, LINGER_S
 from app.replies.body import dump
 from app.replies.errors import error_reply, rpc_error
 from app.telemetry.context import MONITORED, REQUEST_ID, api_of
@@ -27,8 +28,6 @@ __all__ = ["RejectedConnection", "RequestStart", "answer"]
 HEAD_BYTES = 4096
 """Bytes of a request that are inspected."""
 
-# As in `app.http.exchange` for the bodies of rejected requests.
-_LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
 # Discarded in one call; Linux drops the bytes without writing to this buffer, whose pages are never touched.
 _DROPPED = bytearray(1 << 20)
 _MORE = getattr(socket, "MSG_MORE", 0)
@@ -116,8 +115,8 @@ class RejectedConnection:
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, done: Callable[[], None]) -> None:
         self._loop, self._sock, self._done = loop, sock, done
         self.since = self._latest = time.monotonic()
-        self._until = self.since + _LINGER_S
-        self._left = _LINGER_BYTES
+        self._until = self.since + LINGER_S
+        self._left = LINGER_BYTES
 
     def begin(self, reply: bytes) -> bool:
         """Send the answer and shut down the sending side; return False if the client is gone already."""
@@ -133,7 +132,7 @@ class RejectedConnection:
 
     def is_over(self, now: float) -> bool:
         """Whether its time is up."""
-        return now > self._until or now > self._latest + _LINGER_IDLE_S
+        return now > self._until or now > self._latest + LINGER_IDLE_S
 
     def close(self) -> None:
         """Close it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -89,20 +89,12 @@ def _check_deadline(value: object) -> str | None:
     return None if 1 <= value <= _LONGEST_MS else f"{rule}, but is {number(value)}"
 
 
-def _check_reference(value: object) -> str | None:
-    return None if isinstance(value, bool) else "reference must be true or false"
+def _check_flag(name: str) -> Callable[[object], str | None]:
+    return lambda value: None if isinstance(value, bool) else f"{name} must be true or false"
 
 
 def _check_algorithm(value: object) -> str | None:
     return None if value in get_args(Algorithm) else "algorithm must be direct, winograd or auto"
-
-
-def _check_explain(value: object) -> str | None:
-    return None if isinstance(value, bool) else "explain must be true or false"
-
-
-def _check_fast(value: object) -> str | None:
-    return None if isinstance(value, bool) else "fast must be true or false"
 
 
 def _check_outputs(value: object) -> str | None:
@@ -112,14 +104,14 @@ def _check_outputs(value: object) -> str | None:
     return f"outputs must be a list of 1 to {_MOST_OUTPUTS} names of outputs"
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[object], str | None]] = {
     "encoding": _check_encoding,
     "deadline_ms": _check_deadline,
-    "reference": _check_reference,
+    "reference": _check_flag("reference"),
     "algorithm": _check_algorithm,
     "outputs": _check_outputs,
-    "explain": _check_explain,
-    "fast": _check_fast,
+    "explain": _check_flag("explain"),
+    "fast": _check_flag("fast"),
 }
 
 

@@ -156,7 +156,7 @@ def test_a_large_unread_body_closes_the_connection() -> None:
 
 def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's resources are released before its unread body has arrived, of which a bounded part is read."""
-    monkeypatch.setattr("app.http.exchange._LINGER_BYTES", 20)
+    monkeypatch.setattr("app.http.exchange.LINGER_BYTES", 20)
     held, came = False, 0
 
     async def early(_: Scope, __: Receive, send: Send) -> None:
