@@ -18,13 +18,13 @@ from kernels.plan import Stop, Storage, box
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE, Change, arrange, channels_first, read, taps, widen
 
-__all__ = ["evaluate", "gradients", "pixel_chunks"]
+__all__ = ["CHUNK", "evaluate", "gradients", "pixel_chunks"]
 
 Array = npt.NDArray[np.float64]
 T = TypeVar("T")
 
-_CHUNK = 1 << 16
-"""Values that are widened at a time: they stay in a processor's cache."""
+CHUNK = 1 << 15
+"""Values that are widened at a time: with what is computed from them, they stay in a processor's second cache."""
 
 _LAID_OUT = 1 << 22
 """Most values of a tensor that is laid out for each tap."""
@@ -150,7 +150,7 @@ def pixel_chunks(
     channels_last = problem.data_format == "NXC"
     flat = image.reshape(-1, image.shape[-1]) if channels_last else image.reshape(image.shape[1], -1)
     pixels, channels = flat.shape if channels_last else flat.shape[::-1]
-    step = max(64, _CHUNK // max(1, channels))
+    step = max(64, CHUNK // max(1, channels))
     for start in range(0, pixels, step):
         some = slice(start, start + step)
         values = widen(flat[some], problem.dtype).T if channels_last else widen(flat[:, some], problem.dtype)

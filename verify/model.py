@@ -101,9 +101,11 @@ class Model:
 
 
 def ulp(values: Array, dtype: str) -> Array:
-    """Return the distance of the numbers of a dtype around each value."""
-    exponent = np.frexp(np.abs(np.where(np.isfinite(values), values, 0.0)))[1] - DIGITS[dtype]
-    step: Array = np.ldexp(1.0, np.clip(exponent, _SMALLEST[dtype], LARGEST[dtype] - DIGITS[dtype]))
+    """Return the distance of the numbers of a dtype around each value: that of the smallest ones around zero."""
+    biased = np.asarray(values).view(np.int64) >> 52 & 0x7FF  # 0 for zeros and subnormal float64
+    exponent = biased - (1022 + DIGITS[dtype])
+    exponent = np.clip(exponent, _SMALLEST[dtype], LARGEST[dtype] - DIGITS[dtype]).astype(np.intc)
+    step: Array = np.ldexp(1.0, exponent)
     return step
 
 

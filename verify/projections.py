@@ -23,7 +23,7 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE, channels_first, taps, widen
 from verify.blocks import blocks
-from verify.evaluate import evaluate, pixel_chunks
+from verify.evaluate import CHUNK, evaluate, pixel_chunks
 from verify.model import DIGITS, EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
 
@@ -121,11 +121,12 @@ class Projection:
         """Write the projected gradient of some images; that of the result with the first block."""
         one, count, places = self.original, self.count, prod(self.positions)
         exact = np.zeros((count + 1, places))
+        pixels = [one.dims.narrow, one.dims.wide][:: 1 if one.op.startswith("ConvT") else -1]  # of src and dst
+        found = [np.empty((count + 1, one.groups, *each)) for each in pixels]
         for image in range(self.images(block).start, self.images(block).stop):
-            src, dst = (
-                self._projected(name, tensor[image : image + 1])
-                for name, tensor in zip(("src", "dst"), inputs, strict=True)
-            )
+            for name, tensor, to in zip(("src", "dst"), inputs, found, strict=True):
+                self._project(name, tensor[image : image + 1], to.reshape(*to.shape[:2], -1))
+            src, dst = found
             a, b = (dst, src) if one.op.startswith("ConvT") else (src, dst)
             for tap, at_narrow, at_wide in taps(one.dims):
                 if stop():
@@ -146,18 +147,15 @@ class Projection:
                 rows[-1] = np.square(_weight_taps(ulp(widen(result, one.dtype), one.dtype), one)).sum((0, 1, 2))
         return True
 
-    def _projected(self, name: str, image: Storage) -> Array:
-        """Return the projections of one image of src or dst, and the sums of its squares, as (.., groups, D, H, W)."""
+    def _project(self, name: str, image: Storage, found: Array) -> None:
+        """Write the projections of one image of src or dst, and the sums of its squares, as (.., groups, pixels)."""
         one = self.original
-        spatial = one.dims.narrow if (name == "src") == one.op.startswith("ConvT") else one.dims.wide
         signs = self.signs(name, one.src_channels if name == "src" else one.dst_channels)
         signs = signs.reshape(self.count, one.groups, -1).transpose(1, 0, 2)
-        found = np.empty((self.count + 1, one.groups, prod(spatial)))
         with np.errstate(invalid="ignore", over="ignore"):
             for some, values in pixel_chunks(image, one):
-                found[:-1, :, some] = (signs @ values).transpose(1, 0, 2)
+                np.matmul(signs, values, out=found[:-1, :, some].transpose(1, 0, 2))
                 np.einsum("gcx,gcx->gx", values, values, out=found[-1, :, some])
-        return found.reshape(self.count + 1, one.groups, *spatial)
 
     def _forward(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
         """Write the projected src of some images, and their projected results."""
@@ -168,18 +166,25 @@ class Projection:
         rows = of_result.reshape(count + 2, pixels)
         slot[:] = 0
         over_images, t = self.signs("images", one.n), self.signs("dst", one.dst_channels)
-        for image in range(images.start, images.stop):
-            if stop():
-                return False
-            values = _pixels(inputs[0][image : image + 1], one).reshape(-1)
-            for row in range(count):
-                src[row] += over_images[row, image] * values
-            src[count] += np.square(values)
-            got = _pixels(result[image : image + 1], one).reshape(one.dst_channels, pixels)
-            with np.errstate(invalid="ignore", over="ignore"):
-                rows[:count] += over_images[:, image, None] * (t @ got)
-                rows[count] += np.einsum("cx,cx->x", got, got)
-                rows[count + 1] += np.square(ulp(got, one.dtype)).sum(0)
+        given = inputs[0][images].reshape(images.stop - images.start, size)
+        step = max(64, CHUNK // len(given))
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in range(0, size, step):
+                if stop():
+                    return False
+                some = slice(start, start + step)
+                values = widen(given[:, some], one.dtype)
+                np.matmul(over_images[:, images], values, out=src[:count, some])
+                np.einsum("nx,nx->x", values, values, out=src[count, some])
+            for image in range(images.start, images.stop):
+                if stop():
+                    return False
+                for some, values in pixel_chunks(result[image : image + 1], one):
+                    got = values.reshape(one.dst_channels, -1)
+                    steps = ulp(got, one.dtype)
+                    rows[:count, some] += over_images[:, image, None] * (t @ got)
+                    rows[count, some] += np.einsum("cx,cx->x", got, got)
+                    rows[count + 1, some] += np.einsum("cx,cx->x", steps, steps)
         return True
 
     def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected | None:
@@ -188,7 +193,10 @@ class Projection:
         total, facts = slots[:, :-3].sum(0), slots[:, -3:].max(0)
         if one.forward:
             size = one.src_channels * prod(one.src_spatial)
-            src = total[: (count + 1) * size].reshape(1, -1, *one.src_spatial)
+            src = total[: (count + 1) * size].reshape(count + 1, *one.src_shape[1:])
+            if one.data_format == "NXC":
+                src = np.ascontiguousarray(np.moveaxis(src, -1, 1))
+            src = src.reshape(1, -1, *one.src_spatial)
             sums = evaluate(self.problem, [src, self._projected_weights(inputs[1])], stop)
             if sums is None:
                 return None

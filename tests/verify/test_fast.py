@@ -12,7 +12,7 @@ from kernels import run_unit
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
 from verify.fast import plan_fast_verification
-from verify.projections import is_projectable, projected_macs
+from verify.projections import Projection, is_projectable, projected_macs
 from verify.unit import read_report
 
 LAYER = Case(
@@ -111,3 +111,30 @@ def test_what_it_costs() -> None:
     assert 30 * projected_macs(problem) < 2 * problem.macs
     assert not is_projectable(problem_of(replace(LAYER, groups=4, src_channels=4, dst_channels=4)))
     assert not is_projectable(problem_of(replace(case, dtype="f64")))
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("op", ["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "Convolution"])
+def test_projected_sums_are_those_of_the_result(op: str, data_format: str) -> None:
+    """Of integers, the sums over all blocks are the oracle's result, added up with the signs of its channels."""
+    case = replace(LAYER, op=op, data_format=data_format, n=5)
+    inputs = case.inputs()
+    right = stored(case.expected(inputs))
+    projection = Projection(problem_of(case), 7)
+    slots = np.zeros((projection.blocks, projection.slots))
+    tensors = [*map(stored, inputs.values())]
+    for block in range(projection.blocks):
+        assert projection.run(block, tensors, right, slots[block], lambda: False)
+    t = projection.signs("dst", case.dst_channels)
+    if case.forward:
+        dst = right if data_format == "NCX" else np.moveaxis(right, -1, 1)
+        expected = np.einsum("pn,po,noyx->pyx", projection.signs("images", case.n), t, dst)
+        found = slots[:, :-3].sum(0)[-(projection.count + 2) * expected[0].size :]
+    else:
+        expected = np.einsum("po,pi,oiyx->pyx", t, projection.signs("src", case.src_channels), right)
+        found = slots[:, :-3].sum(0)
+    places = expected[0].size
+    assert np.array_equal(found[: projection.count * places], expected.reshape(-1))
+    judged = projection.judge(tensors, slots, lambda: False)
+    assert judged is not None
+    assert judged.exact

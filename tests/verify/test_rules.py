@@ -6,13 +6,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from kernels.reference import REFERENCE
+from tests import naive
 from tests.kernels.harness import problem_of, stored
 from tests.problems import Case, Tensor
 from tests.verify.judged import verify
+from verify.model import ulp
 from verify.sums import unit_sums
 
 LONG = Case(
@@ -229,3 +232,30 @@ def test_results_are_stored_as_given() -> None:
     before = [stored(tensor).tobytes() for tensor in (*inputs.values(), result)]
     verify(LAYER, inputs, result)
     assert [stored(tensor).tobytes() for tensor in (*inputs.values(), result)] == before
+
+
+def test_a_sum_that_cancels_is_held_to_its_products() -> None:
+    """An element whose products cancel to zero may be as far off as they are small, however small that is."""
+    inputs = {name: tensor * np.float32(2.0**-30) for name, tensor in LONG.floats().items()}
+    for name, sign in (("src", 1), ("diff_dst", -1)):
+        inputs[name][2:] = sign * inputs[name][:2]
+    zeros = np.zeros(LONG.output_shape, np.float32)
+    assert verify(LONG, inputs, zeros)["passed"]
+    wrong = zeros.copy()
+    wrong[3, 2] = 2.0**-40
+    report = verify(LONG, inputs, wrong)
+    assert "largest" in broken(report)
+    assert report["where"]["wrong"] == 1
+
+
+@pytest.mark.parametrize("dtype", list(naive.DTYPES))
+def test_the_distance_of_numbers(dtype: str) -> None:
+    """`ulp` is the step from a number to the next larger one, also of zero, subnormals and the largest."""
+    kind = naive.DTYPES[dtype]
+    bits = np.dtype(f"u{kind.itemsize}")
+    finfo: Any = ml_dtypes.finfo
+    info = finfo(kind)
+    values = np.array([0, info.smallest_subnormal, info.tiny, 0.75, 1, 1.5, -3, float(info.max) / 2], kind)
+    above = (values.view(bits) + bits.type(1)).view(kind)
+    steps = np.abs(above.astype(float) - values.astype(float))
+    assert ulp(values.astype(float), dtype).tolist() == steps.tolist()
