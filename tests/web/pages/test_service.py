@@ -16,6 +16,8 @@ from tests.web.pages.opening import Opener
 KEY = "a key of the tests, and of nobody else"
 KEYS = f"tester sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"
 LAYER = "/#op=Convolution&src=7x7&kernel=3x3"
+# A service that loads no compiled kernels starts sooner.
+REFERENCE = "reference"
 
 
 def give(page: Page, key: str) -> None:
@@ -27,7 +29,7 @@ def give(page: Page, key: str) -> None:
 
 def test_a_key(open_page: Opener, complaints: list[str]) -> None:
     """The field appears when a key is required; a wrong key is refused, a right one is used and is kept nowhere."""
-    with running_service("--workers", "1", CONVGRAD_KEYS=KEYS) as service:
+    with running_service("--workers", "1", CONVGRAD_TARGET=REFERENCE, CONVGRAD_KEYS=KEYS) as service:
         page = open_page(LAYER, origin=service.url)
         verdict = page.locator("#verdict")
         expect(verdict).to_contain_text("this service requires an API key")
@@ -53,7 +55,7 @@ def test_the_service_is_killed(open_page: Opener, complaints: list[str]) -> None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    with running_service("--port", port, "--workers", "1") as service:
+    with running_service("--port", port, "--workers", "1", CONVGRAD_TARGET=REFERENCE) as service:
         machine, explorer = (open_page(path, origin=service.url) for path in ("/machine", LAYER))
         expect(machine.locator("#status")).to_have_text("ready")
         expect(explorer.locator("#verdict")).to_have_text("Valid")
@@ -68,7 +70,7 @@ def test_the_service_is_killed(open_page: Opener, complaints: list[str]) -> None
     expect(machine.locator("#note")).to_contain_text("The numbers are from")
     expect(machine.locator("#figures")).to_contain_text("1 of 1")
     # The page says so for some seconds, from the service's first answer on.
-    with running_service("--port", port, "--workers", "1", wait=False):
+    with running_service("--port", port, "--workers", "1", wait=False, CONVGRAD_TARGET=REFERENCE):
         expect(machine.locator("#note")).to_contain_text("has restarted")
         expect(machine.locator("#status")).to_have_text("ready")
         expect(explorer.locator("#verdict")).to_have_text("Valid")
