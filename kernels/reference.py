@@ -10,14 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.arena import address, arena_address
 from kernels.cache import cached
+from kernels.emit.doubles import Factors, add_outer_products, room_doubles
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
+from kernels.target import target
 
 __all__ = ["REFERENCE", "narrow", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
+FEW = 4
+"""Sums of a group up to which tiles of them would be mostly empty."""
+
 Change = Callable[[Array, int], Array]
 """Changes values of an input before they are summed, given which input it is; may write to its argument."""
 
@@ -67,6 +73,27 @@ def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
     quiet = ((bits >> 16) | 0x40).astype(np.uint16)
     chosen: npt.NDArray[np.uint16] = np.where(np.isnan(values), quiet, rounded)
     return chosen
+
+
+def sum_products(rows: Array, columns: Array) -> Array:
+    """Sum over the last axis of (groups, rows, terms) and (groups, columns, terms), into (groups, rows, columns).
+
+    The order of the sums is the same on every processor that kernels are compiled for.
+    """
+    groups, count, terms = rows.shape
+    shape = groups, count, columns.shape[1]
+    found: Array = np.zeros(shape)
+    if not target().compiles:
+        found = rows @ columns.transpose(0, 2, 1)
+    elif terms == 1:
+        found = rows * columns.transpose(0, 2, 1)
+    elif count * columns.shape[1] <= FEW:
+        found = np.add.reduce(rows[:, :, None] * columns[:, None], -1)
+    elif found.size and terms:
+        sides = np.array([(address(each), each.strides) for each in (rows, columns)], Factors.dtype)
+        room = arena_address("products", 2 * room_doubles(count))
+        add_outer_products(sides, np.array([*shape, terms]), address(found), room)
+    return found
 
 
 def channels_first(tensor: npt.NDArray[Any], problem: ConvProblem, groups: int) -> npt.NDArray[Any]:
@@ -123,7 +150,7 @@ def tap_gradient(
         a_part = a[0][(slice(None), slice(None), *position[1])].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[0][(slice(None), slice(None), *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):
-            total += a_part @ b_part.transpose(0, 2, 1)
+            total += sum_products(a_part, b_part)
     return total
 
 
@@ -164,7 +191,7 @@ def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop) -> 
         )
         part = src[(slice(None), slice(None), *at_src)]
         with np.errstate(invalid="ignore", over="ignore"):
-            product_ = w @ part.reshape(dims.groups, dims.src_channels, -1)
+            product_ = sum_products(w, part.reshape(dims.groups, dims.src_channels, -1).transpose(0, 2, 1))
             out[(slice(None), slice(None), *at_dst)] += product_.reshape(
                 dims.groups, dims.dst_channels, *part.shape[2:]
             )
@@ -203,7 +230,7 @@ def _units(problem: ConvProblem) -> list[Unit]:
 
 
 class ReferenceKernel:
-    """Sums in float64 over NumPy matrix products and rounds once; takes every problem."""
+    """Sums in float64, in one order on all processors, and rounds once; takes every problem."""
 
     name = "reference_f64"
 
@@ -231,6 +258,7 @@ class ReferenceKernel:
             return True
         values = self.values(problem, unit, inputs, stop)
         if values is not None:
+            values[np.isnan(values)] = np.nan  # processors give their own NaN different signs
             box(output, unit)[...] = narrow(values, problem.dtype)
         return values is not None
 

@@ -124,7 +124,7 @@ def opaque(builder: Any, value: Any) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c of vectors of f32: rounded once where there is an instruction for it, else twice.
+    """Return a * b + c of vectors of f32 or f64: rounded once where there is an instruction for it, else twice.
 
     LLVM would call a function for each lane there, twenty times as slow as the products.
     """
@@ -136,7 +136,8 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 def fma(builder: Any, lane: Any) -> Any:
     """Declare the multiply-add of vectors of type `lane`: a * b + c, rounded once."""
     kind = ir.FunctionType(lane, [lane, lane, lane])
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f32")
+    size = 64 if isinstance(lane.element, ir.DoubleType) else 32
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f{size}")
 
 
 def prefetch(builder: Any, address: Any, *, write: bool = False) -> None:

@@ -116,7 +116,7 @@ def test_units_of_a_verification_stay() -> None:
 
 
 def test_float64_stays() -> None:
-    """The reference kernel's bits depend on NumPy's BLAS, and that on the processor: other machines may differ."""
+    """The reference stays: in f64 its bits depend on the processor."""
     assert not can_travel(plan(dataclasses.replace(WIDE, dtype="f64")))
 
 
