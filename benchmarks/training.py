@@ -6,8 +6,8 @@
 All copies of a network begin with the same weights and take turns, step by step, on the same batches: noisy copies of
 ten pictures, to be told apart. The service is that of `convgrad.local()`, with a worker for each processor, and PyTorch
 has as many threads. Prints the median seconds of a step, without the first of each copy, which plans and allocates, and
-the largest difference of the losses from PyTorch's, as a share of them. `--digits` also trains the network of
-examples/train_digits.py for so many epochs, by direct sums and `auto`.
+the largest difference of the losses from PyTorch's, as a share of them. `--digits N` also trains the network of
+examples/train_digits.py for N epochs, with direct sums and with `auto`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Factors(Record):
 
 @_typed_intrinsic
 def _tile(typingctx: Any, terms: Any, rows: Any, columns: Any, to: Any, line: Any) -> Any:
-    """Add `terms` (at least 1) outer products of two panels to ROWS x COLUMNS sums, which lie `line` bytes apart."""
+    """Add the outer products of two panels, of at least one term, to ROWS lines of COLUMNS sums, `line` bytes apart."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         terms, rows, columns, to, line = values
@@ -126,5 +126,5 @@ def add_outer_products(sides: Rows[Factors], counts: Vector, sums: int, room: in
 
 
 def room_doubles(rows: int) -> int:
-    """Return the float64 values of scratch that a product of so many rows takes."""
+    """Return how many float64 values of scratch `add_outer_products` needs for so many rows."""
     return (COLUMNS + rows + 2 * ROWS) * TERMS + ROWS * COLUMNS

@@ -78,9 +78,9 @@ def test_only_the_call_of_the_same_session_is_cancelled(
 
 
 def test_a_call_of_another_address_is_not_cancelled() -> None:
-    """Without keys, callers are told apart by their addresses."""
+    """Without keys, a call can be cancelled only from its own address."""
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
-    # A service of its own: one that has met a second caller reserves places for it.
+    # Its own service: once a service has seen a second caller, it reserves places for it.
     with (
         resident_service(workers=1) as resident,
         streaming(resident, rpc_request(SLOW, SLOW.floats(), 1, reference=True)) as response,

@@ -478,7 +478,7 @@ def test_notifications_take_effect(http: httpx.Client, client: convgrad.Client, 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 def test_a_batch_takes_effect_in_order(http: httpx.Client, check: str, accept: str) -> None:
-    """What a batch asks of a check is done one after another, also what a notification asks in between."""
+    """The requests of a batch about a check run in their order, notifications included."""
     asked = [("next", 1), ("submit", None), ("next", 2), ("finish", 3), ("next", 4)]
     params: dict[str, Any] = {"submit": {"check": check, "case": 0, "outcome": "unsupported"}}
     batch = [

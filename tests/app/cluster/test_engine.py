@@ -87,7 +87,7 @@ def right(site: Site, result: Array) -> bool:
 
 
 def falls_back(site: Site) -> bool:
-    """Whether a call goes on without the cluster, with the right bits.
+    """Return whether a call falls back to this machine, with the right bits.
 
     Up to five calls: on a busy machine the service may have computed every unit before it hears of the fault.
     """

@@ -28,7 +28,7 @@ def give(page: Page, key: str) -> None:
 
 
 def test_a_key(open_page: Opener, complaints: list[str]) -> None:
-    """The field appears when a key is required; a wrong key is refused, a right one is used and is kept nowhere."""
+    """The field appears when a key is required; a wrong key is refused, a right one is used and never stored."""
     with running_service("--workers", "1", CONVGRAD_TARGET=REFERENCE, CONVGRAD_KEYS=KEYS) as service:
         page = open_page(LAYER, origin=service.url)
         verdict = page.locator("#verdict")
@@ -51,7 +51,7 @@ def test_a_key(open_page: Opener, complaints: list[str]) -> None:
 
 
 def test_the_service_is_killed(open_page: Opener, complaints: list[str]) -> None:
-    """Both pages say that the service is gone and keep what they have; with the next one they go on by themselves."""
+    """Both pages say that the service is gone, keep what was typed, and continue when it is back."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
