@@ -35,6 +35,9 @@ _SHRUNK = 16
 _SHARE = 0.15
 """Share of the whole time that shrinking one fault may take."""
 
+_HANGS_S = 2.0
+"""A smaller case hangs if it takes longer: what hangs needs no long wait to show it again."""
+
 _CALLS = ("repeat", "alignment", "memory")
 
 
@@ -142,10 +145,23 @@ class _Check:
                 return new is not None
             return False
 
-        with self.kernel.limited(2.0 if fault.kind == "hung" else None):
-            left = self.seconds + self.shrinking - (time.monotonic() - self.begun)
-            smallest, tries = shrunk(case, still, self.kernel.takes, min(self.shrinking, max(1.0, left)))
-        return smallest, tries, found[-1]
+        left = self.seconds + self.shrinking - (time.monotonic() - self.begun)
+        seconds = min(self.shrinking, max(1.0, left))
+        if fault.kind != "hung":
+            smallest, tries = shrunk(case, still, self.kernel.takes, seconds)
+            return smallest, tries, found[-1]
+        for limit in (self._soon(), _HANGS_S):
+            with self.kernel.limited(limit):
+                smallest, tries = shrunk(case, still, self.kernel.takes, seconds)
+            with self.kernel.limited(_HANGS_S):
+                if smallest != case and still(smallest):  # or else it was only slow
+                    return smallest, tries, found[-1]
+        return case, tries, fault
+
+    def _soon(self) -> float:
+        """Return a time after which a call has probably hung: many times that of all calls before that did not."""
+        longest = max((each["seconds"] for each in self.data["cases"]), default=0.0)
+        return min(_HANGS_S, max(0.5, 20 * longest))
 
 
 def _cause(fault: Fault) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,6 +14,11 @@ from convgrad._check.problems import PER_AXIS, Problem, Takes
 __all__ = ["shrunk"]
 
 _TRIES = 400
+_LEAST: dict[str, int] = {
+    "n": 1, "groups": 1, "src_channels": 1, "dst_channels": 1, "wide": 1, "kernel": 1, "strides": 1, "dilations": 1,
+    "pads_begin": 0, "pads_end": 0, "bias": False,
+}  # fmt: skip
+"""The members of a problem that can be smaller, and their least values."""
 
 
 def shrunk(case: Case, shows: Callable[[Case], bool], takes: Takes, seconds: float) -> tuple[Case, int]:
@@ -53,15 +58,57 @@ def _size(case: Case) -> tuple[int, ...]:
 
 def _simpler(case: Case, takes: Takes) -> Iterator[Case]:
     """Yield simpler cases, large steps first."""
-    for changed in _problems(case.problem):
+    yield from _halved(case, takes)
+    plain = {"dtype": "f32", "data_format": "NCX", "weights_format": "OIX"}
+    for changed in [plain, *_problems(case.problem)]:
         try:
             problem = replace(case.problem, **changed)
         except ValueError:
             continue
         if takes.limited(problem) == problem:
+            if changed is plain:
+                yield replace(case, problem=problem, kind="impulse")
             yield replace(case, problem=problem)
     for kind in ("impulse", "integers", "normal"):
         yield replace(case, kind=kind)
+
+
+def _halved(case: Case, takes: Takes) -> Iterator[Case]:
+    """Yield problems without half of the members that are not plain, without a quarter of them, and so on."""
+    problem, every = case.problem, tuple(range(case.problem.rank))
+    if problem.rank > 1:
+        for axis in every:
+            yield from _with(case, takes, [axis], _LEAST)
+    members = [name for name, least in _LEAST.items() if _more(getattr(problem, name), least)]
+    size = len(members) // 2
+    while size > 1:
+        for start in range(0, len(members), size):
+            yield from _with(case, takes, every, {*members} - {*members[start : start + size]})
+        size //= 2
+
+
+def _with(case: Case, takes: Takes, axes: Sequence[int], kept: Collection[str]) -> Iterator[Case]:
+    """Yield the plainest problem on some axes that has these members of the case's, if there is one."""
+    problem = case.problem
+    sizes = {name: getattr(problem, name) for name in _LEAST}
+    sizes |= {name: sizes[name] // problem.groups for name in ("src_channels", "dst_channels")}
+    new: dict[str, Any] = {name: sizes[name] if name in kept else least for name, least in _LEAST.items()}
+    for name in ("wide", *PER_AXIS):
+        new[name] = tuple([sizes[name][axis] if name in kept else _LEAST[name] for axis in axes])
+    new["src_channels"] *= new["groups"]
+    new["dst_channels"] = new["src_channels"] if problem.of_bias else new["dst_channels"] * new["groups"]
+    per_axis = zip(*[new[name] for name in ("wide", *PER_AXIS)], strict=True)
+    new["wide"] = tuple([max(wide, (k - 1) * d + 1 - b - e) for wide, k, _, d, b, e in per_axis])
+    try:
+        plain = replace(problem, **new)
+    except ValueError:
+        return
+    if takes.limited(plain) == plain:
+        yield replace(case, problem=plain)
+
+
+def _more(value: int | tuple[int, ...], least: int) -> bool:
+    return (max(value, default=least) if isinstance(value, tuple) else value) > least
 
 
 def _problems(problem: Problem) -> Iterator[dict[str, Any]]:
