@@ -210,7 +210,7 @@ class Call:
         """Run the call: for each output `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
 
         All outputs are computed at the same time; the events of the second follow those of the first. Without `each`
-        there are only `Begin` and `End`, and units are handed over when the last one is done.
+        there are only `Begin` and `End`.
 
         Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
         iterator stops the work.

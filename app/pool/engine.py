@@ -27,7 +27,7 @@ class JobTimes:
 
 @dataclass(slots=True)
 class Delivery:
-    """Whether units are delivered one by one, or together at the end."""
+    """Whether units are delivered one by one, or only the end is."""
 
     each: bool = True
 
@@ -108,7 +108,7 @@ class Engine(Protocol):
         """
 
     def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units in the order in which they complete.
+        """Compute a job and yield its units in the order in which they complete, or none without `Delivery.each`.
 
         Closing the generator cancels the job. The generator ends only when no worker can write to the job's
         segments any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.

@@ -39,7 +39,6 @@ class JobRun:
         self._left = [len(units) for units in self._stages]
         self._stage = 0
         self._finished: deque[Unit] = deque()
-        self._undelivered = len(units)
         self._deaths: dict[int, int] = {}
         self._reader: asyncio.Future[None] | None = None
         self._advance()
@@ -93,16 +92,18 @@ class JobRun:
         self._notify()
 
     async def next(self) -> Unit | None:
-        """Wait for the next finished unit; None after the last. Raises the error of a failed job."""
+        """Wait for the next finished unit, or without `Delivery.each` for the end; None at the end.
+
+        Raises the error of a failed job.
+        """
         while True:
             if self.error is not None:
                 # A copy: the error's traceback would refer to this job and the job to the error, so that the
                 # memory viewed from the reader's frames would wait for the garbage collector.
                 raise type(self.error)(self.error.message, data=self.error.data)
-            if self._finished:
-                self._undelivered -= 1
+            if self.job.delivery.each and self._finished:
                 return self._finished.popleft()
-            if self._undelivered == 0:
+            if self.over:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from kernels import Unit
+
 __all__ = [
     "Done",
     "Exited",
@@ -108,13 +110,14 @@ class Hello(NamedTuple):
 class Run(NamedTuple):
     """Server to worker: compute one unit.
 
-    `plan` is the number of a plan that is pickled in `plan_bytes` of this message or an earlier one. `attach` lists
-    (id, size) of the segments whose descriptors are attached; `inputs`, `output` and `scratch` are segment ids.
+    `plan` is the number of a plan that is pickled, without its units, in `plan_bytes` of this message or an earlier
+    one. `attach` lists (id, size) of the segments whose descriptors are attached; `inputs`, `output` and `scratch` are
+    segment ids.
     """
 
     serial: int
     plan: int
-    unit: int
+    unit: Unit
     inputs: tuple[int, ...]
     output: int
     scratch: int | None

@@ -17,7 +17,7 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.pool.causes import explain, is_final
@@ -221,10 +221,11 @@ class Supervisor:
                 worker.run(run, self._plan_copy(run.job.plan))
 
     def _plan_copy(self, plan: Plan) -> PlanCopy:
-        # Plans come from a cache: the next call of the same shape finds its plan pickled and known to the workers.
+        # Plans come from a cache: the next call of the same shape finds its plan pickled and known to the workers. Its
+        # units, often thousands, travel one by one.
         key = id(plan)
         if key not in self._plans:
-            pickled = pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL)
+            pickled = pickle.dumps(replace(plan, units=()), protocol=pickle.HIGHEST_PROTOCOL)
             self._plans[key] = plan, PlanCopy(next(self._plan_numbers), pickled)
             if len(self._plans) > _MOST_PLANS:
                 self._plans.popitem(last=False)

@@ -111,7 +111,7 @@ class _Worker:
                 os._exit(0)  # the server is gone
             return control.stops(serial)
 
-        return not stop() and run_unit(plan, plan.units[message.unit], inputs, output, scratch, stop)
+        return not stop() and run_unit(plan, message.unit, inputs, output, scratch, stop)
 
     def _array(self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         return np.ndarray(shape, dtype, self._segments[number])
