@@ -76,7 +76,7 @@ def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop
     if contributed is None:
         return None
     wrong = share[part.place] > 1
-    return found + _left_out(got - right, wrong if wrong.any() else np.ones_like(wrong), contributed)
+    return found + _left_out(got, right, wrong if wrong.any() else np.ones_like(wrong), contributed)
 
 
 def _explains(got: Array, right: Array, guess: Array) -> bool:
@@ -85,11 +85,18 @@ def _explains(got: Array, right: Array, guess: Array) -> bool:
     return bool(after <= _UNEXPLAINED * before and np.count_nonzero(guess != right) >= _LEAST)
 
 
-def _left_out(error: Array, wrong: npt.NDArray[np.bool_], contributed: Sequence[tuple[str, Array]]) -> list[str]:
-    """Return which contribution to the sums of the wrong elements is missing, or counted twice."""
-    found, few = [], int(wrong.sum()) < _LEAST
+def _left_out(
+    got: Array, right: Array, wrong: npt.NDArray[np.bool_], contributed: Sequence[tuple[str, Array]]
+) -> list[str]:
+    """Return which contribution to the sums of the wrong elements is missing, or counted twice.
+
+    Where it is all of these sums, that the elements are zero or twice what is right says more.
+    """
+    found, few, error = [], int(wrong.sum()) < _LEAST, got - right
     limit = (_UNEXPLAINED_FEW if few else _UNEXPLAINED) * float(np.square(error[wrong]).sum())
     for name, values in contributed:
+        if float(np.square(right - values)[wrong].sum()) <= limit:
+            continue
         for sign, words in ((1, "left out"), (-1, "counted twice")):
             if np.any(values[wrong]) and float(np.square(error + sign * values)[wrong].sum()) <= limit:
                 found.append(f"{name} is {words}" + (" in the wrong elements" if not wrong.all() else ""))

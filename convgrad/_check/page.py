@@ -23,6 +23,15 @@ _MOST = 420
 _SINGLE = 1024
 """Most cells that are drawn one by one; in larger maps neighbours of one colour are one rectangle."""
 
+_AXES = {"channels": "dst channel (down) and src channel (across)"}
+"""What the axes of a map are, where its name does not say it."""
+
+_LIMITS = (0, 0.03, 0.3, 1, 30, 1000)
+"""The largest share of what is allowed of each colour but the last."""
+
+_LEFT, _BELOW = 30, 16
+"""Space for the first and the last index beside a map, and below it."""
+
 
 def page(data: Data) -> str:
     """Return the page."""
@@ -48,7 +57,7 @@ def _head(data: Data) -> Iterator[str]:
         "seconds": f"{data['seconds']:.1f}",
         "restarts": data["restarts"],
         "seed": data["seed"],
-        "started": data["started"],
+        "started": data["started"].replace("T", " ").replace("+00:00", " UTC"),
         "convgrad": data["version"],
     }
     yield "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
@@ -81,10 +90,11 @@ def _cell(row: dict[str, Any] | None) -> str:
 def _faults(data: Data) -> Iterator[str]:
     if not data["faults"]:
         return
-    yield "<section><h2>What failed</h2><p>Each picture is of the first result that had the fault: blue is a small "
-    yield "share of the error that is allowed, red is more than that.</p>"
+    yield "<section><h2>What failed</h2><p>Each picture is of the first result that had the fault. Its colours are the "
+    yield f"largest errors as multiples of what is allowed: blue is less, red is more.</p>{_legend()}"
     for number, fault in enumerate(data["faults"], 1):
-        yield f'<article><h3>{number}. {_text(FAULTS[fault["kind"]])}</h3><p class="why">{_text(fault["text"])}</p>'
+        yield f"<article><h3>{number}. {_text(_sentence(FAULTS[fault['kind']]))}</h3>"
+        yield f'<p class="why">{_text(fault["text"])}</p>'
         first = Case.from_json(fault["first"])
         yield f"<p>{_cases(fault['count'])}. The first is number {first.number} ({_text(first.kind)}; "
         yield f"{_text(first.name)}), found after {fault['after']:.2g} s:<br><code>{_text(first.problem)}</code></p>"
@@ -101,11 +111,15 @@ def _cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count:,} cases"
 
 
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _maps(report: dict[str, Any]) -> Iterator[str]:
     for name, entry in report["maps"].items():
         rows = _plane(entry["values"])
         if len(rows) * len(rows[0]) > 1:
-            yield _map(f"largest error by {name}", rows)
+            yield _map(name, rows, entry["shape"])
     yield _histogram(report["ulp"])
 
 
@@ -125,12 +139,17 @@ def _number(value: Any) -> float:
 
 def _shade(share: float) -> int:
     """Return the class of a share of what is allowed: 4 and more fail."""
-    if share == 0:
-        return 0
-    return sum(share > limit for limit in (0, 0.03, 0.3, 1, 30, 1000))
+    return 0 if share == 0 else sum(share > limit for limit in _LIMITS)
 
 
-def _map(title: str, rows: Sequence[Sequence[float]]) -> str:
+def _legend() -> str:
+    names = ["none", *[f"up to {limit:g}" for limit in _LIMITS[1:]], "more"]
+    swatches = [f'<li><svg width="12" height="12"><rect class="s{at}" width="12" height="12"/></svg>{name}</li>'
+                for at, name in enumerate(names)]  # fmt: skip
+    return f'<ul class="legend">{"".join(swatches)}</ul>'
+
+
+def _map(name: str, rows: Sequence[Sequence[float]], shape: Sequence[int]) -> str:
     size = max(2, min(_CELL, _MOST // max(len(rows), len(rows[0]))))
     cells, single = [], len(rows) * len(rows[0]) <= _SINGLE
     for y, row in enumerate(rows):
@@ -144,11 +163,23 @@ def _map(title: str, rows: Sequence[Sequence[float]]) -> str:
     width, height = len(rows[0]) * size, len(rows) * size
     worst = max(max(row) for row in rows)
     shown = "wrong where every bit counts" if math.isinf(worst) else f"at most {worst:.3g} times what is allowed"
+    title = f"largest error by {_AXES.get(name, name)}"
     return (
-        f'<figure><svg{" class=cells" * single} viewBox="0 0 {width} {height}" width="{width}" role="img" '
-        f'aria-label="{_text(title)}">'
-        f"{''.join(cells)}</svg><figcaption>{_text(title)}: {shown}</figcaption></figure>"
+        f'<figure><svg{" class=cells" * single} viewBox="{-_LEFT} 0 {width + _LEFT} {height + _BELOW}" '
+        f'width="{width + _LEFT}" role="img" aria-label="{_text(title)}">{"".join(cells)}'
+        f"{''.join(_ends(shape, width, height))}</svg><figcaption>{_text(title)}: {shown}</figcaption></figure>"
     )
+
+
+def _ends(shape: Sequence[int], width: int, height: int) -> Iterator[str]:
+    """Yield the first and the last index of the axes of a map, where there is room for both."""
+    down, across = shape[-2] if len(shape) == 2 else 1, shape[-1]
+    if down > 1 and height >= 24:
+        yield '<text x="-4" y="11" text-anchor="end">0</text>'
+        yield f'<text x="-4" y="{height - 2}" text-anchor="end">{down - 1}</text>'
+    if across > 1 and width >= 24:
+        yield f'<text x="0" y="{height + 12}">0</text>'
+        yield f'<text x="{width}" y="{height + 12}" text-anchor="end">{across - 1}</text>'
 
 
 def _histogram(buckets: Sequence[dict[str, Any]]) -> str:
@@ -264,6 +295,9 @@ figure { margin: 8px 0; max-width: 100%; } svg { display: block; max-width: 100%
 figcaption { color: var(--soft); font-size: .8rem; margin-top: 4px; }
 .cells rect { stroke: var(--card); stroke-width: 1; }
 .s0 { fill: var(--s0); } .s1 { fill: var(--s1); } .s2 { fill: var(--s2); } .s3 { fill: var(--s3); }
+svg text { font-size: 11px; fill: var(--soft); }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; padding: 0; margin: .3em 0 1em; list-style: none; }
+.legend li { color: var(--soft); font-size: .8rem; } .legend svg { display: inline-block; margin-right: 5px; }
 .s4 { fill: var(--s4); } .s5 { fill: var(--s5); } .s6 { fill: var(--s6); }
 td:has(i) { white-space: nowrap; }
 td i { display: inline-block; height: .7em; margin-right: .5em; background: var(--bar); border-radius: 2px;

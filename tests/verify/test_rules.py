@@ -169,6 +169,17 @@ def test_group_offsets_and_images() -> None:
     hinted(LAYER, inputs, result, "image 2 of 3 is left out in the wrong elements")
 
 
+def test_nothing_but_the_whole_sum_is_missing() -> None:
+    """Where one row has all products of the wrong elements, these are zero, and no row is named."""
+    inputs = LAYER.floats()
+    inputs["diff_dst"][:, :, 1:] = 0
+    result = LAYER.expected(inputs)
+    result[4:] = 0
+    report = verify(LAYER, inputs, result)
+    assert report["where"]["text"] == "all 144 wrong elements have dst channel >= 4 and tap y >= 1, and they are 0"
+    assert report["hints"] == []
+
+
 def test_padding_that_was_not_masked() -> None:
     """A kernel that reads the end of the row before instead of zeros is recognised."""
     case = replace(LAYER, op="Convolution", kernel=(1, 3), pads_begin=(0, 1), pads_end=(0, 1))
