@@ -58,7 +58,7 @@ def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[Reques
 def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Read a body that may be missing, which is an empty object."""
     if exchange.headers.get("content-length", "0") == "0" and "transfer-encoding" not in exchange.headers:
-        return whole(task.read({}).read(lease, need_data=task.need_data))
+        return whole({}, task.read, lease, need_data=task.need_data)
     return decode(exchange, task, lease)
 
 

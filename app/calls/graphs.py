@@ -76,16 +76,30 @@ def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
     check_algorithm("graph", options.algorithm, [(f"{node.label}: ", op) for node, op in graph.nodes])
 
 
-async def prepare_graph(service: Service, call: RequestedCall, started: float, *, need_all: bool) -> PreparedGraph:
+async def prepare_graph(service: Service, call: RequestedCall, started: float) -> PreparedGraph:
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
     options = parse_options(call.options)
     deadline = service.deadline(options, started)
-    prepare = partial(_prepared, service.settings, call, options, deadline, need_all=need_all)
-    return await service.plan_apart(prepare, deadline)
+    return await service.plan_apart(partial(_prepared, service.settings, call, options, deadline), deadline)
+
+
+async def describe_graph(service: Service, call: RequestedCall, started: float) -> dict[str, Any]:
+    """Describe a graph as JSON, whose tensors may be missing: what it needs, what it computes, and each node.
+
+    Raises what `prepare_graph` raises.
+    """
+    options = parse_options(call.options)
+    deadline = service.deadline(options, started)
+
+    def describe() -> dict[str, Any]:
+        prepared = _prepared(service.settings, call, options, deadline, need_all=False)
+        return _describe(prepared, cast("GraphRequest", call.request).graph.inputs)
+
+    return await service.plan_apart(describe, deadline)
 
 
 def _prepared(
-    settings: Settings, call: RequestedCall, options: Options, deadline: float, *, need_all: bool
+    settings: Settings, call: RequestedCall, options: Options, deadline: float, *, need_all: bool = True
 ) -> PreparedGraph:
     request = cast("GraphRequest", call.request)
     graph, wanted, layout = resolved_of(request, call, need_all=need_all), request.wanted, request.layout
@@ -117,8 +131,7 @@ def _prepared(
     return PreparedGraph(graph, tuple(planned), wanted, layout, options, in_memory)
 
 
-def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict[str, Any]:
-    """Describe a valid graph as JSON: what it needs, what it computes, and each node's attributes and cost."""
+def _describe(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict[str, Any]:
     return {
         "valid": True,
         "inputs": [_described(prepared.graph.tensors[tensor.id]) for tensor in inputs],

@@ -33,6 +33,7 @@ __all__ = [
     "problem_of",
     "tensor_bytes",
     "verification_cost",
+    "work_of_taps",
     "work_of_verification",
 ]
 
@@ -119,13 +120,19 @@ def tensor_bytes(spec: TensorSpec) -> int:
     return prod(spec.shape) * dtype(spec.dtype).itemsize
 
 
-def check_limits(op: ResolvedOp, settings: Settings) -> None:
-    """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned."""
-    _limit("work", op.macs, settings.work_limit, "multiply-adds", op, _largest)
+def check_limits(op: ResolvedOp, settings: Settings, taps: int = 0) -> None:
+    """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned.
+
+    `taps` is the part of the work that stands for the taps of a verification.
+    """
+    work = "multiply-adds"
+    if taps:
+        work += f", {taps} of which stand for the time that its filter taps take"
+    _limit("work", op.macs, settings.work_limit, work, op, _weights if 2 * taps > op.macs else _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
         kind, name, shape = _largest(op)
         raise TooLarge(
-            f"the call needs {op.macs} multiply-adds; no compiled code works on this machine's processor (/readyz has"
+            f"the call needs {op.macs} {work}; no compiled code works on this machine's processor (/readyz has"
             f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}:"
             f" {name} is {written(shape)}",
             data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [kind, name]},
@@ -189,10 +196,14 @@ def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
 
 
 def work_of_verification(op: ResolvedOp, *, fast: bool) -> int:
-    """Return the multiply-adds of a verification, and what the taps of all images cost beside them."""
-    problem = problem_of(op)
-    macs = projected_macs(problem) if fast else verification_macs(op.dtype, op.macs)
-    return macs + _TAP_MACS * problem.n * prod(problem.kernel)
+    """Return the multiply-adds of a verification, and what its taps cost beside them."""
+    macs = projected_macs(problem_of(op)) if fast else verification_macs(op.dtype, op.macs)
+    return macs + work_of_taps(op)
+
+
+def work_of_taps(op: ResolvedOp) -> int:
+    """Return the multiply-adds that take as long as all else that a verification does for its filter taps."""
+    return _TAP_MACS * op.n * prod(op.kernel)
 
 
 def plan_verification_call(op: ResolvedOp, settings: Settings, *, explain: bool, fast: bool) -> Computation:

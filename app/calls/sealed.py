@@ -32,7 +32,7 @@ from schemas.problems import Problem, invalid_params, problem, safe_key
 from schemas.tables import find_operation, operation_names
 from schemas.tensors import TensorSpec
 
-__all__ = ["OUTCOMES", "Check", "Checks", "SealedCase", "refused"]
+__all__ = ["OUTCOMES", "Check", "Checks", "SealedCase", "is_check_id", "refused"]
 
 FORMAT = "convgrad-sealed-check/1"
 """The format of the signed document."""
@@ -43,6 +43,7 @@ OUTCOMES = ("unsupported", "failed")
 _CASES = 50
 _MOST_CHECKS = 256
 _LABEL = re.compile(r"[ -~]{0,200}")
+_ID = re.compile(r"[0-9a-f]{32}")
 _RETRY_AFTER_S = 5
 _CANONICAL: dict[object, str] = {name: find_operation(name).operation.name for name in operation_names()}
 
@@ -296,6 +297,11 @@ class Checks:
 
     def _of(self, owner: str) -> Iterator[Check]:
         return (check for check in self._checks.values() if check.owner == owner)
+
+
+def is_check_id(name: object) -> bool:
+    """Whether this may have been the id of a check."""
+    return isinstance(name, str) and _ID.fullmatch(name) is not None
 
 
 def _drawn(number: int, takes: Takes) -> tuple[Case, dict[str, Array]]:

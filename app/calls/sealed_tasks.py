@@ -14,7 +14,7 @@ from typing import Any, Self
 from app.calls.call import Prepared
 from app.calls.outputs import HeldTensor
 from app.calls.planning import tensor_bytes
-from app.calls.sealed import OUTCOMES, Check, SealedCase, refused
+from app.calls.sealed import OUTCOMES, Check, SealedCase, is_check_id, refused
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
@@ -26,6 +26,7 @@ from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
+from convgrad._errors import NotFound
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
@@ -65,7 +66,7 @@ class AskCheck(Immediate):
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check nothing early: the request is small."""
 
-    def read(self, document: Any) -> RequestObject:
+    async def read(self, document: Any) -> RequestObject:
         """Read the params."""
         self._given = _params(self._place(document), self._question.params, self._question.required)
         return RequestObject(self.called, {}, {}, None)
@@ -90,7 +91,7 @@ class Submit(Task):
             self._find(given)
         await super().check_begun({"inputs": document.get("inputs")})  # there are no attributes
 
-    def read(self, document: Any) -> RequestObject:
+    async def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
         given = _params(self._place(document), SUBMIT, SUBMIT[:2])
         self._find(given)
@@ -227,9 +228,12 @@ async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
 
 
 async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
-    check = _found(service, given)
-    service.checks.drop(check)
-    return Answered({"check": check.id})
+    try:
+        service.checks.drop(_found(service, given))
+    except NotFound:  # the reply to the same request may have been lost
+        if not is_check_id(given["check"]):
+            raise
+    return Answered({"check": given["check"]})
 
 
 async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from app.calls.algorithms import describe_winograd
@@ -20,7 +21,7 @@ from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
 from app.intake.graphs import GRAPH, GraphRequest, read_graph_request
-from app.intake.options import parse_options
+from app.intake.options import Options, parse_options
 from app.intake.requests import (
     Arrived,
     Begun,
@@ -55,7 +56,7 @@ class Task(ABC):
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def read(self, document: Any) -> RequestObject:
+    async def read(self, document: Any) -> RequestObject:
         """Read a request object; raises `InvalidParams`."""
         return read_request_object(self.called, document)
 
@@ -186,9 +187,10 @@ class _Graph(Task):
         super().__init__(service)
         self._begun = False  # whether the graph had arrived when `check_begun` was called
 
-    def read(self, document: Any) -> GraphRequest:
+    async def read(self, document: Any) -> GraphRequest:
         """Read a request object and the structure of its graph."""
-        return read_graph_request(document)
+        deadline = self.service.deadline(Options(), current_context().started)
+        return await self.service.plan_apart(partial(read_graph_request, document), deadline)
 
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the graph, when it has arrived."""
@@ -204,7 +206,7 @@ class RunGraph(_Graph):
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> PreparedGraph:  # noqa: ARG002
         """Check and plan all nodes."""
-        return await prepare_graph(self.service, call, started, need_all=True)
+        return await prepare_graph(self.service, call, started)
 
     def open(self, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> GraphRun:
         """Return the run."""
@@ -217,8 +219,7 @@ class ValidateGraph(_Graph, Immediate):
     async def answer(self, call: RequestedCall, started: float) -> Answered:
         """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
         with self.service.admission.call(current_context()):
-            prepared = await prepare_graph(self.service, call, started, need_all=False)
-        return Answered(describe_graph(prepared, cast("GraphRequest", call.request).graph.inputs))
+            return Answered(await describe_graph(self.service, call, started))
 
 
 class RequestReceiver:

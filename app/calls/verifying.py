@@ -13,6 +13,7 @@ from app.calls.planning import (
     is_fast,
     is_planned_at_once,
     plan_verification_call,
+    work_of_taps,
     work_of_verification,
 )
 from app.calls.work import Result
@@ -54,7 +55,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
     result = TensorSpec(op.output.name, op.dtype, op.output.shape)
     fast = is_fast(op, settings, options.fast)
     verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))
-    check_limits(verified, settings)
+    check_limits(verified, settings, work_of_taps(op))
     deadline = service.deadline(options, started)
     plan = partial(plan_verification_call, verified, settings, explain=options.explain, fast=fast)
     at_once = fast or is_planned_at_once(op, reference=True)

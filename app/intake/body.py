@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from app.intake.json import JsonIntake
-from app.intake.requests import Begun, Known, RequestedCall, RequestEvent, RequestObject
+from app.intake.requests import Begun, Known, RequestEvent, RequestObject
 from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
 from convgrad._errors import UnsupportedMediaType
 
-__all__ = ["begun_documents", "declared_length", "json_events", "media_type", "whole"]
+__all__ = ["ReadRequest", "begun_documents", "declared_length", "json_events", "media_type", "whole"]
+
+ReadRequest = Callable[[Any], Awaitable[RequestObject]]
+"""Makes a request object of a document."""
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
@@ -19,20 +22,23 @@ _CHARSETS = ("utf-8", "utf8", "us-ascii")
 async def json_events(
     chunks: AsyncIterator[bytes | memoryview],
     document: JsonIntake,
-    read_request: Callable[[Any], RequestObject],
+    read_request: ReadRequest,
     lease: Lease,
     *,
     need_data: bool = True,
 ) -> AsyncIterator[RequestEvent]:
-    """Read a JSON body; yield what has arrived. `read_request` makes a request object of the whole document."""
+    """Read a JSON body; yield what has arrived."""
     async for begun in begun_documents(chunks, document):
         yield begun
-    yield Known(read_request(await document.finish_async()).read(lease, need_data=need_data))
+    async for known in whole(await document.finish_async(), read_request, lease, need_data=need_data):
+        yield known
 
 
-async def whole(call: RequestedCall) -> AsyncIterator[RequestEvent]:
-    """Yield a call that has arrived as a whole."""
-    yield Known(call)
+async def whole(
+    document: Any, read_request: ReadRequest, lease: Lease, *, need_data: bool = True
+) -> AsyncIterator[RequestEvent]:
+    """Yield the request of a document that has arrived as a whole."""
+    yield Known((await read_request(document)).read(lease, need_data=need_data))
 
 
 async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:
@@ -43,7 +49,7 @@ async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: J
     async for chunk in chunks:
         assert isinstance(chunk, bytes)
         await document.take(chunk)
-        if isinstance(begun := document.begun(), Partial):
+        if isinstance(begun := await document.begun(), Partial):
             yield Begun(begun)
         await document.supply()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol
@@ -26,6 +27,9 @@ HEAD_LIMIT = 256 * 1024
 
 # Steps before other requests get a turn: each takes a few microseconds.
 _STEPS = 64
+
+# Bytes without long values that are scanned in about a millisecond.
+_SCAN = 32 * 1024
 
 # A document of this size is parsed in about a millisecond at most.
 _PARSE_INLINE = 32 * 1024
@@ -119,7 +123,7 @@ class JsonIntake:
             await self.supply()
             await asyncio.sleep(0)
 
-    def begun(self) -> Any:
+    async def begun(self) -> Any:
         """Return what has arrived of the document (`partial_document`); None if that is no more than at the last call.
 
         Also None once the whole body has arrived, or when parsing it early has cost enough: it may arrive byte by byte.
@@ -130,7 +134,10 @@ class JsonIntake:
         if self._remaining == 0 or arrived == self._begun or self._parsed + length > _MOST_BEGUN:
             return None
         self._begun, self._parsed = arrived, self._parsed + length
-        return partial_document(bytes(self._skeleton), [*self._closed(), open_value])
+        skeleton, values = bytes(self._skeleton), [*self._closed(), open_value]
+        if length <= _PARSE_INLINE:
+            return partial_document(skeleton, values)
+        return await asyncio.to_thread(partial_document, skeleton, values)
 
     def _closed(self) -> list[object]:
         """Return the values that have been taken out and are complete."""
@@ -174,9 +181,11 @@ class JsonIntake:
 
     def _between(self, chunk: bytes, start: int) -> int:
         patterns = self._patterns
-        end = end_of(patterns.skip, chunk, start)
+        stop = min(len(chunk), start + _SCAN)
+        end = end_of(patterns.skip, chunk, start, stop)
         self._keep(chunk[start:end])
-        if end == len(chunk):
+        if end == stop:
+            self._slow = stop < len(chunk)
             return end
         if chunk[end] != _QUOTE:
             raise ParseError("the body is not JSON: it has an N or I outside a string, and JSON has no NaN or Infinity")
@@ -280,9 +289,9 @@ class _Patterns:
 _patterns = cache(_Patterns)
 
 
-def end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0) -> int:
+def end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0, stop: int = sys.maxsize) -> int:
     """Return where a pattern that matches at least the empty string ends."""
-    match = pattern.match(data, start)
+    match = pattern.match(data, start, stop)
     assert match is not None
     return match.end()
 

@@ -6,13 +6,14 @@ The call is known as soon as the header of the last tensor is, before that tenso
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
+from app.intake.body import ReadRequest
 from app.intake.json import HEAD_LIMIT, JsonIntake
 from app.intake.numbers import NUMBER_SLICE
 from app.intake.parts import PartReader
@@ -49,7 +50,7 @@ class MultipartIntake:
     def __init__(
         self,
         content_type: str,
-        read_request: Callable[[Any], RequestObject],
+        read_request: ReadRequest,
         lease: Lease,
         *,
         length: int | None = None,
@@ -83,7 +84,7 @@ class MultipartIntake:
                         await asyncio.sleep(0)
                     # Numbers in the request are parsed a slice at a time.
                     stop = at + NUMBER_SLICE if self._body is None else len(chunk)
-                    self._feed(chunk[at:stop])
+                    await self._feed(chunk[at:stop])
                     if (known := self._known()) is not None:
                         yield known
                     await self._supply()
@@ -96,8 +97,13 @@ class MultipartIntake:
             raise _no_request()
         yield Known(self._call(need_data=self._need_data))
 
-    def _feed(self, chunk: bytes) -> None:
+    async def _feed(self, chunk: bytes) -> None:
         self._reader.feed(chunk)
+        if self._reader.paused:
+            assert self._head is not None
+            self._request = await self._read_request(await self._head.finish_async())
+            self._missing = _needed(self._request)
+            self._reader.feed(b"")
         if self._bound is not None:
             self._bound -= len(chunk)
 
@@ -158,8 +164,7 @@ class MultipartIntake:
         if self._body is not None:
             self._body.close()
         elif self._head is not None:
-            self._request = self._read_request(self._head.finish())
-            self._missing = _needed(self._request)
+            self._reader.paused = True  # the names of the next parts depend on the request
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None

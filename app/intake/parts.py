@@ -34,6 +34,8 @@ class PartSink(Protocol):
 class PartReader:
     """Parse a body from chunks of any size; `ended` once its closing boundary has arrived, whatever follows.
 
+    A sink that sets `paused` gets what follows when `feed` is called again, perhaps with no bytes.
+
     Raises `ParseError` when it is not multipart with this boundary, when the headers of a part are malformed, more than
     eight, or longer than `max_header_bytes`, and when the text before the first part is longer than that.
     """
@@ -44,7 +46,7 @@ class PartReader:
         self._max_header_bytes = max_header_bytes
         self._rest = b""  # bytes that can't be interpreted before more arrive
         self._state = self._start
-        self.ended = False
+        self.ended = self.paused = False
 
     @property
     def in_body(self) -> bool:
@@ -54,13 +56,13 @@ class PartReader:
     def feed(self, chunk: bytes) -> None:
         """Parse the next bytes."""
         data, at = self._rest + chunk if self._rest else chunk, 0
-        self._rest = b""
+        self._rest, self.paused = b"", False
         while at < len(data) and not self.ended:
             after = self._state(data, at)
-            if after < 0:  # more bytes are needed
+            at = max(at, after)
+            if after < 0 or self.paused:  # more bytes are needed, or not yet wanted
                 self._rest = data[at:]
                 return
-            at = after
 
     # Each state parses the bytes from a position and returns the position after them, or -1 if it needs more.
 

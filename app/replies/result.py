@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import cast
@@ -18,12 +19,14 @@ from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
-__all__ = ["JsonResult", "base64_pieces", "send_result"]
+__all__ = ["JsonResult", "base64_pieces", "json_result", "send_result"]
 
 # Bytes encoded at a time, a multiple of 3; about a third of a millisecond.
 _SLICE = 3 << 18
 # A reply up to this size is encoded before its head is sent, so that Server-Timing includes the encoding.
 _EAGER = 4 << 20
+# The nodes of a graph that take about a millisecond to encode.
+_NODES = 100
 
 
 def base64_pieces(data: memoryview, *, header: bytes = b"") -> Iterator[bytes]:
@@ -80,11 +83,18 @@ def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], 
     return base64_pieces(data, header=header), 4 * -(-(len(header) + len(data)) // 3)
 
 
+async def json_result(result: Result) -> JsonResult:
+    """Return a result as JSON text, made in a thread if it has many nodes."""
+    if len(result.document.get("nodes", ())) > _NODES:
+        return await asyncio.to_thread(JsonResult, result)
+    return JsonResult(result)
+
+
 async def send_result(work: Work, send: Send) -> None:
     """Run the work to its end and reply with its JSON object."""
     timings = current_context().timings
     await finish(work)
-    result = JsonResult(work.result())
+    result = await json_result(work.result())
     if result.length is not None and result.length <= _EAGER:
         with timings.measure("encode"):
             body = b"".join(result.pieces())

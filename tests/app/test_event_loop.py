@@ -112,17 +112,20 @@ def nested_in_a_form(case: Case) -> Send:
     return lambda http: http.post("/v1/ops/" + case.op, files=form)
 
 
-def graph(nodes: int) -> Send:
+def graph(nodes: int, *, form: bool = False) -> Send:
     """Return a function that validates a graph of convolutions whose shapes all differ."""
 
     def node(number: int) -> dict[str, object]:
-        inputs = [{"id": 2 * number, "dtype": "f32", "shape": [8, 100 + number, 512]}]
-        inputs += [{"id": 2 * number + 1, "dtype": "f32", "shape": [3, 512, 512]}]
+        inputs = [{"id": 2 * number, "dtype": "f32", "shape": [8, 100 + number, 64]}]
+        inputs += [{"id": 2 * number + 1, "dtype": "f32", "shape": [3, 64, 64]}]
         attrs = {"strides": [1], "dilations": [1], "pads_begin": [0], "pads_end": [0]}
         outputs = [{"id": 10_000 + number, "dtype": "f32"}]
         return {"id": number, "kind": "Convolution", "attrs": attrs, "inputs": inputs, "outputs": outputs}
 
     document = {"graph": {"graph": [node(number) for number in range(nodes)]}}
+    if form:
+        files = [calls.part("request", dumps(document).encode(), calls.JSON)]
+        return lambda http: http.post("/v1/graphs/validate", files=files)
     return lambda http: http.post("/v1/graphs/validate", json=document)
 
 
@@ -146,7 +149,8 @@ WAYS: dict[str, Send] = {
     "nested numbers": nested(PLAIN),
     "nested numbers to events": nested(PLAIN, calls.SSE),
     "nested numbers in a form": nested_in_a_form(PLAIN),
-    "a graph": graph(100),
+    "a graph": graph(600),
+    "a graph in a form": graph(600, form=True),
     "a verification by units": verification(TAPS),
 }
 

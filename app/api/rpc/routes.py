@@ -31,7 +31,7 @@ from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
 from app.replies.errors import rpc_error
-from app.replies.result import JsonResult
+from app.replies.result import json_result
 from convgrad._errors import (
     Cancelled,
     ConvgradError,
@@ -249,7 +249,7 @@ class _Message:
                 await sse.stream_work(opened, stream, item.id)
                 return _Text((), 0)
             await finish(opened)
-            result = JsonResult(opened.result())
+            result = await json_result(opened.result())
             if type(opened) is Answered:  # others send tensors
                 self._add_document(result.length or 0)
             return _text(item.id, context.timings.each("encode", result.pieces()), result.length)
@@ -277,8 +277,8 @@ class _Message:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         task, document = method.read(self._service, item.params)
-        request = task.read(document).read(self._lease, need_data=task.need_data)
-        work = await RequestReceiver(task, self._lease).receive(whole(request))
+        events = whole(document, task.read, self._lease, need_data=task.need_data)
+        work = await RequestReceiver(task, self._lease).receive(events)
         self._add_tensors(work.output_bytes)
         running.add(work)
         return await stack.enter_async_context(work)

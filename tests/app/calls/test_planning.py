@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from app.calls.planning import (
     plan_call,
     problem_of,
     verification_cost,
+    work_of_taps,
     work_of_verification,
 )
 from app.settings import Settings
@@ -105,7 +107,14 @@ def test_taps_are_work_of_a_verification(fast: bool) -> None:
     """A verification of many taps with little to sum exceeds the limit of work that its multiply-adds don't reach."""
     op = resolved(Case(n=16, src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64)))
     assert work_of_verification(op, fast=fast) > 16 * 64 * 64 * 100_000 > 10_000 * op.macs
-    assert not verification_cost(op, Settings(work_limit=1_000_000_000))["allowed"]
+    settings = Settings(work_limit=1_000_000_000)
+    assert not verification_cost(op, settings)["allowed"]
+    work, taps = work_of_verification(op, fast=fast), work_of_taps(op)
+    with pytest.raises(TooLarge) as caught:
+        check_limits(replace(op, macs=work), settings, taps)
+    loc = ["attributes", "weights_shape"]
+    assert caught.value.data == {"reason": "work", "limit": 1_000_000_000, "value": work, "loc": loc}
+    assert f"needs {work} multiply-adds, {taps} of which stand for" in caught.value.message
 
 
 def test_a_plan_is_described() -> None:

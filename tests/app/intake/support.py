@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.intake.body import begun_documents
+from app.intake.body import ReadRequest, begun_documents
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import Known, RequestedCall, RequestEvent, read_request_object
+from app.intake.requests import Known, RequestedCall, RequestEvent, RequestObject, read_request_object
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
@@ -102,6 +102,15 @@ async def read_events(
     return found
 
 
+def reading(read: Callable[[Any], RequestObject]) -> ReadRequest:
+    """Return a task's way of reading a request object."""
+
+    async def read_request(document: Any) -> RequestObject:
+        return read(document)
+
+    return read_request
+
+
 def read_parts(
     body: bytes, *, step: int = 10**6, called: CalledOperation = OPERATION, declared: bool = True
 ) -> dict[str, bytes]:
@@ -109,7 +118,7 @@ def read_parts(
 
     async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
-        intake = MultipartIntake(CONTENT_TYPE, partial(read_request_object, called), lease, length=length)
+        intake = MultipartIntake(CONTENT_TYPE, reading(partial(read_request_object, called)), lease, length=length)
         return await collected(await read_events(intake.events(chunks(body, step)), checked), lease)
 
     return in_pool(run)

@@ -40,6 +40,7 @@ from tests.app.intake.support import (
     npy,
     read_events,
     read_parts,
+    reading,
     request,
     text,
 )
@@ -220,7 +221,7 @@ def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError]
 def test_a_content_type_without_a_boundary_is_unsupported(content_type: str) -> None:
     """Without a boundary the parts can't be found."""
     with Lease(SegmentPool(MIB)) as lease, pytest.raises(UnsupportedMediaType):
-        MultipartIntake(content_type, partial(read_request_object, OPERATION), lease)
+        MultipartIntake(content_type, reading(partial(read_request_object, OPERATION)), lease)
 
 
 def test_a_call_is_refused_before_its_data_is_taken() -> None:
@@ -230,7 +231,7 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
     head = head[: head.rindex(b"\n", 0, head.rindex(b"\r\n--")) + 1]
     pool = SegmentPool(64 * MIB)
     with Lease(pool) as lease:
-        intake = MultipartIntake(CONTENT_TYPE, partial(read_request_object, OPERATION), lease, length=10**9)
+        intake = MultipartIntake(CONTENT_TYPE, reading(partial(read_request_object, OPERATION)), lease, length=10**9)
         with pytest.raises(InvalidParams, match="diff_dst"):
             asyncio.run(read_events(intake.events(chunks(head, 10**6)), checked))
     assert pool.stats().created == 0
