@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -22,12 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect heavy tests unless `--all` is given or their file is named.
-
-    The selected ones are placed at both ends of the list, the longest first: pytest-xdist distributes the list in
-    chunks and then moves tests that haven't started, so two that take minutes would otherwise wait for each other at
-    the end.
-    """
+    """Deselect heavy tests unless `--all` is given or their file is named; spread the others over the processes."""
     named = {Path(argument.split("::")[0]).resolve() for argument in config.args}
     heavy: list[pytest.Item] = []
     others: list[pytest.Item] = []
@@ -40,9 +36,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             left.append(item)
     heavy.sort(key=_minutes, reverse=True)
-    items[:] = heavy[::2] + others + heavy[1::2]
+    items[:] = _spread(heavy, others, getattr(config, "workerinput", {}).get("workercount", 1))
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+def _spread(heavy: list[pytest.Item], others: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Let each process begin with its share of the heavy tests, longest first.
+
+    pytest-xdist gives each process an equal part of the list and moves tests that haven't started to those that are
+    done, so that the short ones fill the time that is left.
+    """
+    spread: list[pytest.Item] = []
+    total, short = len(heavy) + len(others), iter(others)
+    for process in range(processes):
+        part = (total - len(spread)) // (processes - process)
+        mine = heavy[process::processes]
+        spread += [*mine, *islice(short, max(0, part - len(mine)))]
+    return spread
 
 
 def _minutes(heavy: pytest.Item) -> int:

@@ -152,7 +152,8 @@ class _Gather(Share):
         if self.lanewise:
             direct = direct and dims.groups * many >= WIDTH
         else:
-            direct = direct and (MASKS or dims.dst_channels % WIDTH == 0)
+            low, high = self.channels
+            direct = direct and (MASKS or (high - low) % WIDTH == 0)
 
         self.tables, self.spans = self._merge(tables)
         self.packed = packed

@@ -56,9 +56,8 @@ class Target:
 
     @cached_property
     def lanes(self) -> int:
-        """Number of f32 in a vector."""
-        wide = {"avx512f", "avx512bw"}
-        return 16 if self.features >= wide or "avx512f" in self.imitated else 8
+        """Number of f32 in a vector; whatever is imitated has 16."""
+        return 16 if self.imitated or self.features >= {"avx512f", "avx512bw"} else 8
 
     @cached_property
     def dots(self) -> Dots:

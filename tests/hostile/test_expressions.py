@@ -59,6 +59,7 @@ WORST: dict[str, list[str]] = {
     "app.telemetry.context._TRACEPARENT": ["0" * SIZE, "00-" + "0" * 32 + "-" + "0" * 16 + "-00-" + "x" * SIZE + "\n"],
     "convgrad._npy._PRINTABLE_DESCR": ["<f" + "1" * SIZE],
     "convgrad._npy._TOKEN": [" " * SIZE, "'" + "a" * SIZE, "9" * SIZE],
+    "app.calls.sealed._ID": ["a" * SIZE],
     "app.calls.sealed._LABEL": ["a" * SIZE + "\n"],
     "convgrad._core._OP": ["a" * SIZE + "/"],
     "convgrad._sealed._ID": ["a" * SIZE],

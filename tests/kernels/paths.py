@@ -16,9 +16,6 @@ __all__ = ["INNER", "imitated_paths", "inside", "narrower_paths", "no_f16c"]
 INNER = "CONVGRAD_TEST_INNER"
 """Set in the processes that test another path."""
 
-_IMITATIONS = {"avx512bf16": "avx512bf16", "amx-bf16": "avx512f,amx-bf16"}
-"""Optional instructions, and what is imitated to run their path without them."""
-
 
 def inside() -> bool:
     """Return whether this process tests another path than the machine's own."""
@@ -56,5 +53,5 @@ def imitated_paths() -> dict[str, dict[str, str]]:
     """Return the settings of the paths whose instructions this processor lacks and can imitate."""
     if inside() or target().arch != "x86_64":
         return {}
-    lacking = {name: how for name, how in _IMITATIONS.items() if not host_target().features >= FEATURE_WORDS[name]}
-    return {name: _settings(**{IMITATE: how}) for name, how in lacking.items()}
+    lacking = [name for name in ("avx512bf16", "amx-bf16") if not host_target().features >= FEATURE_WORDS[name]]
+    return {name: _settings(**{IMITATE: name}) for name in lacking}
