@@ -17,7 +17,6 @@ from app.api import rest, web
 from app.api.oip import extensions
 from app.api.oip import routes as oip
 from app.api.oip.body import HEAD_LENGTH
-from app.api.openapi import install_openapi, operation_id
 from app.api.routing import Application, Routes
 from app.api.rpc import routes as rpc
 from app.calls.service import Service
@@ -31,22 +30,20 @@ from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
 from app.telemetry.tracing import Tracing
-from convgrad import __version__
 
-__all__ = ["create_app"]
+__all__ = ["ROUTERS", "create_app"]
 
-_ROUTERS = (
+ROUTERS = (
     rest.router,
     oip.router,
     extensions.router,
     rpc.router,
-    rest.graphs,
-    rest.checks,
     ops_pages.health,
     ops_pages.router,
     web.router,
     docs_pages.router,
 )
+"""The routes of the application; the first match wins."""
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -70,25 +67,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             if settings.otlp_endpoint is not None:
                 await asyncio.to_thread(telemetry.tracing.close)
 
-    app = Application(
-        title="convgrad",
-        version=__version__,
-        summary="Convolution gradients over HTTP.",
-        generate_unique_id_function=operation_id,
-        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        lifespan=lifespan,
-    )
+    app = Application(lifespan=lifespan)
     app.state.service = service
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
-    for router in _ROUTERS:
-        app.include_router(router)
     free = FREE_PAGES | docs_pages.PATHS | web.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
-    install_openapi(app)
     checks = [CrossOriginProtection(settings).check, Authentication(make_key_ring(settings), free).check]
     limits = Limits(int(settings.body_limit), settings.deadline_s, settings.slow_s, int(settings.slow_rate))
-    stack: ASGIApp = Exchanges(Routes(_ROUTERS), limits, telemetry, checks)
+    stack: ASGIApp = Exchanges(Routes(ROUTERS), limits, telemetry, checks)
     if settings.cors:
         stack = CORSMiddleware(
             stack,

@@ -18,11 +18,9 @@ from app.replies.result import send_result
 from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
 
-__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "checks", "graphs", "router"]
+__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router"]
 
-router = APIRouter(prefix="/v1", tags=["operations"])
-graphs = APIRouter(prefix="/v1/graphs", tags=["graphs"])
-checks = APIRouter(prefix="/v1/checks", tags=["sealed checks"])
+router = APIRouter(prefix="/v1")
 
 JSON = "application/json"
 
@@ -86,13 +84,13 @@ async def verify(request: Request, op: str) -> None:
     await _answer(request, Verify(_service(request), find_operation(op)), JSON, sse.MEDIA_TYPE)
 
 
-@graphs.post("")
+@router.post("/graphs")
 async def run_graph(request: Request) -> None:
     """Compute the nodes of a graph in order; results stay in shared memory until they are sent."""
     await _answer(request, RunGraph(_service(request)), JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
 
 
-@graphs.post("/validate")
+@router.post("/graphs/validate")
 async def validate_graph(request: Request) -> None:
     """Check a graph without computing it: returns its inputs and outputs, and each node's attributes and cost.
 
@@ -111,38 +109,38 @@ def _of(check: str) -> Callable[[Any], Any]:
     return lambda body: {**body, "check": check} if isinstance(body, Mapping) else body
 
 
-@checks.post("")
+@router.post("/checks")
 async def begin_check(request: Request) -> None:
     """Begin a sealed check of a kernel that takes the operations, dtypes and attributes in `takes`."""
     await _ask(request, BEGIN, None)
 
 
-@checks.post("/verify-signature")
+@router.post("/checks/verify-signature")
 async def verify_signature(request: Request) -> None:
     """Say whether this service signed the document of a check, which is the body."""
     task = AskCheck(_service(request), VERIFY_SIGNATURE, lambda body: {"document": body})
     await _answer(request, task, JSON)
 
 
-@checks.post("/{check}/next")
+@router.post("/checks/{check}/next")
 async def next_case(request: Request, check: str) -> None:
     """Return the next case: operation, attributes and inputs; the same one again until it is answered or late."""
     await _ask(request, NEXT, check, JSON, multipart.MEDIA_TYPE)
 
 
-@checks.post("/{check}/submit")
+@router.post("/checks/{check}/submit")
 async def submit_result(request: Request, check: str) -> None:
     """Judge the kernel's result of a case, the one input; the reply is a report, also on a result that fails."""
     await _answer(request, Submit(_service(request), _of(check)), JSON, sse.MEDIA_TYPE)
 
 
-@checks.post("/{check}/finish")
+@router.post("/checks/{check}/finish")
 async def finish_check(request: Request, check: str) -> None:
     """End a check; return the signed document that says what came of each case."""
     await _ask(request, FINISH, check)
 
 
-@checks.delete("/{check}")
+@router.delete("/checks/{check}")
 async def drop_check(request: Request, check: str) -> None:
     """Forget a check."""
     await _ask(request, DROP, check)

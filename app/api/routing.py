@@ -1,4 +1,4 @@
-"""Routes that FastAPI documents and does not run: their endpoints return the reply, or send it piece by piece.
+"""Routes: their endpoints return the reply, or send it piece by piece. FastAPI only holds them.
 
 FastAPI's matching, its handlers of exceptions and its stacks of dependencies take a fifth of the time of a small call
 (`benchmarks.service`, tiny).
@@ -31,7 +31,7 @@ _LONGEST_PATH = 256
 
 
 class Application(FastAPI):
-    """The FastAPI application, which documents the routes; requests go to the `stack`."""
+    """The FastAPI application, which has the lifespan; requests go to the `stack`."""
 
     stack: ASGIApp
 
@@ -79,12 +79,12 @@ class Routes:
 
 
 def file_router(files: Mapping[str, tuple[Path, str]], policy: str) -> APIRouter:
-    """Return routes, which are not documented, that send a file with its media type for each path.
+    """Return routes that send a file with its media type for each path.
 
     `policy` is their Content-Security-Policy. Browsers ask each time whether a file has changed, so that no page mixes
     the files of two versions; files are compressed for clients that decode gzip.
     """
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter()
     headers = {
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",

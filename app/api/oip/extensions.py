@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.api.oip.documents import repository_index
@@ -22,24 +21,9 @@ from app.intake.strict_json import parse_document
 from convgrad._errors import InvalidRequest, TooLarge, Unsupported
 from schemas.tables import find_operation
 
-__all__ = ["ERRORS", "OipError", "router"]
+__all__ = ["router"]
 
-
-class OipError(BaseModel):
-    """The error object of every page under `/v2`."""
-
-    error: str
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
-    401: {"model": OipError, "description": "The API key is missing or not valid, where the service has keys."},
-    403: {"model": OipError, "description": "The Host header, or the calling page's origin, is not allowed."},
-    404: {"model": OipError, "description": "There is no such model, version or page."},
-}
-"""The errors of every page under `/v2`."""
-
-router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=ERRORS)
+router = APIRouter(prefix="/v2")
 
 # These requests have a name and three numbers at most.
 _MOST_BYTES = 16 << 10
@@ -64,7 +48,7 @@ def _regions(request: Request) -> Regions:
 
 
 @router.get("/repository/index")
-@router.post("/repository/index", operation_id="v2_filtered_index")
+@router.post("/repository/index")
 async def index(request: Request) -> Any:
     """List every name of every operation, with its state; `ready` leaves out those that accept no calls."""
     only_ready = (await _document(request)).get("ready", False)
@@ -123,7 +107,7 @@ async def unregister(request: Request, region: str) -> Any:
     return {}
 
 
-@router.post("/cudasharedmemory/unregister", include_in_schema=False)
+@router.post("/cudasharedmemory/unregister")
 async def unregister_cuda(request: Request) -> Any:
     """Unregister all CUDA regions, of which there are none."""
     _regions(request).status()

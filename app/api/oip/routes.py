@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from app.api.oip.documents import model_config, model_metadata, server_metadata
-from app.api.oip.extensions import ERRORS
 from app.api.oip.infer import OipState
 from app.api.oip.infer import infer as run_inference
 from app.api.oip.reply import VERSION
@@ -26,7 +25,7 @@ from schemas.tables import CalledOperation, find_operation, operation_names
 __all__ = ["OipState", "router"]
 
 
-router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=ERRORS)
+router = APIRouter(prefix="/v2")
 
 
 def find_model(name: str, version: str | None = None) -> CalledOperation:
@@ -39,24 +38,21 @@ def find_model(name: str, version: str | None = None) -> CalledOperation:
 
 
 @router.get("")
-@router.get("/", include_in_schema=False)
+@router.get("/")
 async def server(request: Request) -> Any:
     """Describe the server and its extensions."""
     return server_metadata(shared_memory=_state(request).regions.enabled)
 
 
-@router.head("/health/live", include_in_schema=False)
+@router.head("/health/live")
 @router.get("/health/live")
 async def live(_: Request) -> Any:
     """Tell whether the server answers."""
     return {"live": True}
 
 
-_READY: dict[str, Any] = {"responses": {503: {"description": "The service is starting, failed or draining."}}}
-
-
-@router.head("/health/ready", include_in_schema=False)
-@router.get("/health/ready", **_READY)
+@router.head("/health/ready")
+@router.get("/health/ready")
 async def ready(request: Request) -> Response:
     """Tell whether calls are accepted: 503 while the service is starting, failed or draining."""
     return _readiness(request, {"live": True})
@@ -75,8 +71,8 @@ async def metadata(_: Request, model: str, version: str | None = None) -> Any:
     return model_metadata(find_model(model, version))
 
 
-@router.get("/models/{model}/ready", **_READY)
-@router.get("/models/{model}/versions/{version}/ready", **_READY)
+@router.get("/models/{model}/ready")
+@router.get("/models/{model}/versions/{version}/ready")
 async def model_ready(request: Request, model: str, version: str | None = None) -> Response:
     """Tell whether a model accepts calls."""
     return _readiness(request, {"name": find_model(model, version).called_as})

@@ -59,7 +59,7 @@ _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: 
 # A batch could request a document of tens of kilobytes a thousand times: the answer's documents are limited in total.
 _DOCUMENTS = 4 << 20
 
-router = APIRouter(tags=["JSON-RPC"])
+router = APIRouter()
 
 
 @router.post("/rpc")

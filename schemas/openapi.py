@@ -1,0 +1,188 @@
+"""The OpenAPI document: the pages of `openapi.json`, and three paths for each operation, made from the tables.
+
+`openapi.json` has components of the document, and `pages`: of each its paths, and what the document has of them.
+`problems` are the statuses that are problem objects (`call`: those of every call, `check`: of a sealed check), or
+`oip`: the errors of the Open Inference Protocol. `method` names the JSON-RPC method that does the same.
+
+A body of an operation's path has the plain form of a call, which generated clients can type: the names of the new
+edition, no wrapped values. The service accepts the others too, and OpenRPC describes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, models_json_schema
+from pydantic_core import core_schema
+
+from schemas.checks import CHECK_METHODS
+from schemas.rows import Operation
+from schemas.tables import OPERATIONS, find_operation, operation_names, verified
+from schemas.wire import (
+    AnyCall,
+    CallReply,
+    Problem,
+    ValidateReply,
+    VerifyReply,
+    request_model,
+    validate_model,
+    verify_model,
+)
+
+__all__ = ["openapi_document"]
+
+_STATIC = Path(__file__).with_name("openapi.json")
+_REF = "#/components/schemas/{model}"
+_FILE = {"type": "string", "format": "binary"}
+_MODELS: tuple[type[BaseModel], ...] = (AnyCall, CallReply, Problem, ValidateReply, VerifyReply)
+_OPERATION_PAGES = {
+    "": (request_model, "", "{summary}\n\n{formula}"),
+    "/validate": (validate_model, "validate_", "Check a call of {name} without computing it."),
+    "/verify": (verify_model, "verify_", "Compare results of {name} with the float64 reference."),
+}
+_JSON, _FORM = "application/json", "multipart/form-data"
+
+Page = dict[str, Any]
+
+
+class _WithoutDefaults(GenerateJsonSchema):
+    """Leave out defaults, which the descriptions have: generators make a member with a default a required one."""
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Return the schema of the member alone."""
+        return self.generate_inner(schema["schema"])
+
+
+@cache
+def openapi_document(version: str) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of the service. It is cached: don't modify it."""
+    static = json.loads(_STATIC.read_text(encoding="utf-8"))
+    components, paths = static["components"], dict[str, dict[str, Page]]()
+    for page in static["pages"]:
+        made = _page(page, static)
+        for method, path in map(str.split, page["paths"]):
+            name = made["operationId"] + ("_version" if "{version}" in path else "")
+            places = [_place(place) for place in re.findall(r"{(\w+)}", path)]
+            own = {"operationId": name, "parameters": [*places, static["parameter"]]}
+            paths.setdefault(path, {})[method] = made | own
+    names = {name: None for row in OPERATIONS for name in verified(find_operation(row.name)).operation.input_spellings}
+    for suffix in _OPERATION_PAGES:
+        general = paths[f"/v1/ops/{{op}}{suffix}"]["post"]
+        general["requestBody"]["content"][_FORM] = _form(names)
+        for row in OPERATIONS:
+            parameters = [static["parameter"]]
+            page = {"tags": general["tags"], "responses": general["responses"], "parameters": parameters}
+            paths[f"/v1/ops/{row.name}{suffix}"] = {"post": page | _operation_page(row, suffix)}
+    models = [
+        make(find_operation(row.name), plain=True) for make, *_ in _OPERATION_PAGES.values() for row in OPERATIONS
+    ]
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in (*_MODELS, *models)]
+    _, schemas = models_json_schema(kinds, ref_template=_REF, schema_generator=_WithoutDefaults)
+    components["schemas"] |= schemas["$defs"]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "convgrad",
+            "summary": "Convolution gradients over HTTP.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "version": version,
+        },
+        "servers": [{"url": "/", "description": "This service."}],
+        "paths": paths,
+        "components": components,
+        "security": [{}, *({name: []} for name in components["securitySchemes"])],
+    }
+
+
+def _page(given: Page, static: dict[str, Any]) -> Page:
+    """Return what the paths of a page have in common, with its errors."""
+    page = {name: value for name, value in given.items() if name not in ("paths", "problems", "method")}
+    responses = page.get("responses", {})
+    if "method" in given:
+        page |= _check(given["method"], responses)
+        responses = page["responses"]
+    elif "200" not in responses:
+        responses = {"200": {"description": "The reply.", "content": {_JSON: {"schema": {}}}}, **responses}
+    problems = given.get("problems", [])
+    if problems == "oip":
+        content = {_JSON: {"schema": {"$ref": _REF.format(model="OipError")}}}
+        errors = static["oip"]
+    else:
+        content = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
+        statuses = problems if isinstance(problems, list) else static["problems"][problems]
+        errors = {str(status): static["statuses"][str(status)] for status in statuses}
+    errors = {status: {"description": text, "content": content} for status, text in errors.items()}
+    return page | {"responses": dict(sorted((errors | responses).items()))}
+
+
+def _place(name: str) -> dict[str, Any]:
+    """Describe a parameter of a path."""
+    schema: dict[str, Any] = {"type": "string"}
+    place = {"name": name, "in": "path", "required": True, "schema": schema}
+    if name in ("op", "model"):
+        schema["enum"] = list(operation_names())
+        return place | {"description": "Name or alias of an operation."}
+    if name == "version":
+        schema["enum"] = ["1"]
+        return place | {"description": "The only version of every model."}
+    return place
+
+
+def _check(name: str, responses: dict[str, Any]) -> Page:
+    """Describe the body and the replies of a method of a sealed check; `responses` has other forms of the reply."""
+    method, more = CHECK_METHODS[name], responses.get("200", {})
+    content = {_JSON: {"schema": method.result}, **more}
+    docs: Page = {"responses": {"200": {"description": method.summary, "content": content}}}
+    if name == "check.drop":
+        return docs
+    own = {param: schema for param, schema in method.params.items() if param != "check"}
+    required = [param for param in method.required if param in own]
+    body = {"type": "object", "required": required, "properties": own, "additionalProperties": False}
+    if name == "check.verify_signature":
+        body = own["document"]
+    bodies = {_JSON: {"schema": body}}
+    if name == "check.submit":
+        parts = {"type": "object", "required": ["request"], "properties": {"request": body}}
+        bodies[_FORM] = {"schema": {**parts, "additionalProperties": _FILE}}
+    return docs | {"requestBody": {"required": bool(required), "content": bodies}}
+
+
+def _operation_page(row: Operation, suffix: str) -> Page:
+    """Describe a path of one operation."""
+    make, prefix, text = _OPERATION_PAGES[suffix]
+    called = find_operation(row.name)
+    summary, _, description = text.format(summary=row.summary, formula=row.formula, name=row.name).partition("\n\n")
+    taken = verified(called) if suffix else called
+    content = {
+        _JSON: {"schema": {"$ref": _REF.format(model=make(called, plain=True).__name__)}},
+        _FORM: _form(each.name for each in taken.operation.inputs),
+    }
+    return {
+        "summary": summary,
+        "description": description or row.summary,
+        "operationId": prefix + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", row.name).lower(),
+        "requestBody": {"required": True, "content": content},
+    }
+
+
+def _form(names: Iterable[str]) -> dict[str, Any]:
+    """Describe the multipart form of a call: the request object first, then a `.npy` file for each tensor."""
+    names = list(names)
+    request = {"type": "object", "description": "Attributes, options, and the inputs that are no part of the form."}
+    return {
+        "schema": {
+            "type": "object",
+            "required": ["request"],
+            "properties": {"request": request, **dict.fromkeys(names, _FILE)},
+        },
+        "encoding": {
+            "request": {"contentType": _JSON},
+            **{name: {"contentType": "application/x-npy, application/octet-stream"} for name in names},
+        },
+    }
