@@ -30,7 +30,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY convgrad convgrad
 # Only the client: the service itself is in /srv/convgrad.
 RUN HATCH_BUILD_NO_HOOKS=true pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
- && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
+ && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl \
+ && find /opt/convgrad/lib -type d -name tests -prune -exec rm -r {} +  # those of NumPy and Numba: 20 MB
 
 FROM ${PYTHON_IMAGE}
 # Nothing installs packages in a running container.
