@@ -63,7 +63,8 @@ class Routes:
             await (reply if isinstance(reply, Response) else JSONResponse(reply))(scope, receive, send)
 
     def _find(self, method: str, path: str) -> tuple[APIRoute, Scope]:
-        scope = {"type": "http", "method": method, "path": path}
+        # The server sends the head alone of what a GET would return.
+        scope = {"type": "http", "method": "GET" if method == "HEAD" else method, "path": path}
         others = []
         for route in self._routes:
             match, child_scope = route.matches(scope)
@@ -75,6 +76,8 @@ class Routes:
             raise NotFound("there is no such page")
         # A name in a path comes before a parameter in its place.
         allowed = {method for route in others if route.path == others[0].path for method in route.methods or ()}
+        if "GET" in allowed:
+            allowed.add("HEAD")
         raise MethodNotAllowed("this page does not support that method", data={"allow": sorted(allowed)})
 
 
@@ -94,7 +97,7 @@ def file_router(files: Mapping[str, tuple[Path, str]], policy: str) -> APIRouter
     }
 
     def add(path: str, file: Path, media_type: str) -> None:
-        @router.api_route(path, methods=["GET", "HEAD"])
+        @router.get(path)
         async def page(request: Request) -> Response:
             gzipped = accepts(request.headers.get("accept-encoding"), "gzip")
             content, tag = await asyncio.to_thread(_sent, file, gzipped)

@@ -28,7 +28,7 @@ from convgrad._check.cases import Array, Case, draw
 from convgrad._check.problems import Takes
 from convgrad._dtypes import dtype
 from convgrad._errors import Forbidden, InvalidParams, NotFound, Overloaded, RateLimited
-from schemas.problems import Problem, invalid_params, problem, safe_key
+from schemas.problems import Problem, invalid_params, number, problem, safe_key
 from schemas.tables import find_operation, operation_names
 from schemas.tensors import TensorSpec
 
@@ -321,7 +321,8 @@ def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
     asked, label = given.get("cases"), given.get("label")
     asked = min(_CASES, most) if asked is None else asked
     if type(asked) is not int or not 1 <= asked <= most:
-        problems.append(problem(["cases"], f"cases must be an integer from 1 to {most}", "value"))
+        but = f", but is {number(asked)}" if type(asked) is int else ""
+        problems.append(problem(["cases"], f"cases must be an integer from 1 to {most}{but}", "value"))
     label = "" if label is None else label
     if not isinstance(label, str) or not _LABEL.fullmatch(label):
         problems.append(problem(["label"], "label must be at most 200 characters of printable ASCII", "value"))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
-from convgrad._errors import ConvgradError
+from convgrad._errors import ConvgradError, ParseError
 
 __all__ = ["NUMBER_SLICE", "Numbers"]
 
@@ -37,6 +37,9 @@ _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 # Values that JSON has no numbers for; the standard parser reads them without the quotes.
 _WORD = re.compile(rb'"(NaN|-?Infinity)"')
 _WORDS = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
+_WORDS_TEXT = '"NaN", "Infinity" and "-Infinity"'
+# What the other values of JSON begin with.
+_OTHER_VALUES = b'"{tfn'
 # A string, or its beginning: then the group is no quote.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*("|\\?\Z)', re.DOTALL)
 # Most characters of a number.
@@ -58,7 +61,7 @@ class Numbers:
     If dtype and shape are `declared` before the numbers, elements are converted as they arrive; otherwise they are kept
     as float64. `bound` is the most text that can still arrive, `most` the most numbers that are allowed. A fault does
     not stop the document: it is kept in `fault`, the memory is given back, the rest of the array is skipped. With a
-    `refusal` all of it is.
+    `refusal` all of it is. Text that is not JSON is no fault of the tensor: `write` raises `ParseError`.
     """
 
     slow = True  # it reads a slice at a time
@@ -217,7 +220,9 @@ class Numbers:
             stop -= len(text) + len(self._word) - end - 1
             text, self._word = text[:end], b""
         elif foreign >= 0:
-            raise TensorFault('must hold only numbers, or the strings "NaN", "Infinity" and "-Infinity"', "number_type")
+            if plain[foreign] not in _OTHER_VALUES:
+                raise _not_json(f"has something that is no value; NaN and infinities are the strings {_WORDS_TEXT}")
+            raise TensorFault(f"must hold only numbers, or the strings {_WORDS_TEXT}", "number_type")
         self._take(_WORD.sub(rb" \1 ", text) if b'"' in text else text, over=end is not None)
         return stop, end is not None
 
@@ -320,9 +325,9 @@ class Numbers:
         try:
             values = np.array(json.loads(b"[" + text + b"]", parse_int=float), np.float64)
         except ValueError:
-            raise TensorFault("has something other than a number between its commas", "number_type") from None
+            raise _not_json("has something other than a number between its commas") from None
         if not len(values):
-            raise TensorFault("has an extra comma", "number_type")
+            raise _not_json("has an extra comma")
         infinite = int(np.isinf(values).sum())
         if infinite and infinite != text.count(b"Infinity"):
             raise TensorFault("has a number outside the range of f64", "range")
@@ -385,11 +390,13 @@ def _check_order(outline: bytes, *, empty_lists: bool) -> None:
     wrong = (
         ((after == _OPEN) & ~(opened | comma))
         | ((after == _COMMA) & (opened | comma))
-        | ((after == _CLOSE) & (comma | (opened & (not empty_lists))))
+        | ((after == _CLOSE) & comma)
         | ((after == _NUMBER) & closed)
     )
     if wrong.any():
-        raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
+        raise _not_json("has a bracket or a comma in the wrong place")
+    if not empty_lists and (opened & (after == _CLOSE)).any():
+        raise TensorFault(f"{_NESTED}: it has an empty list beside numbers", "nesting")
 
 
 def _zeros(match: re.Match[bytes]) -> bytes:
@@ -418,6 +425,10 @@ def _odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     bits -= np.abs(made) > np.abs(values)
     bits |= np.not_equal(made, values, where=np.isfinite(values), out=np.zeros(len(values), bool))
     return made
+
+
+def _not_json(what: str) -> ParseError:
+    return ParseError(f"the body is not JSON: a list of numbers {what}")
 
 
 def _too_many(what: str, most: int) -> TensorFault:

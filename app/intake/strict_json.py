@@ -88,6 +88,8 @@ def partial_document(skeleton: bytes, values: Sequence[object] = ()) -> Any:
         text = skeleton.removeprefix(BOM).decode()
     except UnicodeDecodeError:
         return None
+    if _SURROGATE.search(text):  # the final parse finds out whether it is half of a pair
+        return None
     return _partial(text, 0, decoder, left, _PARTIAL_DEPTH)[0]
 
 

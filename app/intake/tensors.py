@@ -129,7 +129,7 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
     for member in ("data", "npy"):
         data = given.get(member)
         if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
-            message = f"{member} of {loc[1]}: {data.fault.message}"
+            message = _fault_message(member, loc[1], data, data.fault)
             raise invalid_params(_WHAT, [problem([*loc, member], message, data.fault.kind)])
 
 
@@ -199,8 +199,8 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
             return None
     except TensorFault as fault:
         member = wire.member or "data"
-        colon = "" if isinstance(wire.payload, Numbers | list) else ":"
-        problems.append(problem([*loc, member], f"{member} of {loc[-1]}{colon} {fault.message}", fault.kind))
+        message = _fault_message(member, loc[-1], wire.payload, fault)
+        problems.append(problem([*loc, member], message, fault.kind))
         return None
     except Unsupported as error:
         problems.append(problem([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
@@ -208,6 +208,12 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
     except TooLarge as error:
         raise too_large(error, loc, str(loc[-1])) from None
     return tensor
+
+
+def _fault_message(member: str, name: str | int, payload: object, fault: TensorFault) -> str:
+    """Return the message of a tensor's fault: those of numbers continue a sentence."""
+    colon = "" if isinstance(payload, Numbers | list) else ":"
+    return f"{member} of {name}{colon} {fault.message}"
 
 
 def _described(wire: WireTensor, loc: list[str | int], problems: list[Problem]) -> Tensor | None:

@@ -44,14 +44,12 @@ async def server(request: Request) -> Any:
     return server_metadata(shared_memory=_state(request).regions.enabled)
 
 
-@router.head("/health/live")
 @router.get("/health/live")
 async def live(_: Request) -> Any:
     """Tell whether the server answers."""
     return {"live": True}
 
 
-@router.head("/health/ready")
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
     """Tell whether calls are accepted: 503 while the service is starting, failed or draining."""

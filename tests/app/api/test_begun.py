@@ -83,6 +83,16 @@ def test_a_tensor_that_the_body_can_not_contain(service: LiveService, path: str)
     assert error_of(path, reply) == ("invalid_params", ["inputs", "src", "data"])
 
 
+@pytest.mark.parametrize("path", [REST, RPC])
+def test_wrong_numbers(service: LiveService, path: str) -> None:
+    """Numbers with a fault are an error before they end, in the words of a body that is complete."""
+    text, content_type = begun(path, SRC)
+    status, reply = ask(service, path, text.rpartition(b'"')[0] + b"[[1], 2, ", content_type)
+    assert status == (200 if path == RPC else 422)
+    (error,) = (reply["error"]["data"] if path == RPC else reply)["errors"]
+    assert error["msg"].startswith("data of src must be flat, or nested like its shape: ")
+
+
 def test_params_by_position(service: LiveService) -> None:
     """They are checked like those by name."""
     call = {"jsonrpc": "2.0", "method": SMALL.op, "params": [SMALL.attributes() | {"strides": [0, 0]}, {"src": "@"}]}

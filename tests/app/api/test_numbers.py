@@ -132,6 +132,33 @@ def test_one_wrong_tensor_fails_one_call_of_a_batch(http: httpx.Client) -> None:
     assert second["result"]["op"] == TINY.op
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, NaN, 3]",
+        "[1, -Infinity, 3]",
+        "[1, 2, 3,]",
+        "[[[1, 2, 3,]]]",
+        "[1,, 3]",
+        "[1 2, 3]",
+        "[+1, 2, 3]",
+        "[1, 2, 3}",
+    ],
+)
+def test_a_list_that_is_not_json(http: httpx.Client, text: str) -> None:
+    """The whole body then is a parse error, however it arrives: of all of a JSON-RPC batch, whose ids are unknown."""
+    params = json.dumps(call("@")).replace('"@"', text)
+    plain = json.dumps(call([1, 2, 3]))
+    for content in (params.encode(), (params[at : at + 1].encode() for at in range(len(params)))):
+        reply = http.post(f"/v1/ops/{TINY.op}", content=content, headers={"content-type": JSON})
+        assert (reply.status_code, reply.json()["code"]) == (400, "parse_error")
+        assert reply.json()["detail"].startswith("the body is not JSON: ")
+    sent = [f'{{"jsonrpc": "2.0", "id": 7, "method": "{TINY.op}", "params": {each}}}' for each in (plain, params)]
+    for body in (sent[1], f"[{', '.join(sent)}]"):
+        reply = http.post("/rpc", content=body, headers={"content-type": JSON})
+        assert (reply.json()["error"]["code"], reply.json()["id"]) == (-32700, None)
+
+
 @pytest.mark.parametrize("data", [[1, 2, 3], [1, 2], [1, "x", 3]])
 def test_the_name_may_have_escapes_on_v2(http: httpx.Client, data: list[Any]) -> None:
     """So it may on `/v2`: the reply is that to the plain name."""

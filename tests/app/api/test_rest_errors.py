@@ -59,13 +59,24 @@ def test_other_pages_are_404(http: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
-    [("PUT", URL, "GET, POST"), ("DELETE", "/v1/ops", "GET"), ("GET", f"{URL}/validate", "POST")],
+    [("PUT", URL, "GET, HEAD, POST"), ("DELETE", "/v1/ops", "GET, HEAD"), ("GET", f"{URL}/validate", "POST")],
 )
 def test_other_methods_are_405(http: httpx.Client, method: str, path: str, allow: str) -> None:
     """A wrong method gets an error with the allowed ones."""
     response = http.request(method, path)
     problem(response, 405, "method_not_allowed")
     assert response.headers["allow"] == allow
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/ops", URL, "/metrics", "/openapi.json", "/v2", "/v2/health/ready", "/", "/v1/ops/no"]
+)
+def test_head_is_get_without_a_body(http: httpx.Client, path: str) -> None:
+    """Every page that has GET has HEAD, with the same status and headers."""
+    get, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert http.head(f"{URL}/validate").status_code == 405
 
 
 @pytest.mark.parametrize("accept", ["text/html", "image/*", "application/json;q=0, text/html", "a/b"])

@@ -104,7 +104,7 @@ def test_any_split_gives_what_the_standard_library_reads(
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
 @pytest.mark.parametrize(
-    "rest", ['"a]", [3]]', "{}, 4]", '"\\\\", "\\"]", [[]]]', '{"data": [1]}]', "1e999]", "NaN]", '"NaN]"]']
+    "rest", ['"a]", [3]]', "{}, 4]", '"\\\\", "\\"]", [[]]]', '{"data": [1]}]', "1e999]", "null, NaN]", '"NaN]"]']
 )
 def test_the_rest_of_a_faulty_list_is_skipped(rest: str, step: int) -> None:
     """A fault is kept, and the document goes on after the list, whatever else is in it."""

@@ -166,7 +166,7 @@ def _leaves(value: Any, depth: int) -> list[Any] | None:
 def test_a_comma_before_any_number_is_refused(text: bytes) -> None:
     """Wherever the text is split, commas without a number between them are rejected."""
     for width in range(1, len(text)):
-        with pytest.raises(TensorFault):
+        with pytest.raises(ParseError):
             read(text, list(range(width, len(text), width)))
 
 

@@ -145,7 +145,7 @@ NUMBERS: dict[str, tuple[str, str]] = {
     "bool": ("[true]", "only numbers"),
     "null": ("[null]", "only numbers"),
     "object": ("[{}]", "only numbers"),
-    "NaN": ("[NaN]", "only numbers"),
+    "NaN": ("[NaN]", 'NaN and infinities are the strings "NaN"'),
     "two in one": ("[1 2]", "other than a number"),
     "two commas": ("[1,,2]", "in the wrong place"),
     "comma first": ("[,1]", "in the wrong place"),
