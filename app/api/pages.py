@@ -21,14 +21,12 @@ health = APIRouter()
 
 
 @health.get("/healthz")
-@health.head("/healthz")
 async def healthz(_: Request) -> Any:
     """Tell whether the process is alive."""
     return {"status": "ok", "version": __version__}
 
 
 @health.get("/readyz")
-@health.head("/readyz")
 async def readyz(request: Request) -> Response:
     """Tell whether calls are accepted: 503 while kernels compile, no worker can be started, or the service drains."""
     service: Service = request.app.state.service
