@@ -66,11 +66,11 @@ class Machines:
             delay = min(2 * delay, _RETRY_LAST_S)
 
     async def _checked(self, name: str, state: Node) -> Node:
-        theirs, unfit = await _run(check, name)
-        if unfit is not None:
-            return state._replace(refused=f"the kernels do not work on its processor: {unfit}")
+        theirs, unfit = await _run(check, name, self._identity)
         if theirs != self._identity:
             return state._replace(refused=f"its kernels are {theirs}; the server's are {self._identity}")
+        if unfit is not None:
+            return state._replace(refused=f"the kernels do not work on its processor: {unfit}")
         # As many tasks at a time as there are processors, so that each is in a process of its own.
         await asyncio.gather(*(_run(load, name) for _ in range(state.wanted)))
         return state._replace(ready=state.wanted)
@@ -82,8 +82,8 @@ def submit(function: Callable[..., Any], machines: Collection[str], *arguments: 
     return _task(function).options(label_selector=selector).remote(*arguments)
 
 
-async def _run(function: Callable[[], Any], machine: str) -> Any:
-    reference = await asyncio.to_thread(submit, function, {machine})
+async def _run(function: Callable[..., Any], machine: str, *arguments: Any) -> Any:
+    reference = await asyncio.to_thread(submit, function, {machine}, *arguments)
     return await asyncio.wrap_future(reference.future())
 
 

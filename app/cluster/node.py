@@ -34,14 +34,16 @@ def identity() -> str:
     return f"{target()} {target().digest} {digest.hexdigest()[:12]}"
 
 
-def check() -> tuple[str, str | None]:
-    """Compile and check the kernels unless this machine's cache has them.
+def check(expected: str) -> tuple[str, str | None]:
+    """Compile and check the kernels unless this machine's cache has them, or its `identity` is not the `expected` one.
 
-    Returns the `identity` of this machine, and why the kernels do not work on its processor, if so. Raises
-    `RuntimeError` where they can't be compiled.
+    Returns the `identity`, and why the kernels do not work on this processor, if so. Raises `RuntimeError` where they
+    can't be compiled.
     """
     from kernels.prepare import read_verdict
 
+    if identity() != expected:
+        return identity(), None
     if target().compiles and read_verdict() is None:
         command = [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", "1"]
         path = os.pathsep.join(path for path in sys.path if path)

@@ -38,7 +38,7 @@ async def whole(
     document: Any, read_request: ReadRequest, lease: Lease, *, need_data: bool = True
 ) -> AsyncIterator[RequestEvent]:
     """Yield the request of a document that has arrived as a whole."""
-    yield Known((await read_request(document)).read(lease, need_data=need_data))
+    yield Known(await (await read_request(document)).read(lease, need_data=need_data))
 
 
 async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:

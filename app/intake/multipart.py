@@ -85,7 +85,7 @@ class MultipartIntake:
                     # Numbers in the request are parsed a slice at a time.
                     stop = at + NUMBER_SLICE if self._body is None else len(chunk)
                     await self._feed(chunk[at:stop])
-                    if (known := self._known()) is not None:
+                    if (known := await self._known()) is not None:
                         yield known
                     await self._supply()
                     at = stop
@@ -95,7 +95,7 @@ class MultipartIntake:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
-        yield Known(self._call(need_data=self._need_data))
+        yield Known(await self._call(need_data=self._need_data))
 
     async def _feed(self, chunk: bytes) -> None:
         self._reader.feed(chunk)
@@ -119,14 +119,14 @@ class MultipartIntake:
         segments = {row: sink.segment for row, sink in there.items()}
         return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
-    def _known(self) -> Begun | Known | None:
+    async def _known(self) -> Begun | Known | None:
         """Return the call once every dtype and shape is known; before that, its attributes and options, once."""
         self._missing.difference_update([row for row, part in self._coming.items() if part.known])
         if self._request is None or self._told:
             return None
         if not self._missing:
             self._told = True
-            return Known(self._call(need_data=False), whole=False)
+            return Known(await self._call(need_data=False), whole=False)
         if self._begun:
             return None
         self._begun = True
@@ -188,10 +188,10 @@ class MultipartIntake:
         self._missing.add(row)
         return part
 
-    def _call(self, *, need_data: bool) -> RequestedCall:
+    async def _call(self, *, need_data: bool) -> RequestedCall:
         assert self._request is not None
         parts = {row: (part.name, part.input()) for row, part in self._parts.items()}
-        return self._request.read(self._lease, parts=parts, need_data=need_data)
+        return await self._request.read(self._lease, parts=parts, need_data=need_data)
 
 
 class _TensorPart:

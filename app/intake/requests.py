@@ -56,7 +56,7 @@ class RequestObject:
         spellings = self.called.operation.input_spellings
         return next((value for name, value in self.inputs.items() if spellings.get(name) == row), None)
 
-    def read(
+    async def read(
         self,
         lease: Lease,
         *,
@@ -67,7 +67,7 @@ class RequestObject:
         replaced = parts or {}
         spellings = self.called.operation.input_spellings
         rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in replaced}
-        inputs = read_inputs(self.called.operation, rest | dict(replaced.values()), lease, need_data=need_data)
+        inputs = await read_inputs(self.called.operation, rest | dict(replaced.values()), lease, need_data=need_data)
         return RequestedCall(self, inputs)
 
 

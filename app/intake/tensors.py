@@ -36,6 +36,8 @@ __all__ = [
     "shape_list",
 ]
 
+# Inputs that are read or collected in a millisecond.
+_AT_ONCE = 64
 # Reordering this much takes well under a millisecond.
 _INLINE = 256 << 10
 _SWAP_STEP = 1 << 18
@@ -82,8 +84,8 @@ class Tensor:
 Input = Tensor | list[int]
 
 
-def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: bool = True) -> dict[str, Input]:
-    """Read the `inputs` member of a call; tensors in short strings are decoded now.
+async def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: bool = True) -> dict[str, Input]:
+    """Read the `inputs` member of a call, yielding to other requests; tensors in short strings are decoded now.
 
     An input that is a shape becomes a list of integers, whatever its form. With `need_data=False` a tensor may be
     just dtype and shape. Raises `InvalidParams` with every fault, and the errors of allocating memory.
@@ -94,7 +96,9 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
         raise invalid_params(_WHAT, [problem(["inputs"], "inputs must be an object", "object_type")])
     read: dict[str, Input] = {}
     problems: list[Problem] = []
-    for name, value in inputs.items():
+    for number, (name, value) in enumerate(inputs.items(), 1):
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
         row = operation.input_spellings.get(name)
         if value is None or row is None or isinstance(value, Tensor):
             # The operation rejects unknown names, together with its other errors.
@@ -140,7 +144,13 @@ def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
 
 async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
     """Collect each tensor in one segment, in C order and little-endian; return the segments by name."""
-    return {name: await _collect(tensor, lease) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
+    segments = {}
+    for number, (name, tensor) in enumerate(inputs.items(), 1):
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if isinstance(tensor, Tensor):
+            segments[name] = await _collect(tensor, lease)
+    return segments
 
 
 def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from functools import partial
 
 from starlette.types import Send
 
-from app.calls.work import Work, finish
+from app.calls.work import Result, Work, finish
 from app.replies.body import dump, send_data, send_head, send_piece
+from app.replies.result import encoded
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
@@ -16,30 +19,40 @@ __all__ = ["MEDIA_TYPE", "send_multipart"]
 
 MEDIA_TYPE = "multipart/form-data"
 
+# Small outputs that are sent in a millisecond.
+_AT_ONCE = 64
+
 
 async def send_multipart(work: Work, send: Send) -> None:
     """Run the work to its end; reply with its JSON object, in which outputs have no data, and a file for each."""
     await finish(work)
     result = work.result()
-    outputs = result.outputs
     boundary = f"convgrad-{secrets.token_hex(16)}"
     with current_context().timings.measure("encode"):
-        text = dump({**result.document, result.member: {output.name: output.describe() for output in outputs}})
-        heads = [_head(boundary, "reply", "application/json") + text]
-        heads += [
-            b"\r\n"
-            + _head(boundary, output.name, "application/x-npy")
-            + write_header(dtype(output.spec.dtype), output.spec.shape)
-            for output in outputs
-        ]
-        tail = f"\r\n--{boundary}--\r\n".encode()
-    length = sum(map(len, heads)) + sum(len(output.data) for output in outputs) + len(tail)
+        heads = await encoded(result, partial(_heads, boundary))
+    tail = f"\r\n--{boundary}--\r\n".encode()
+    length = sum(map(len, heads)) + sum(len(output.data) for output in result.outputs) + len(tail)
     await send_head(send, f"{MEDIA_TYPE}; boundary={boundary}", length=length)
     await send_piece(send, heads[0])
-    for head, output in zip(heads[1:], outputs, strict=True):
+    for number, (head, output) in enumerate(zip(heads[1:], result.outputs, strict=True), 1):
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
         await send_piece(send, head)
         await send_data(send, output.data)
     await send_piece(send, tail, last=True)
+
+
+def _heads(boundary: str, result: Result) -> list[bytes]:
+    """Return the part `reply`, and the head of the file of each output."""
+    outputs = result.outputs
+    document = {**result.document, result.member: {output.name: output.describe() for output in outputs}}
+    files = (
+        b"\r\n"
+        + _head(boundary, output.name, "application/x-npy")
+        + write_header(dtype(output.spec.dtype), output.spec.shape)
+        for output in outputs
+    )
+    return [_head(boundary, "reply", "application/json") + dump(document), *files]
 
 
 def _head(boundary: str, name: str, content_type: str) -> bytes:

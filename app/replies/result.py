@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import pybase64
@@ -19,7 +19,7 @@ from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
-__all__ = ["JsonResult", "base64_pieces", "json_result", "send_result"]
+__all__ = ["JsonResult", "base64_pieces", "encoded", "send_result"]
 
 # Bytes encoded at a time, a multiple of 3; about a third of a millisecond.
 _SLICE = 3 << 18
@@ -27,6 +27,9 @@ _SLICE = 3 << 18
 _EAGER = 4 << 20
 # The nodes of a graph that take about a millisecond to encode.
 _NODES = 100
+
+
+T = TypeVar("T")
 
 
 def base64_pieces(data: memoryview, *, header: bytes = b"") -> Iterator[bytes]:
@@ -55,7 +58,7 @@ class JsonResult:
         *texts, last = text.split(b'"%s":""' % key.encode()) if outputs else [text]
         self._texts = [text + b'"%s":' % key.encode() + self._quote for text in texts]
         self._end = self._quote + last
-        self._tensors = [_encoded(output, encoding) for output in outputs]
+        self._tensors = [_tensor_text(output, encoding) for output in outputs]
         lengths = [length for _, length in self._tensors]
         around = sum(map(len, self._texts)) + len(self._quote) * (len(texts) - 1) + len(self._end)
         self.length = None if None in lengths else around + sum(cast("list[int]", lengths))
@@ -70,7 +73,7 @@ class JsonResult:
         yield self._end
 
 
-def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
+def _tensor_text(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
     """Return the text of a tensor in pieces, without quotes, and its length, if that is known."""
     kind, data = dtype(output.spec.dtype), output.data
     if encoding == "list":
@@ -83,18 +86,18 @@ def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], 
     return base64_pieces(data, header=header), 4 * -(-(len(header) + len(data)) // 3)
 
 
-async def json_result(result: Result) -> JsonResult:
-    """Return a result as JSON text, made in a thread if it has many nodes."""
+async def encoded(result: Result, encode: Callable[[Result], T]) -> T:
+    """Encode a result, in a thread if it has many nodes."""
     if len(result.document.get("nodes", ())) > _NODES:
-        return await asyncio.to_thread(JsonResult, result)
-    return JsonResult(result)
+        return await asyncio.to_thread(encode, result)
+    return encode(result)
 
 
 async def send_result(work: Work, send: Send) -> None:
     """Run the work to its end and reply with its JSON object."""
     timings = current_context().timings
     await finish(work)
-    result = await json_result(work.result())
+    result = await encoded(work.result(), JsonResult)
     if result.length is not None and result.length <= _EAGER:
         with timings.measure("encode"):
             body = b"".join(result.pieces())

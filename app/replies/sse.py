@@ -24,7 +24,7 @@ from app.replies.body import dump, send_head, send_piece
 from app.replies.errors import rpc_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
 from app.replies.numbers import list_pieces
-from app.replies.result import base64_pieces, json_result
+from app.replies.result import JsonResult, base64_pieces, encoded
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
@@ -101,7 +101,7 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
                 elif isinstance(event, TileReady) and call is not None:
                     tile = _tile(event, request_id, call.prepared.options.encoding)
                     await stream.pieces(call.timings.each("encode", tile))
-        result = (await json_result(work.result())).pieces() if call is None else [dump(await _result(call))]
+        result = (await encoded(work.result(), JsonResult)).pieces() if call is None else [dump(await _result(call))]
         await stream.pieces(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id)], result, [b"}"]))
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):

@@ -112,21 +112,46 @@ def nested_in_a_form(case: Case) -> Send:
     return lambda http: http.post("/v1/ops/" + case.op, files=form)
 
 
-def graph(nodes: int, *, form: bool = False) -> Send:
-    """Return a function that validates a graph of convolutions whose shapes all differ."""
+def graph(nodes: int, *, form: bool = False, described: bool = False) -> Send:
+    """Return a function that validates a graph of convolutions whose shapes all differ, or are given beside it."""
 
     def node(number: int) -> dict[str, object]:
         inputs = [{"id": 2 * number, "dtype": "f32", "shape": [8, 100 + number, 64]}]
         inputs += [{"id": 2 * number + 1, "dtype": "f32", "shape": [3, 64, 64]}]
+        if described:
+            given.update({str(each["id"]): {"dtype": "f32", "shape": each.pop("shape")} for each in inputs})
         attrs = {"strides": [1], "dilations": [1], "pads_begin": [0], "pads_end": [0]}
         outputs = [{"id": 10_000 + number, "dtype": "f32"}]
         return {"id": number, "kind": "Convolution", "attrs": attrs, "inputs": inputs, "outputs": outputs}
 
-    document = {"graph": {"graph": [node(number) for number in range(nodes)]}}
+    given: dict[str, object] = {}
+    document = {"graph": {"graph": [node(number) for number in range(nodes)]}, "inputs": given}
     if form:
         files = [calls.part("request", dumps(document).encode(), calls.JSON)]
         return lambda http: http.post("/v1/graphs/validate", files=files)
     return lambda http: http.post("/v1/graphs/validate", json=document)
+
+
+def biases(nodes: int) -> Send:
+    """Return a function that runs a graph of biases; the reply is a form with the output of each."""
+
+    def tensor(number: int, *shape: int) -> dict[str, object]:
+        return {"id": number, "dtype": "f32", "shape": list(shape)}
+
+    numbers = range(0, 3 * nodes, 3)
+    ops = [
+        {
+            "id": at,
+            "kind": "BiasAdd",
+            "inputs": [tensor(at, 1, 1), tensor(at + 1, 1)],
+            "outputs": [{"id": at + 2, "dtype": "f32"}],
+        }
+        for at in numbers
+    ]
+    given = {str(at): {"dtype": "f32", "shape": [1, 1], "data": [[0.0]]} for at in numbers}
+    given |= {str(at + 1): {"dtype": "f32", "shape": [1], "data": [0.0]} for at in numbers}
+    document = {"graph": {"graph": ops}, "inputs": given}
+    return lambda http: http.post("/v1/graphs", json=document, headers={"accept": "multipart/form-data"})
 
 
 def verification(case: Case) -> Send:
@@ -151,6 +176,8 @@ WAYS: dict[str, Send] = {
     "nested numbers in a form": nested_in_a_form(PLAIN),
     "a graph": graph(600),
     "a graph in a form": graph(600, form=True),
+    "a graph with described inputs": graph(900, described=True),
+    "a graph of many tensors to a form": biases(600),
     "a verification by units": verification(TAPS),
 }
 

@@ -31,7 +31,7 @@ from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
 from app.replies.errors import rpc_error
-from app.replies.result import json_result
+from app.replies.result import JsonResult, encoded
 from convgrad._errors import (
     Cancelled,
     ConvgradError,
@@ -249,7 +249,7 @@ class _Message:
                 await sse.stream_work(opened, stream, item.id)
                 return _Text((), 0)
             await finish(opened)
-            result = await json_result(opened.result())
+            result = await encoded(opened.result(), JsonResult)
             if type(opened) is Answered:  # others send tensors
                 self._add_document(result.length or 0)
             return _text(item.id, context.timings.each("encode", result.pieces()), result.length)

@@ -81,19 +81,19 @@ class Site:
             self.fleet.release(job)
 
     def there(
-        self, chosen: Plan, inputs: list[Array], after_first: Callable[[], object] = lambda: None, **more: Any
+        self, chosen: Plan, inputs: list[Array], disturb: Callable[[], object] = lambda: None, **more: Any
     ) -> tuple[Array, float]:
-        """Compute a plan on the cluster; call `after_first` when the first unit has come back.
+        """Compute a plan on the cluster; call `disturb` after the first unit, and after others while it returns False.
 
-        Returns the result and the seconds from then on.
+        Returns the result and the seconds from the first unit on.
         """
-        return self.fleet.run(self._compute(self.fleet.job(chosen, inputs, **more), after_first), 120.0)
+        return self.fleet.run(self._compute(self.fleet.job(chosen, inputs, **more), disturb), 120.0)
 
-    async def _compute(self, job: Job, after_first: Callable[[], object]) -> tuple[Array, float]:
+    async def _compute(self, job: Job, disturb: Callable[[], object]) -> tuple[Array, float]:
         start = 0.0
         try:
             async with aclosing(self.ray.run(job)) as units:
-                seen = await _watch(units, after_first)
+                seen = await _watch(units, disturb)
                 start = seen[1]
             result = self._result(job)
             assert sorted(seen[0]) == list(range(len(job.plan.units)))
@@ -107,12 +107,13 @@ class Site:
         return np.frombuffer(bytes(job.output.view), problem.output_dtype).reshape(problem.output_shape)
 
 
-async def _watch(units: AsyncIterator[Unit], after_first: Callable[[], object]) -> tuple[list[int], float]:
+async def _watch(units: AsyncIterator[Unit], disturb: Callable[[], object]) -> tuple[list[int], float]:
     seen: list[int] = []
-    start = time.monotonic()
+    start, disturbed = time.monotonic(), False
     async for unit in units:
+        if not disturbed:
+            disturbed = disturb() is not False
         if not seen:
-            after_first()
             start = time.monotonic()
         seen.append(unit.index)
     return seen, start

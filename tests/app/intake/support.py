@@ -128,7 +128,7 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
     """Read a parsed request object as the service does; return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
-        return await collected(read_request_object(called, value).read(lease), lease)
+        return await collected(await read_request_object(called, value).read(lease), lease)
 
     return in_pool(run)
 

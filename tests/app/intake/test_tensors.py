@@ -233,7 +233,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
         with Lease(pool) as lease:
             intake = JsonIntake(TensorStrings(lease))
             await pour(body, intake, 1 << 17)
-            call = read_request_object(OPERATION, intake.finish()).read(lease)
+            call = await read_request_object(OPERATION, intake.finish()).read(lease)
             return bytes((await collect_tensors(call.inputs, lease))["src"].view)
 
     assert asyncio.run(run()) == array.tobytes()
@@ -259,4 +259,4 @@ def test_a_full_pool_is_reported_as_such() -> None:
         big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
         asyncio.run(pour(json.dumps({"inputs": {"src": big}}).encode(), intake, 1 << 17))
         with pytest.raises(TooLarge):
-            read_request_object(OPERATION, intake.finish()).read(lease)
+            asyncio.run(read_request_object(OPERATION, intake.finish()).read(lease))

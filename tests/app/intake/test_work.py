@@ -57,7 +57,7 @@ SEARCHES: dict[str, Callable[[Lease], object]] = {
         read_graph_request(graph(200, attrs={f"data_format{k}": 1 for k in range(8)})).graph
     ),
     "kinds": lambda _: read_graph_request(graph(500, kind="BiasAd")),
-    "tensors": lambda lease: read_graph_request(graph(50) | {"inputs": TENSORS}).read(lease),
+    "tensors": lambda lease: asyncio.run(read_graph_request(graph(50) | {"inputs": TENSORS}).read(lease)),
 }
 
 

@@ -263,7 +263,7 @@ def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:
 
 
 def test_a_block_made_in_a_thread_is_the_caller_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else can take it, so that the caller need not make another one on the event loop."""
+    """No other call can take it while its caller resumes, so the event loop allocates nothing."""
     pool, makers = SegmentPool(32 * _MIB), []
     create, to_thread = SegmentPool._create, asyncio.to_thread
 
