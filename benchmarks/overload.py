@@ -27,12 +27,12 @@ from benchmarks.startup import held_mib
 from benchmarks.validations import probe
 from tests.live import LiveService, running_service
 
-__all__ = ["Flood", "flood", "main"]
+__all__ = ["Flood", "flood", "large_call", "main"]
 
 _PIECE = 1 << 18
 
 
-def _call(mib: int) -> bytes:
+def large_call(mib: int) -> bytes:
     """Build a multipart call: the gradient of a 1x1 filter on one image, `mib` MiB of src and a 64th of that."""
     rows = 16 * mib
     attributes = '"strides":[1,1],"pads_begin":[0,0],"pads_end":[0,0],"dilations":[1,1],"weights_shape":[1,64,1,1]'
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     print(f"{given.calls} calls of {given.mib} MiB at once, on {len(os.sched_getaffinity(0))} processors")
-    request = _call(given.mib)
+    request = large_call(given.mib)
     with running_service() as service:
         for number in range(given.rounds):
             print(f"round {number + 1}: {flood(service, given.calls, request)}")

@@ -6,7 +6,7 @@ For each part, two services run: one as it is, one with uvicorn's own way in pla
 the latency of one caller of a tiny and of a large call, and the throughput of four callers; for the cache of heads the
 tiny call is one of `/v2`. For the listener there is a
 flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
-never complete it.
+never complete it; for the upload slots, many large calls at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from starlette.types import Message
 import app.__main__ as service_main
 from app.api.oip.head_cache import HeadCache
 from app.http import direct_body, exchange, timeouts
-from benchmarks.overload import flood
+from app.intake.upload_slots import UploadSlots
+from benchmarks.overload import flood, large_call
 from benchmarks.service_cases import APIS, CASES, Wire
 from benchmarks.service_load import Connection, latencies, throughput
 from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "timeouts", "head_cache")
+PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots")
 
 _SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
+_LARGE_CALLS, _LARGE_MIB = 200, 16
 
 
 def take_out(part: str) -> None:
@@ -45,6 +47,8 @@ def take_out(part: str) -> None:
         direct_body._LEAST = 1 << 60
     elif part == "head_cache":
         HeadCache.find = lambda *_: None  # type: ignore[method-assign]
+    elif part == "upload_slots":
+        UploadSlots.__init__ = _begin_with_many  # type: ignore[method-assign]
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
@@ -57,6 +61,10 @@ async def _startup(self: service_main.Server, sockets: list[socket.socket] | Non
     await uvicorn.Server.startup(self, sockets)
     for each in self.servers[0].sockets:
         service_main._log.info("listening on http://127.0.0.1:%d", each.getsockname()[1])
+
+
+def _begin_with_many(self: UploadSlots, most: int) -> None:
+    self._free = asyncio.Semaphore(most << 20)
 
 
 async def _receive(self: exchange.Exchange) -> Message:
@@ -134,13 +142,15 @@ def main() -> None:
             services = {f"with {part}": whole, f"without {part}": lacking}
             _compare_calls(services, given.rounds, "/v2 binary" if part == "head_cache" else "/v1 JSON")
             for _ in range(given.rounds if part == "listener" else 0):
-                for name, service in services.items():
-                    found = flood(service, _AT_ONCE, crowd, _AGAIN_S, anew=True)
+                for name, each in services.items():
+                    found = flood(each, _AT_ONCE, crowd, _AGAIN_S, anew=True)
                     print(f"{name}: {_AT_ONCE} clients that call again at once: {found}", flush=True)
-            for name, service in services.items() if part == "timeouts" else ():
-                print(
-                    f"{name}: {_half_open(service)} of {_HALF} begun requests are open after {_LATER_S} s", flush=True
-                )
+            for _ in range(given.rounds if part == "upload_slots" else 0):
+                for name, each in services.items():
+                    found = flood(each, _LARGE_CALLS, large_call(_LARGE_MIB))
+                    print(f"{name}: {_LARGE_CALLS} calls of {_LARGE_MIB} MiB at once: {found}", flush=True)
+            for name, each in services.items() if part == "timeouts" else ():
+                print(f"{name}: {_half_open(each)} of {_HALF} begun requests are open after {_LATER_S} s", flush=True)
 
 
 if __name__ == "__main__":
