@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from app.cluster.machines import submit
-from app.cluster.node import check
+from app.cluster.node import check, identity
 from app.cluster.node import compute as compute_unit
 from app.cluster.units import arguments, portions
 from kernels import ConvProblem, compute, plan
@@ -65,7 +65,7 @@ def main() -> None:
     mine = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != mine]
     there = others[:1] or [mine]
-    ray.get(submit(check, there))
+    ray.get(submit(check, there, identity()))
 
     tiny = plan(layer(2, 4, 8))
     references = [ray.put(tensor) for tensor in inputs_of(layer(2, 4, 8))]
