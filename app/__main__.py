@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
             if settings.drain_delay_s:
                 await asyncio.sleep(settings.drain_delay_s)
             if settings.listen_when_ready and self._listener is not None:
-                # Whoever is connected is served: a proxy that has begun to send a body can't send it elsewhere.
+                # Open connections are served: a proxy that has begun to send a body can't send it elsewhere.
                 self._listener.stop_accepting()
                 await self._listener.wait_for_first_requests()
             else:  # the listener stays open, and answers /readyz and new calls with 503

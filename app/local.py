@@ -98,7 +98,7 @@ class Users:
         self._on_last()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # nobody is there, or there is no descriptor for them
+        with contextlib.suppress(OSError):  # no connection waits, or no descriptor is left
             connection, _ = self._listener.accept()
             self._users.add(_User(connection, self, self._selector))
 
@@ -234,7 +234,7 @@ def main() -> int:
 
     def attach(app: FastAPI) -> None:
         users.attach(app.state.service.segments, app.state.oip.regions)
-        logging.getLogger("convgrad.request").setLevel(logging.WARNING)  # nobody rotates the log
+        logging.getLogger("convgrad.request").setLevel(logging.WARNING)  # the log is never rotated
 
     return serve([], prepare=attach)
 

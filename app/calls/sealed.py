@@ -149,7 +149,7 @@ class SealedCase:
 
 @dataclass(eq=False)
 class Check:
-    """A check: who began it, what the kernel takes, how many cases were asked for, and those drawn so far."""
+    """A check: its owner, what the kernel takes, the number of cases requested, and the cases drawn so far."""
 
     owner: str
     key: str

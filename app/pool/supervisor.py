@@ -355,7 +355,7 @@ class Supervisor:
         self._lost_units[worker.number] = assignment
         if worker.exit_code is not None or assignment.run.over:
             self._requeue_or_fail(worker.number, worker.exit_code or 0)
-        else:  # nobody reports the exit code of an orphan
+        else:  # the exit code of an orphan is not reported
             wait = _EXIT_CODE_WAIT_S if worker.parent == self._launcher.pid else 0.0
             asyncio.get_running_loop().call_later(wait, self._requeue_or_fail, worker.number, -signal.SIGKILL)
 

@@ -147,7 +147,7 @@ class RequestContext:
     address: str = ANYONE
     session: str = ""
     owner: str = ""
-    """Whose share of the memory the request's tensors count towards; nobody's if empty."""
+    """Tenant charged for the memory of the request's tensors; empty: none."""
     calls_limit: int | None = None
     denied: ConvgradError | None = None
     trace: TraceParent | None = None
@@ -159,7 +159,7 @@ class RequestContext:
 
     @property
     def tenant(self) -> str:
-        """Whom the request counts for when resources are shared: its key, or its address when there are no keys."""
+        """Owner of the request's share of resources: its key, or its address when there are no keys."""
         return self.address if self.key == ANYONE else self.key
 
     def fail(self, error: ConvgradError) -> None:
