@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -12,7 +13,8 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.emit.doubles import Factors, add_outer_products, room_doubles
+from kernels.emit.doubles import PARTS, Factors, add_outer_products, room_doubles
+from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
@@ -75,25 +77,29 @@ def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
     return chosen
 
 
-def sum_products(rows: Array, columns: Array) -> Array:
-    """Sum over the last axis of (groups, rows, terms) and (groups, columns, terms), into (groups, rows, columns).
+def add_products(sums: Array, rows: Array, columns: Array) -> None:
+    """Add products of (groups, rows, terms) and (groups, columns, terms), summed over the last axis, to given sums.
 
-    The order of the sums is the same on every processor that kernels are compiled for.
+    The sums are (parts, groups, rows, columns), contiguous: one float64 each, to which that of all terms is added, or
+    the PARTS of an exact sum, to which each term is. The order of the sums is the same on every processor.
     """
-    groups, count, terms = rows.shape
-    shape = groups, count, columns.shape[1]
-    found: Array = np.zeros(shape)
-    if not target().compiles:
-        found = rows @ columns.transpose(0, 2, 1)
-    elif terms == 1:
-        found = rows * columns.transpose(0, 2, 1)
-    elif count * columns.shape[1] <= FEW:
-        found = np.add.reduce(rows[:, :, None] * columns[:, None], -1)
-    elif found.size and terms:
-        sides = np.array([(address(each), each.strides) for each in (rows, columns)], Factors.dtype)
-        room = arena_address("products", 2 * room_doubles(count))
-        add_outer_products(sides, np.array([*shape, terms]), address(found), room)
-    return found
+    exact, count, terms = len(sums) == PARTS, *rows.shape[1:]
+    if not exact and terms == 1:
+        sums[0] += rows * columns.transpose(0, 2, 1)
+    elif not exact and count * columns.shape[1] <= FEW:
+        sums[0] += np.add.reduce(rows[:, :, None] * columns[:, None], -1)
+    else:
+        chains = sums if exact else np.zeros_like(sums)
+        if not target().compiles:
+            for term in range(terms):
+                add_product(chains, rows[:, :, term, None], columns[:, None, :, term])
+        elif sums.size and terms:
+            sides = np.array([(address(each), each.strides) for each in (rows, columns)], Factors.dtype)
+            room = arena_address("products", 2 * room_doubles(count))
+            counts = np.array([*sums.shape[1:], terms, len(sums)])
+            add_outer_products(sides, counts, address(chains), room)
+        if not exact:
+            sums += chains
 
 
 def channels_first(tensor: npt.NDArray[Any], problem: ConvProblem, groups: int) -> npt.NDArray[Any]:
@@ -132,14 +138,15 @@ def tap_gradient(
     position: tuple[tuple[slice, ...], tuple[slice, ...]],
     stop: Stop,
     change: Change | None,
+    parts: int,
 ) -> Array | None:
-    """Compute diff_weights of one kernel position as (groups, wide channels, narrow channels) in float64.
+    """Compute diff_weights of one kernel position as (parts, groups, wide channels, narrow channels) in float64.
 
     One image at a time, so that the float64 copies stay small; None when `stop` said so before one of them.
     """
     dims = problem.dims
     places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
-    total = np.zeros((dims.groups, dims.wide_channels, dims.narrow_channels))
+    total = np.zeros((parts, dims.groups, dims.wide_channels, dims.narrow_channels))
     for image in range(dims.n):
         if stop():
             return None
@@ -150,35 +157,28 @@ def tap_gradient(
         a_part = a[0][(slice(None), slice(None), *position[1])].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[0][(slice(None), slice(None), *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):
-            total += sum_products(a_part, b_part)
+            add_products(total, a_part, b_part)
     return total
 
 
 def forward(
-    problem: ConvProblem, inputs: Sequence[Storage], image: int, stop: Stop, change: Change | None
+    problem: ConvProblem, inputs: Sequence[Storage], image: int, stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
-    """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added.
+    """Compute dst of a forward operation for one image as (parts, groups, O/groups, D, H, W) in float64, no bias added.
 
     None when `stop` said so before a kernel position.
     """
-    dims = problem.dims
-    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, dims.groups)[0]
+    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, problem.dims.groups)[0]
     if problem.op == "BiasAdd":
-        out: Array | None = src
-    else:
-        out = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop)
-    if problem.bias and out is not None:
-        bias = read(inputs[-1], problem.dtype, change, len(inputs) - 1)
-        with np.errstate(invalid="ignore", over="ignore"):
-            out = out + bias.reshape(dims.groups, -1, 1, 1, 1)
-    return out
+        return np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
+    return _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts)
 
 
-def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop) -> Array | None:
+def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int) -> Array | None:
     """Compute ConvTranspose or Convolution of one image, without a bias; None when `stop` said so."""
     dims, weights = problem.dims, weights.reshape(-1)
     group, wide_step, narrow_step, tap_step = problem.weights_strides
-    out = np.zeros((dims.groups, dims.dst_channels, *dims.dst))
+    out = np.zeros((parts, dims.groups, dims.dst_channels, *dims.dst))
     channel_steps = (narrow_step, wide_step) if dims.gathers else (wide_step, narrow_step)
     for index, at_narrow, at_wide in taps(dims):
         if stop():
@@ -191,22 +191,28 @@ def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop) -> 
         )
         part = src[(slice(None), slice(None), *at_src)]
         with np.errstate(invalid="ignore", over="ignore"):
-            product_ = sum_products(w, part.reshape(dims.groups, dims.src_channels, -1).transpose(0, 2, 1))
-            out[(slice(None), slice(None), *at_dst)] += product_.reshape(
-                dims.groups, dims.dst_channels, *part.shape[2:]
-            )
+            pixels = part.reshape(dims.groups, dims.src_channels, -1).transpose(0, 2, 1)
+            products = np.zeros((parts, dims.groups, dims.dst_channels, pixels.shape[1]))
+            add_products(products, w, pixels)
+            add(out[:, :, :, *at_dst], products.reshape(*products.shape[:3], *part.shape[2:]))
     return out
 
 
-def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None) -> Array | None:
-    """Compute diff_bias in float64, image by image; None when `stop` said so."""
-    total = np.zeros(problem.dst_channels)
+def bias_gradient(
+    problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None, parts: int
+) -> Array | None:
+    """Compute diff_bias as (parts, channels) in float64, image by image; None when `stop` said so."""
+    total = np.zeros((parts, problem.dst_channels))
     for image in range(problem.n):
         if stop():
             return None
         with np.errstate(invalid="ignore", over="ignore"):
             values = channels_first(read(diff_dst[image : image + 1], problem.dtype, change, 0), problem, 1)
-            total += values.sum((0, 1, 3, 4, 5))
+            if parts == 1:
+                total[0] += values.sum((0, 1, 3, 4, 5))
+            else:
+                lines = values.reshape(1, problem.dst_channels, -1)
+                add_products(total[:, None, None], np.ones_like(lines[:, :1]), lines)
     return total
 
 
@@ -256,7 +262,11 @@ class ReferenceKernel:
             return False
         if output.size == 0:
             return True
-        values = self.values(problem, unit, inputs, stop)
+        if problem.dtype == "f64":
+            exact = self.exact(problem, unit, inputs, stop)
+            values = None if exact is None else exact[0]
+        else:
+            values = self.values(problem, unit, inputs, stop)
         if values is not None:
             values[np.isnan(values)] = np.nan  # processors give their own NaN different signs
             box(output, unit)[...] = narrow(values, problem.dtype)
@@ -265,22 +275,89 @@ class ReferenceKernel:
     def values(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, *, change: Change | None = None
     ) -> Array | None:
-        """Compute a unit's box in float64; with `change` from inputs whose values are changed.
+        """Compute a unit's box in float64, with sums in float64; with `change` from inputs whose values are changed.
 
-        None when `stop` said so.
+        None when `stop` said so. Where products have more than 53 bits, the last bits differ between processors.
         """
+        found = self._sums(problem, unit, inputs, stop, change, 1)
+        if found is None:
+            return None
+        if problem.bias:
+            with np.errstate(invalid="ignore", over="ignore"):
+                found[0] += _bias_of(problem, read(inputs[-1], problem.dtype, change, len(inputs) - 1))
+        values: Array = found[0]
+        return values
+
+    def exact(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop
+    ) -> tuple[Array, Array] | None:
+        """Compute a unit's box of f64 inputs: each sum rounded once, and what is missing; None when `stop` said so.
+
+        Together they are wrong by less than 2^-100 of the sum of the magnitudes (`kernels.emit.doubles`). Sums of
+        finite values are those of the exact sum, Inf where that is too large; Inf and NaN spread as in float64.
+        """
+        given = [np.asarray(each, np.float64) for each in inputs]
+        products, tensors = (replace(problem, bias=False), given[:-1]) if problem.bias else (problem, given)
+        own = [tensors[0][unit.part[0] :][:1] if problem.forward else tensors[0], *tensors[1:]]
+        if problem.op == "BiasAdd":
+            high = self.values(products, unit, tensors, stop)
+            total = None if high is None else (high, np.zeros_like(high))
+        else:
+            total = self._layered(products, unit, tensors, stop, [layers(each) for each in own])
+        if total is None:
+            return None
+        high, low = total
+        with np.errstate(invalid="ignore", over="ignore"):
+            if problem.op != "BiasAdd" and not all(np.isfinite(each).all() for each in own):
+                marks = self.values(products, unit, tensors, stop, change=_marks)
+                if marks is None:
+                    return None
+                high = np.where(np.isfinite(marks), high, marks)
+            if problem.bias:
+                high, error = two_sum(high, _bias_of(problem, given[-1]))
+                low = low + error
+            rounded = np.where(np.isfinite(high) & (low != 0), high + low, high)
+            return rounded, np.where(np.isfinite(rounded), low - (rounded - high), 0.0)
+
+    def _layered(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop,
+        found: Sequence[tuple[Layer | None, ...]],
+    ) -> tuple[Array, Array] | None:  # fmt: skip
+        """Sum what the inputs' layers give, each with each, without a bias."""
+        total = None
+        for chosen in product(*found):
+            summed = self._sums(problem, unit, inputs, stop, _Chosen(chosen), PARTS)
+            if summed is None:
+                return None
+            high, low = pair(summed)
+            shift = -sum(each.shift for each in chosen if each)
+            with np.errstate(all="ignore"):
+                if shift:
+                    high, low = np.ldexp(high, shift), np.ldexp(low, shift)
+                if total is not None:
+                    high, lost = two_sum(total[0], high)
+                    low = total[1] + low + lost
+            total = high, low
+        return total
+
+    def _sums(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int
+    ) -> Array | None:
+        """Compute a unit's box with sums of so many float64, the first axis, without a bias."""
         if problem.computes == "diff_bias":
-            return bias_gradient(problem, inputs[0], stop, change)
+            return bias_gradient(problem, inputs[0], stop, change, parts)
         assert unit.shape is not None
         if problem.forward:
-            result = forward(problem, inputs, unit.part[0], stop, change)
+            result = forward(problem, inputs, unit.part[0], stop, change, parts)
             if result is None:
                 return None
-            channels = result.reshape(problem.dst_channels, *problem.dst_spatial)
-            return (np.moveaxis(channels, 0, -1) if problem.data_format == "NXC" else channels)[None]
+            channels = result.reshape(parts, problem.dst_channels, *problem.dst_spatial)
+            return (np.moveaxis(channels, 1, -1) if problem.data_format == "NXC" else channels)[:, None]
         position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]
-        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, change)
-        return None if gradient is None else arrange(gradient, problem).reshape(unit.shape)
+        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, change, parts)
+        if gradient is None:
+            return None
+        return np.stack([arrange(part, problem) for part in gradient]).reshape(parts, *unit.shape)
 
     def terms(self, problem: ConvProblem) -> Array:
         """Return how many products each element of the result sums, in a shape that broadcasts to it."""
@@ -303,6 +380,27 @@ class ReferenceKernel:
             return (problem.n * counts).reshape((1,) * x + problem.kernel + (1,) * (2 - x))
         counts = dims.src_channels * counts + problem.bias
         return counts[None, None] if problem.data_format == "NCX" else counts[None, ..., None]
+
+
+def _bias_of(problem: ConvProblem, bias: Array) -> Array:
+    """Shape a bias so that it is added to a box of dst."""
+    return bias.reshape((-1, *(1,) * problem.rank) if problem.data_format == "NCX" else (-1,))
+
+
+def _marks(values: Array, place: int) -> Array:
+    """Leave Inf and NaN, and of other values their sign: their sums are where they belong, and do not overflow."""
+    return np.where(np.isfinite(values), np.sign(values), values)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A `Change` that leaves one layer of each input."""
+
+    layers: tuple[Layer | None, ...]
+
+    def __call__(self, values: Array, place: int) -> Array:
+        layer = self.layers[place]
+        return values if layer is None else layer.of(values)
 
 
 def _meeting_taps(dims: Dims, axis: int) -> Array:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.target import IMITATE, SETTING, host_target
+from kernels.target import IMITATE, NAME, SETTING, host_target
 from kernels.target.known import FEATURE_WORDS
-from tests.kernels.paths import imitated_paths, narrower_paths
+from tests.kernels.paths import INNER, imitated_paths, narrower_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = narrower_paths() | imitated_paths()
@@ -34,6 +34,17 @@ def test_path(path: str) -> None:
             [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
         )
         assert not done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.heavy
+def test_the_reference_without_compiled_code() -> None:
+    """Where nothing can be compiled, the reference has the same bits."""
+    tests = ["-m", "pytest", "-q", "-x", "--all", "-p", "no:cacheprovider", "tests/kernels/test_reproducible.py"]
+    variables = {**os.environ, NAME: "reference", INNER: "1"}
+    done = subprocess.run(
+        [sys.executable, *tests], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.heavy

@@ -1,21 +1,27 @@
-"""The reference: sums in float64 that have the same bits on every processor that kernels are compiled for."""
+"""The reference: sums that have the same bits on every processor, compiled or not."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from hashlib import sha256
+from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kernels import ConvProblem, plan
-from kernels.reference import REFERENCE, sum_products
-from kernels.target import target
+from kernels.expansion import add_product, pair
+from kernels.reference import REFERENCE, add_products
+from kernels.registry import compute
 from tests.kernels.harness import stored
-from tests.naive import round_to
+from tests.naive import DTYPES, round_to
 
-pytestmark = [pytest.mark.path, pytest.mark.skipif(not target().compiles, reason="NumPy's BLAS adds")]
+pytestmark = pytest.mark.path
+
+Array = npt.NDArray[np.float64]
 
 LAYER = ConvProblem(
     op="ConvolutionBackwardWeights", dtype="f32", n=2, src_channels=24, dst_channels=40, groups=2, src_spatial=(19, 23),
@@ -23,55 +29,167 @@ LAYER = ConvProblem(
     weights_format="OIX",
 )  # fmt: skip
 TURNED = replace(LAYER, op="ConvTranspose", src_spatial=(10, 12), dst_spatial=(19, 23), bias=True)
+DEEP = replace(
+    LAYER, n=1, groups=1, src_channels=5, dst_channels=7, src_spatial=(6, 7, 9), dst_spatial=(4, 5, 7),
+    kernel=(2, 2, 2), strides=(1, 1, 1), dilations=(2, 2, 2), pads_begin=(0, 0, 0), data_format="NXC",
+    weights_format="XIO",
+)  # fmt: skip
+PLANES: dict[str, Any] = {"dtype": "f32", "n": 3, "data_format": "NCX", "channels": 5, "spatial": (40, 50)}
+PROBLEMS = {
+    "wgrad": LAYER,
+    "wgrad 3D": DEEP,
+    "wgrad transposed": replace(TURNED, op="ConvTransposeBackwardWeights", bias=False, data_format="NXC"),
+    "transposed": TURNED,
+    "forward": replace(LAYER, op="Convolution", bias=True),
+    "depthwise": replace(LAYER, op="Convolution", groups=24, dst_channels=24),
+    "bias": ConvProblem.of_bias(op="BiasAdd", **PLANES),
+    "bias gradient": ConvProblem.of_bias(op="BiasAddBackward", **PLANES),
+}
+RECORDED: dict[str, tuple[str, str, str, str]] = {
+    "wgrad": ("31c239fb52d1", "f59f92f66c43", "19e98b81b10a", "a15b0a55af39"),
+    "wgrad 3D": ("009ec1bfe471", "dea1d1f8dabf", "129b1d55c816", "0dd354b566d1"),
+    "wgrad transposed": ("fe45026bd323", "621395715e71", "a53f6b8cbe9b", "154fffdfb286"),
+    "transposed": ("d1cf44b34ae7", "995d4ba8845b", "be55fb4652ca", "5a0ea435e45d"),
+    "forward": ("0f6de061d43f", "1769323ff35e", "e1399a4fcb35", "0fdcb375d793"),
+    "depthwise": ("0334748b9bac", "ac78a9211f69", "fa4b2b5256d3", "2865fc0090db"),
+    "bias": ("abc0f5bc8807", "85fa15de7463", "d1241461941e", "c191e0ae98e1"),
+    "bias gradient": ("240528c15406", "98d8dbdbeb9b", "9458bdfabb8c", "954c79e2be36"),
+}
+"""The first digits of the SHA-256 of each result, and of its sums before they are rounded: f32, f16, bf16 and f64."""
 
-BIAS = ConvProblem.of_bias(op="BiasAddBackward", dtype="f32", n=3, data_format="NCX", channels=5, spatial=(40, 50))
 
-
-def _sums(problem: ConvProblem) -> bytes:
-    """Return the float64 sums of a problem before they are rounded, from numbers that never change."""
+def _inputs(problem: ConvProblem) -> list[Any]:
+    """Return numbers of many magnitudes that never change: no logarithm or the like is in them."""
     rng = np.random.RandomState(5)
-    inputs = [stored(round_to(problem.dtype, rng.standard_normal(shape))) for shape in problem.input_shapes]
-    units = plan(problem, reference=True).units
-    found = [REFERENCE.values(problem, unit, inputs, lambda: False) for unit in units]
-    return b"".join(np.ascontiguousarray(each).tobytes() for each in found if each is not None)
+    found = []
+    for shape in problem.input_shapes:
+        values = (rng.random_sample(shape) - 0.5) * 2.0 ** rng.randint(-8, 8, shape)
+        found.append(stored(round_to(problem.dtype, values)))
+    return found
+
+
+def _digest(problem: ConvProblem) -> str:
+    inputs = _inputs(problem)
+    digest = sha256(compute(problem, *inputs, reference=True).tobytes())
+    for unit in plan(problem, reference=True).units:
+        given = problem, unit, inputs, lambda: False
+        sums = REFERENCE.exact(*given) if problem.dtype == "f64" else (REFERENCE.values(*given),)
+        assert sums is not None
+        for each in sums:
+            assert each is not None
+            digest.update(each.tobytes())
+    return digest.hexdigest()[:12]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_recorded_bits(name: str, dtype: str) -> None:
+    """Results of every operation and dtype have the same bits on every processor."""
+    problem: ConvProblem = replace(PROBLEMS[name], dtype=dtype)  # type: ignore[arg-type] # one of the dtypes
+    assert _digest(problem) == RECORDED[name][list(DTYPES).index(dtype)]
+
+
+def _sums(rows: Array, columns: Array, parts: int) -> Array:
+    found = np.zeros((parts, *rows.shape[:2], columns.shape[1]))
+    add_products(found, rows, columns)
+    return found
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("terms", [2, 255, 256, 257, 600])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (6, 16), (7, 17), (13, 40)])
+def test_each_sum_is_one_chain(rows: int, columns: int, terms: int, parts: int) -> None:
+    """Terms are added one after another, whatever the strides of the factors, and nothing else is written."""
+    rng = np.random.default_rng(terms)
+    a, b = (rng.standard_normal((2, count, terms)) for count in (rows, columns))
+    if parts == 1:  # products are exact
+        a, b = (each.astype(np.float32).astype(np.float64) for each in (a, b))
+    chain = np.zeros((parts, 2, rows, columns))
+    for term in range(terms):
+        add_product(chain, a[:, :, term, None], b[:, None, :, term])
+    x, y = (np.ascontiguousarray(each.transpose(0, 2, 1)).transpose(0, 2, 1) for each in (a, b))
+    backwards = _sums(a[:, ::-1], b, parts)[:, :, ::-1]
+    for found in (_sums(a, b, parts), _sums(x, y, parts), backwards):
+        assert found.tobytes() == chain.tobytes()
+
+
+def _exact(rows: Array, columns: Array) -> tuple[Fraction, Fraction]:
+    """Return the sum of products of two lists, and that of the magnitudes."""
+    products = [Fraction(float(a)) * Fraction(float(b)) for a, b in zip(rows, columns, strict=True)]
+    return sum(products, Fraction(0)), sum(map(abs, products), Fraction(0))
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@pytest.mark.parametrize("terms", [1, 40, 3000])
+def test_exact_sums(terms: int, cancel: bool) -> None:
+    """Sums of f64 are wrong by less than 2^-100 of the magnitudes, also where nearly all of that cancels."""
+    rng = np.random.default_rng(terms)
+    a, b = (rng.standard_normal((2, 3, terms)) * 2.0 ** rng.integers(-40, 40, (2, 3, terms)) for _ in range(2))
+    if cancel:
+        a, b = np.concatenate([a, -a, a[..., :1] * 2.0**-60], -1), np.concatenate([b, b, b[..., :1]], -1)
+        b[:, 1:] = b[:, :1]
+        a[:, :] = a[:, :1]
+    high, low = pair(_sums(a, b, 3))
+    for group, row, column in product(range(2), range(3), range(3)):
+        right, magnitudes = _exact(a[group, row], b[group, column])
+        found = high[group, row, column], low[group, row, column]
+        assert abs(sum(map(Fraction, found)) - right) <= magnitudes / 2**100
+        assert found[0] == float(right) or cancel, "rounded once"
+
+
+def _point(terms: int) -> ConvProblem:
+    """Return a weight gradient that is one sum of so many products."""
+    return replace(LAYER, dtype="f64", n=1, src_channels=1, dst_channels=1, groups=1, src_spatial=(1, terms),
+                   dst_spatial=(1, terms), kernel=(1, 1), strides=(1, 1), pads_begin=(0, 0))  # fmt: skip
+
+
+def _sum_of(a: list[float], b: list[float]) -> float:
+    problem = _point(len(a))
+    tensors = [
+        np.array(each, np.float64).reshape(shape) for each, shape in zip((a, b), problem.input_shapes, strict=True)
+    ]
+    return float(compute(problem, *tensors, reference=True).item())
 
 
 @pytest.mark.parametrize(
-    ("problem", "expected"),
+    ("a", "b"),
     [
-        (LAYER, "eccb6d50f8eb"),
-        (replace(LAYER, dtype="bf16", data_format="NXC"), "c45a8194faa9"),
-        (replace(LAYER, dtype="f16", groups=8), "3449800abe42"),
-        (replace(TURNED, op="ConvTransposeBackwardWeights", bias=False), "0a9b4d07f895"),
-        (TURNED, "2e32ec583d5d"),
-        (replace(LAYER, op="Convolution", bias=True), "d98cdd3b79e5"),
-        (replace(LAYER, op="Convolution", groups=24, dst_channels=24), "c646a091eb72"),
-        (
-            ConvProblem.of_bias(
-                op="BiasAddBackward", dtype="f32", n=3, data_format="NCX", channels=5, spatial=(40, 50)
-            ),
-            "93e36e8ccd71",
-        ),
+        ([2.0**600, 2.0**600, 3.0], [2.0**600, -(2.0**600), 5.0]),  # products overflow and cancel
+        ([2.0**1023, -(2.0**1023), 2.0**1023], [1.0, 1.0, 0.5]),
+        ([2.0**1023] * 3, [1.0, 1.0, -1.0]),  # a partial sum overflows
+        ([1 + 2.0**-52, 1.0], [2.0**-1000 * (1 + 2.0**-52), 2.0**-1000 * -1.0]),  # the error of a product underflows
+        ([2.0**-540 * (1 + 2.0**-52), 2.0**-540], [2.0**-520 * (1 + 2.0**-50), 2.0**-520]),
+        ([2.0**-1074, 2.0**1000], [2.0**1000, 2.0**-900]),  # a subnormal value, and one whose own layer is far above
+        ([5e-324, 1.5], [0.5, 3e-324]),
+        ([2.0**1000, 2.0**-1000], [3.0, 7.0]),
+        ([2.0**1023, 2.0**-20, 2.0**-1060], [2.0**-1060, 2.0**-20, 2.0**1023]),
     ],
-)
-def test_one_order_of_sums(problem: ConvProblem, expected: str) -> None:
-    """Sums of every operation have the same bits on every processor."""
-    assert sha256(_sums(problem)).hexdigest()[:12] == expected
+)  # fmt: skip
+def test_extreme_magnitudes(a: list[float], b: list[float]) -> None:
+    """The result is the exact sum, rounded, whatever becomes of its products in float64."""
+    right, _ = _exact(np.array(a), np.array(b))
+    assert _sum_of(a, b) == float(right)
 
 
-@pytest.mark.parametrize("terms", [2, 255, 256, 257, 600])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (6, 16), (7, 17), (13, 40)])
-def test_each_sum_is_one_chain(rows: int, columns: int, terms: int) -> None:
-    """Terms are added one after another, whatever the strides of the factors, and nothing else is written."""
-    rng = np.random.default_rng(terms)
-    values = (rng.standard_normal((2, count, terms)).astype(np.float32).astype(np.float64) for count in (rows, columns))
-    a, b = values
-    chain = np.zeros((2, rows, columns))
-    for term in range(terms):
-        chain += a[:, :, term, None] * b[:, None, :, term]
-    turned = (np.ascontiguousarray(each.transpose(0, 2, 1)).transpose(0, 2, 1) for each in (a, b))
-    for found in (sum_products(a, b), sum_products(*turned), sum_products(a[:, ::-1], b)[:, ::-1]):
-        assert found.tobytes() == chain.tobytes()
+def test_overflow_inf_and_nan() -> None:
+    """A sum beyond the largest number is Inf; Inf and NaN spread as they do in float64, and meet no padding."""
+    assert _sum_of([2.0**1000, 1.0], [2.0**24, 1.0]) == np.inf
+    assert _sum_of([-(2.0**1000), 1.0], [2.0**24, 1.0]) == -np.inf
+    assert _sum_of([np.inf, -(2.0**1000)], [1.0, 2.0**1000]) == np.inf
+    assert np.isnan(_sum_of([np.inf, 1.0], [0.0, 1.0]))
+    assert np.isnan(_sum_of([np.inf, np.inf], [1.0, -1.0]))
+    assert np.isnan(_sum_of([np.nan], [1.0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["wgrad", "transposed", "bias gradient"])
+def test_any_number_of_workers(name: str, dtype: str) -> None:
+    """Units may run in any order, and the plan for more workers gives the same bits."""
+    problem: ConvProblem = replace(PROBLEMS[name], dtype=dtype)  # type: ignore[arg-type] # one of the dtypes
+    inputs, output = _inputs(problem), np.empty(problem.output_shape, problem.output_dtype)
+    for unit in reversed(plan(problem, reference=True, workers=7).units):
+        assert REFERENCE.run(problem, unit, inputs, output, None, lambda: False)
+    assert output.tobytes() == compute(problem, *inputs, reference=True).tobytes()
 
 
 def test_nan_has_one_sign() -> None:
