@@ -111,11 +111,16 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         attributes: Mapping[str, Any] | None = None,
         *,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> Array:
         request = await self._call(
-            op, inputs, attributes, core.options(reference, deadline, algorithm=algorithm), whole=True
+            op,
+            inputs,
+            attributes,
+            core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm),
+            whole=True,
         )
         result: Result = await self._result(request, deadline)
         return result.array
@@ -128,6 +133,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> Result:
@@ -137,7 +143,10 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         of a weight gradient; by default the operation's own one.
         """
         request = await self._call(
-            op, inputs, attributes, core.options(reference, deadline, outputs, algorithm=algorithm)
+            op,
+            inputs,
+            attributes,
+            core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
         )
         result: Result = await self._result(request, deadline)
         return result
@@ -151,6 +160,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         on_upload: OnUpload | None = None,
@@ -161,7 +171,10 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
         request = await self._call(
-            op, inputs, attributes, core.options(reference, deadline, outputs, algorithm=algorithm)
+            op,
+            inputs,
+            attributes,
+            core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
         )
         async with self._opened(core.with_upload_progress(request, on_upload), Budget(self._retry, deadline)) as stream:
             yield stream
@@ -174,13 +187,14 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
     ) -> dict[str, Any]:
         """Check a call without sending its tensors; return its resolved attributes, output shapes, plan and cost.
 
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
-        options = core.options(reference, None, outputs, algorithm=algorithm)
+        options = core.options(reference, None, outputs, reproducible=reproducible, algorithm=algorithm)
         return core.object_of(await self._fetch(core.validation(op, inputs, attributes, options=options)))
 
     async def verify(
@@ -216,6 +230,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         outputs: Sequence[int] | None = None,
         *,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> dict[int, Array]:
@@ -225,7 +240,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         ids of those to return: by default those that no node reads. Raises what a call raises; an invalid graph, with
         everything that is wrong with it, is `InvalidParams`.
         """
-        request = core.graph_run(graph, inputs, outputs, core.options(reference, deadline, algorithm=algorithm))
+        request = core.graph_run(
+            graph, inputs, outputs, core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm)
+        )
         response = await self._send(request, Budget(self._retry, deadline))
         return outputs_of(response.headers.get("content-type", ""), await self._read(response))[1]
 
@@ -255,10 +272,14 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
             reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 
-    async def validate_graph(self, graph: Dump, *, algorithm: Algorithm = "direct") -> dict[str, Any]:
+    async def validate_graph(
+        self, graph: Dump, *, reproducible: bool = False, algorithm: Algorithm = "direct"
+    ) -> dict[str, Any]:
         """Check a dumped graph; return its inputs, outputs and nodes with resolved attributes and cost."""
         return core.object_of(
-            await self._fetch(core.graph_validation(graph, core.options(False, None, algorithm=algorithm)))
+            await self._fetch(
+                core.graph_validation(graph, core.options(False, None, reproducible=reproducible, algorithm=algorithm))
+            )
         )
 
     async def begin_check(

@@ -136,7 +136,7 @@ def call(
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests only the
     bytes of its output, which is faster. `memory` is shared with the service.
     """
-    tensors = _parts(inputs, f64=options.get("reference") is True)
+    tensors = _parts(inputs, f64=_takes_f64(options))
     lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
     whole = whole and (memory is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
     body = inference(op, tensors, lists, attributes or {}, options, whole=whole, memory=memory)
@@ -161,6 +161,10 @@ def with_upload_progress(request: Request, on_upload: OnUpload | None) -> Reques
         on_upload(sent, body.length)
 
     return replace(request, body=replace(body, pieces=pieces))
+
+
+def _takes_f64(options: Mapping[str, Any]) -> bool:
+    return options.get("reference") is True or options.get("reproducible") is True
 
 
 def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:
@@ -194,7 +198,7 @@ def multipart_call(
 
     A result that is to be `verified` is among the inputs.
     """
-    tensors = _parts(inputs, f64=verified or options.get("reference") is True)
+    tensors = _parts(inputs, f64=verified or _takes_f64(options))
     stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(name, value)}
     # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
@@ -336,6 +340,7 @@ def options(
     deadline: float | None,
     outputs: Sequence[str] | None = None,
     *,
+    reproducible: bool = False,
     algorithm: Algorithm = "direct",
     explain: bool = False,
     fast: bool | None = None,
@@ -345,6 +350,8 @@ def options(
     Raises `InvalidParams` when `deadline` is not a positive number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
+    if reproducible:
+        options["reproducible"] = True
     if algorithm != "direct":
         options["algorithm"] = algorithm
     if explain:

@@ -25,7 +25,7 @@ _MAX_AXES = 16
 _INT64 = 2**63
 # Parameters of the protocol, and the members of a dumped op that replace attributes.
 _NOT_ATTRIBUTES = frozenset(
-    {"algorithm", "binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"}
+    {"algorithm", "binary_data_output", "headers", "priority", "reference", "reproducible", "timeout", "kind", "attrs"}
 )
 _PREFIXES = ("sequence_", "triton_")
 
@@ -60,7 +60,7 @@ def inference(
     parameters = dict(attributes)
     if "deadline_ms" in options:
         parameters["timeout"] = options["deadline_ms"] * 1000
-    parameters |= {name: options[name] for name in ("reference", "algorithm") if name in options}
+    parameters |= {name: options[name] for name in ("reference", "reproducible", "algorithm") if name in options}
     if whole:
         parameters["binary_data_output"] = True
     asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}

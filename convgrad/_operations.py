@@ -47,6 +47,7 @@ class Operations(ABC, Generic[T]):
         attributes: Mapping[str, Any] | None = None,
         *,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> T:
@@ -54,6 +55,7 @@ class Operations(ABC, Generic[T]):
 
         `inputs` are arrays or paths of `.npy` files by name; `attributes` are those on the operation's page.
         `reference` selects the slow kernel that accumulates in float64, and alone takes tensors of that dtype.
+        `reproducible` promises the same bits on every kind of processor: see docs/reproducibility.md.
         `algorithm` may be "winograd", which is refused where it can't be used, or "auto", the faster one: see
         docs/algorithms.md. After `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the
         reply breaks off, the call is retried.
@@ -66,6 +68,7 @@ class Operations(ABC, Generic[T]):
         *,
         weights_shape: Sequence[int],
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
@@ -98,6 +101,7 @@ class Operations(ABC, Generic[T]):
             inputs,
             attributes,
             reference=reference,
+            reproducible=reproducible,
             algorithm=algorithm,
             deadline=deadline,
         )
@@ -109,6 +113,7 @@ class Operations(ABC, Generic[T]):
         *,
         weights_shape: Sequence[int],
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[Attributes],
@@ -139,6 +144,7 @@ class Operations(ABC, Generic[T]):
             inputs,
             attributes,
             reference=reference,
+            reproducible=reproducible,
             algorithm=algorithm,
             deadline=deadline,
         )
@@ -150,6 +156,7 @@ class Operations(ABC, Generic[T]):
         bias: Tensor | None = None,
         *,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
@@ -179,7 +186,13 @@ class Operations(ABC, Generic[T]):
         if bias is not None:
             inputs["bias"] = bias
         return self.run(
-            "ConvTranspose", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline
+            "ConvTranspose",
+            inputs,
+            attributes,
+            reference=reference,
+            reproducible=reproducible,
+            algorithm=algorithm,
+            deadline=deadline,
         )
 
     def convolution(
@@ -189,6 +202,7 @@ class Operations(ABC, Generic[T]):
         bias: Tensor | None = None,
         *,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[Attributes],
@@ -215,7 +229,15 @@ class Operations(ABC, Generic[T]):
         inputs: dict[str, Tensor] = {"src": src, "weights": weights}
         if bias is not None:
             inputs["bias"] = bias
-        return self.run("Convolution", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline)
+        return self.run(
+            "Convolution",
+            inputs,
+            attributes,
+            reference=reference,
+            reproducible=reproducible,
+            algorithm=algorithm,
+            deadline=deadline,
+        )
 
     def convolution_backward_data(
         self,
@@ -224,6 +246,7 @@ class Operations(ABC, Generic[T]):
         *,
         dst_shape: Sequence[int] | None = None,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
@@ -256,7 +279,13 @@ class Operations(ABC, Generic[T]):
         if dst_shape is not None:
             inputs["dst_shape"] = dst_shape
         return self.run(
-            "ConvolutionBackwardData", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline
+            "ConvolutionBackwardData",
+            inputs,
+            attributes,
+            reference=reference,
+            reproducible=reproducible,
+            algorithm=algorithm,
+            deadline=deadline,
         )
 
     def conv_transpose_backward_data(
@@ -265,6 +294,7 @@ class Operations(ABC, Generic[T]):
         weights: Tensor,
         *,
         reference: bool = False,
+        reproducible: bool = False,
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
@@ -291,7 +321,13 @@ class Operations(ABC, Generic[T]):
         """
         inputs = {"diff_dst": diff_dst, "weights": weights}
         return self.run(
-            "ConvTransposeBackwardData", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline
+            "ConvTransposeBackwardData",
+            inputs,
+            attributes,
+            reference=reference,
+            reproducible=reproducible,
+            algorithm=algorithm,
+            deadline=deadline,
         )
 
     def bias_add(
@@ -301,6 +337,7 @@ class Operations(ABC, Generic[T]):
         *,
         data_format: Literal["NXC", "NCX"] = "NXC",
         reference: bool = False,
+        reproducible: bool = False,
         deadline: float | None = None,
     ) -> T:
         """Compute BiasAdd: `bias` of shape (O) added to every channel of `src`.
@@ -312,7 +349,14 @@ class Operations(ABC, Generic[T]):
         * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
         """
         inputs = {"src": src, "bias": bias}
-        return self.run("BiasAdd", inputs, {"data_format": data_format}, reference=reference, deadline=deadline)
+        return self.run(
+            "BiasAdd",
+            inputs,
+            {"data_format": data_format},
+            reference=reference,
+            reproducible=reproducible,
+            deadline=deadline,
+        )
 
     def bias_add_backward(
         self,
@@ -320,6 +364,7 @@ class Operations(ABC, Generic[T]):
         *,
         data_format: Literal["NXC", "NCX"] = "NXC",
         reference: bool = False,
+        reproducible: bool = False,
         deadline: float | None = None,
     ) -> T:
         """Compute BiasAddBackward, the gradient of a bias: the sum of each channel of `diff_dst`, of shape (O).
@@ -331,4 +376,6 @@ class Operations(ABC, Generic[T]):
         * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
         """
         inputs, attributes = {"diff_dst": diff_dst}, {"data_format": data_format}
-        return self.run("BiasAddBackward", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run(
+            "BiasAddBackward", inputs, attributes, reference=reference, reproducible=reproducible, deadline=deadline
+        )

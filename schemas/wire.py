@@ -52,6 +52,9 @@ class CallOptions(BaseModel):
     reference: bool | None = Field(
         default=False, description="Use the slow reference kernel, which accumulates in float64 and alone computes f64."
     )
+    reproducible: bool | None = Field(
+        default=False, description="Give the same bits on every kind of processor: slower, by the reference kernel."
+    )
     algorithm: Literal["direct", "winograd", "auto"] | None = Field(
         default="direct",
         description="How weight gradients are summed; auto: the faster way. What winograd can't compute is refused.",

@@ -121,7 +121,7 @@ def _prepared(
     for node, op in graph.nodes:
         try:
             check_limits(op, settings)
-            computations = plan_call(op, settings, options.reference, options.algorithm)
+            computations = plan_call(op, settings, options.uses_reference, options.algorithm)
             planned.append((node, Prepared(op, computations, options, deadline)))
         except TooLarge as error:
             raise too_large(error, ["graph", node.position, *error.data.get("loc", [])], node.label) from None

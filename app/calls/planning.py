@@ -13,6 +13,7 @@ from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from kernels.gradient.winograd.rules import refusals
 from kernels.problem import Algorithm, Dims
+from kernels.reference import REFERENCE
 from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
@@ -266,6 +267,7 @@ def _describe(chosen: Plan) -> dict[str, Any]:
     return {
         "kernel": chosen.kernel,
         "algorithm": chosen.algorithm,
+        "reproducible": chosen.kernel == REFERENCE.name,
         "gmac": chosen.macs / 1e9,
         "units": len(chosen.units),
         "tiles": sum(unit.offset is not None for unit in chosen.units),

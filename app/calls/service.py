@@ -208,7 +208,7 @@ class Service:
         """
         chosen = parse_options(call.options)
         op = resolve(call.request.called.called_as, call.attributes, call.metas, outputs=chosen.outputs)
-        if not chosen.reference:
+        if not chosen.uses_reference:
             require_reference(op)
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
         check_algorithm(op.called_as, chosen.algorithm, [("", op)])
@@ -218,8 +218,8 @@ class Service:
     async def plan(self, checked: Checked) -> Prepared:
         """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
         op, options = checked.op, checked.options
-        plan = partial(plan_call, op, self.settings, options.reference, options.algorithm)
-        at_once = is_planned_at_once(op, options.reference)
+        plan = partial(plan_call, op, self.settings, options.uses_reference, options.algorithm)
+        at_once = is_planned_at_once(op, options.uses_reference)
         return Prepared(
             op, plan() if at_once else await self.plan_apart(plan, checked.deadline), options, checked.deadline
         )

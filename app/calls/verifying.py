@@ -38,7 +38,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
     The result is the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
     """
     options, settings, inputs = parse_options(call.options), service.settings, call.metas
-    refuse_options(options, ("outputs", "reference"), "a verification")
+    refuse_options(options, ("outputs", "reference", "reproducible"), "a verification")
     name = call.request.called.called_as
     called = find_operation(name)
     spellings = called.operation.output_spellings

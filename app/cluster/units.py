@@ -46,8 +46,8 @@ _MOST_STRIDED_BYTES = 64 << 20
 def can_travel(plan: Plan) -> bool:
     """Whether the units of a plan may run on other machines: each writes a box, or its share of the scratch.
 
-    Units of a verification share their scratch in another way, and those of the reference number images and taps of
-    the whole call.
+    Units of a verification share their scratch in another way. The reference stays here: `Costs` has the rates of the
+    other kernels.
     """
     return isinstance(plan.problem, ConvProblem) and plan.problem.n > 0 and plan.kernel != ReferenceKernel.name
 

@@ -27,10 +27,16 @@ class Options:
     encoding: Encoding = "base64"
     deadline_ms: int | None = None
     reference: bool = False
+    reproducible: bool = False
     algorithm: Algorithm = "direct"
     outputs: tuple[str, ...] = ()
     explain: bool = False
     fast: bool | None = None
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the reference kernel computes: it has the same bits on every processor."""
+        return self.reference or self.reproducible
 
 
 def parse_options(given: object) -> Options:
@@ -51,8 +57,9 @@ def parse_options(given: object) -> Options:
     errors += [
         _error([name], rule, "value") for name, value in values.items() if (rule := _CHECKS[name](value)) is not None
     ]
-    if values.get("algorithm") == "winograd" and values.get("reference") is True:
-        rule = "algorithm must be direct or auto with reference, which sums directly in float64, but is winograd"
+    direct = next((name for name in ("reference", "reproducible") if values.get(name) is True), None)
+    if direct and values.get("algorithm") == "winograd":
+        rule = f"algorithm must be direct or auto with {direct}, which sums directly in float64, but is winograd"
         errors.append(_error(["algorithm"], rule, "conflict"))
     if errors:
         raise _invalid(errors)
@@ -108,6 +115,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "encoding": _check_encoding,
     "deadline_ms": _check_deadline,
     "reference": _check_flag("reference"),
+    "reproducible": _check_flag("reproducible"),
     "algorithm": _check_algorithm,
     "outputs": _check_outputs,
     "explain": _check_flag("explain"),

@@ -91,10 +91,16 @@ def _algorithm_of(spec: CallSpec, options: argparse.Namespace) -> Any:
     return options.algorithm or spec.options.get("algorithm") or "direct"
 
 
+def _reproducible(spec: CallSpec, options: argparse.Namespace) -> bool:
+    """Return whether the command line or the spec asks for the same bits on every kind of processor."""
+    return bool(options.reproducible) or spec.options.get("reproducible") is True
+
+
 def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
     op = _op_of(spec)
     settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
     settings |= {"outputs": _outputs_of(spec, options), "algorithm": _algorithm_of(spec, options)}
+    settings["reproducible"] = _reproducible(spec, options)
     # Without a progress bar the call can be retried when its reply breaks off.
     if not draws(options):
         return client.run_detailed(op, spec.inputs, spec.attributes, **settings)
@@ -115,7 +121,7 @@ def _run_graph(options: argparse.Namespace) -> int:
     graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
     with connected(options) as client:
         settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
-        settings["algorithm"] = options.algorithm or "direct"
+        settings |= {"algorithm": options.algorithm or "direct", "reproducible": options.reproducible}
         found = client.run_graph(graph, inputs, list(files) or None, **settings)
     for number, array in found.items():
         path = files.get(number, f"{number}.npy")
@@ -147,11 +153,13 @@ def validate(options: argparse.Namespace) -> int:
     if options.graph is not None:
         graph = source.graph(options.graph)
         with connected(options) as client:
-            show(client.validate_graph(graph, algorithm=options.algorithm or "direct"), options)
+            asked: dict[str, Any] = {"algorithm": options.algorithm or "direct", "reproducible": options.reproducible}
+            show(client.validate_graph(graph, **asked), options)
         return 0
     spec = _spec_of(options, source)
     with connected(options) as client:
-        asked: dict[str, Any] = {"outputs": _outputs_of(spec, options), "algorithm": _algorithm_of(spec, options)}
+        asked = {"outputs": _outputs_of(spec, options), "algorithm": _algorithm_of(spec, options)}
+        asked["reproducible"] = _reproducible(spec, options)
         show(client.validate(_op_of(spec), spec.inputs, spec.attributes, **asked), options)
     return 0
 

@@ -72,6 +72,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     _add_algorithm(command)
     _add_local(command)
     add("--reference", action="store_true", help="use the slow kernel that accumulates in float64")
+    _add_reproducible(command)
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
     add("-q", "--quiet", action="store_true", help="print errors only")
 
@@ -87,6 +88,7 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
     _add_graph(command)
     _add_outputs(command)
     _add_algorithm(command)
+    _add_reproducible(command)
 
 
 def _add_local(command: argparse.ArgumentParser) -> None:
@@ -99,6 +101,11 @@ def _add_outputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--outputs", type=names, metavar="NAME,..", help="what to compute, such as diff_weights,diff_bias,diff_src"
     )
+
+
+def _add_reproducible(command: argparse.ArgumentParser) -> None:
+    text = "the same bits on every kind of processor, more slowly"
+    command.add_argument("--reproducible", action="store_true", help=text)
 
 
 def _add_algorithm(command: argparse.ArgumentParser) -> None:

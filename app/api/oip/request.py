@@ -36,7 +36,7 @@ _RESERVED = frozenset(
     {"binary_data_output", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
 )
 _RESERVED_PREFIX = "triton_"
-_OPTIONS = ("reference", "algorithm")
+_OPTIONS = ("reference", "reproducible", "algorithm")
 
 
 @dataclass(frozen=True, slots=True)
