@@ -26,6 +26,9 @@ Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uin
 FEW = 4
 """Sums of a group up to which tiles of them would be mostly empty."""
 
+_BLOCK = 1 << 14
+"""Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
+
 Change = Callable[[Array, int], Array]
 """Changes values of an input before they are summed, given which input it is; may write to its argument."""
 
@@ -150,15 +153,23 @@ def tap_gradient(
     for image in range(dims.n):
         if stop():
             return None
-        a, b = (
-            channels_first(read(inputs[place][image : image + 1], problem.dtype, change, place), problem, dims.groups)
-            for place in places
-        )
-        a_part = a[0][(slice(None), slice(None), *position[1])].reshape(dims.groups, dims.wide_channels, -1)
-        b_part = b[0][(slice(None), slice(None), *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
-        with np.errstate(invalid="ignore", over="ignore"):
-            add_products(total, a_part, b_part)
+        sides = [
+            channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][:, :, *at]
+            for place, at in zip(places, (position[1], position[0]), strict=True)
+        ]
+        for some in _blocks(dims.groups, max(each.size for each in sides)):
+            a, b = (read(side[some], problem.dtype, change, place) for side, place in zip(sides, places, strict=True))
+            sums = total[:, some].copy()
+            with np.errstate(invalid="ignore", over="ignore"):
+                add_products(sums, *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
+            total[:, some] = sums
     return total
+
+
+def _blocks(groups: int, size: int) -> Iterator[slice]:
+    """Cut groups, which have so many values in all, so that copies of a block's values stay small."""
+    step = max(1, _BLOCK * groups // max(1, size))
+    return (slice(low, low + step) for low in range(0, groups, step))
 
 
 def forward(

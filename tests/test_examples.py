@@ -29,6 +29,14 @@ def test_real_layers(service: LiveService, dtype: str) -> None:
     assert "largest error" in done.stdout
 
 
+def test_reproducible(service: LiveService) -> None:
+    """The results have the bits that their page shows, on this processor too."""
+    done = _run("examples/reproducible.py", "--url", service.url)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 7
+    assert done.stdout in (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8")
+
+
 def test_verify_a_kernel(service: LiveService, tmp_path: Path) -> None:
     """The planted mistake is found in its tap and channels, and drawn."""
     pytest.importorskip("matplotlib")
