@@ -85,7 +85,7 @@ def plan_verification(problem: ConvProblem, *, workers: int = 1, explain: bool =
 
 
 def verification_macs(dtype: str, macs: int) -> int:
-    """Return the multiply-adds of a verification: of sums and of squares; sums of f64 take as long as ten in float64."""
+    """Return the multiply-adds of a verification: sums, of f64 as long as ten of float64, and those of squares."""
     return (11 if dtype == "f64" else 2) * macs
 
 
