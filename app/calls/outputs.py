@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from app.calls.planning import Computation, tensor_bytes
 from app.pool.engine import Arrival, Delivery, JobTimes
+from convgrad._dtypes import dtype
 from kernels import Unit, storage_dtype
 
 if TYPE_CHECKING:
@@ -76,11 +77,27 @@ class CallOutput:
         plan = self.computation.plan
         return {"kernel": plan.kernel, "algorithm": plan.algorithm, "gmac": plan.macs / 1e9, "tiles": self.tiles}
 
-    async def sha256(self) -> str:
-        """Hash the complete output, in a thread if it is large."""
-        if self.nbytes <= _HASH_INLINE:
-            return hashlib.sha256(self.data).hexdigest()
-        return (await asyncio.to_thread(hashlib.sha256, self.data)).hexdigest()
+    async def sha256(self, *, listed: bool = False) -> str:
+        """Hash the complete output, in a thread if it is large; if `listed` the bits that lists of numbers give.
+
+        Those have one NaN, without a sign.
+        """
+        hashed = self._hash_listed if listed else self._hash
+        return hashed() if self.nbytes <= _HASH_INLINE else await asyncio.to_thread(hashed)
+
+    def _hash(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    def _hash_listed(self) -> str:
+        values = np.frombuffer(self.data, dtype(self.spec.dtype).numpy)
+        nan = np.isnan(values)
+        if not nan.any():
+            return self._hash()
+        return (
+            hashlib.sha256(np.where(nan, values.dtype.type("nan"), values).tobytes()).hexdigest()
+            if nan.any()
+            else self._hash()
+        )
 
     def start(self, units: Units) -> None:
         """Run the job in a task of its own."""

@@ -146,6 +146,9 @@ def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[byte
 
 
 async def _result(call: Call) -> dict[str, Any]:
+    listed = call.prepared.options.encoding == "list"
     with call.timings.measure("encode"):
-        outputs = {output.name: output.describe() | {"sha256": await output.sha256()} for output in call.outputs}
+        outputs = {
+            output.name: output.describe() | {"sha256": await output.sha256(listed=listed)} for output in call.outputs
+        }
     return {**call.result().document, "outputs": outputs}

@@ -70,6 +70,17 @@ def test_event_streams(http: httpx.Client) -> None:
         assert same_bits(read_events(reply), case.expected(inputs))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+def test_the_checksum_of_listed_nans(http: httpx.Client, dtype: str) -> None:
+    """It is that of the bits that a reader of the list has, whatever sign a NaN had."""
+    case = replace(TINY, dtype=dtype)
+    inputs = case.inputs()
+    inputs["src"] = np.copysign(np.full_like(inputs["src"], np.nan), -1)
+    body = document(case, inputs, encoding="list", reference=dtype == "f64")
+    result = read_events(http.post(f"/v1/ops/{case.op}", json=body, headers={"accept": SSE}))
+    assert np.isnan(result).all()
+
+
 def test_values_that_json_has_no_numbers_for(http: httpx.Client) -> None:
     """NaN and infinities are strings, in and out, and minus zero is a number."""
     reply = http.post(
