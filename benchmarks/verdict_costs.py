@@ -3,9 +3,9 @@
     python -m benchmarks.verdict_costs [--only WORD ..] [--skip-full]
 
 Each figure is the processor time of a process of its own with one thread (set OPENBLAS_NUM_THREADS=1), which other work
-on the machine hardly changes. `reference` computes the float64 reference alone, and `read` sums all tensors once. The
-memory is what was used at most beyond the tensors. In a failing result the first dst channel has the values of the
-second.
+on the machine hardly changes. Compiled code is loaded before. `reference` computes the float64 reference alone, and
+`read` sums all tensors once. The memory is what was used at most beyond the tensors. In a failing result the first dst
+channel has the values of the second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy import make_inputs, stored
-from kernels import ConvProblem, Plan, compute, plan, run_unit, storage_dtype
+from kernels import ConvProblem, Plan, compute, plan, run_unit, storage_dtype, warmup
 from verify.fast import plan_fast_verification
 from verify.unit import plan_verification, read_report
 
@@ -116,6 +116,7 @@ def main() -> None:
     full = not options.skip_full
     whole = ["reference", "full, passes", "full, fails"] if full else []
     names = ["layer", "GB", "GMAC", "read", *whole, "fast, passes", "fast, fails"]
+    list(warmup())
     print("| " + " | ".join(names) + " |\n|---" + "|---:" * (len(names) - 1) + "|", flush=True)
     for name, problem in LAYERS.items():
         if any(word in name for word in options.only):

@@ -19,7 +19,7 @@ from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
 
-__all__ = ["REFERENCE", "narrow", "widen"]
+__all__ = ["REFERENCE", "narrow", "single", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
@@ -35,11 +35,16 @@ Change = Callable[[Array, int], Array]
 
 def widen(stored: Storage, dtype: str) -> Array:
     """Return the values of a stored tensor (f16 and bf16 as their bits) in float64, exactly, as a copy."""
+    return single(stored, dtype).astype(np.float64)
+
+
+def single(stored: Storage, dtype: str) -> Storage:
+    """Return the values of a stored tensor in float32, those of f64 as they are, without a copy where they are that."""
     if dtype in ("f32", "f64"):
-        return stored.astype(np.float64)
+        return stored
     if dtype == "f16":
-        return stored.view(np.float16).astype(np.float64)
-    return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return stored.view(np.float16).astype(np.float32)
+    return (stored.astype(np.uint32) << 16).view(np.float32)
 
 
 def read(stored: Storage, dtype: str, change: Change | None, place: int) -> Array:

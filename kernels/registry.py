@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+import kernels.projections  # noqa: F401 -- is compiled with all others, for `verify`
 from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS

@@ -23,8 +23,11 @@ from verify.unit import Verification, write_output
 __all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification"]
 
 
-_AT_RANDOM = 64
+_AT_RANDOM, _OF_LONG = 64, 16
 """Elements of a result that passes which are verified in full: a few channels, for all taps or pixels."""
+
+_LONG = 1 << 20
+"""Products of sums whose causes take too long to look for: fewer of these are verified in full."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def _report(
     if projected.passed:
         rng = np.random.default_rng([task.seed, 4])
         around = tuple([int(rng.integers(size)) for size in problem.output_shape])
-        part: Part | None = part_of(problem, inputs, around, _AT_RANDOM)
+        long = problem.macs > _LONG * prod(problem.output_shape) and not task.explain
+        part: Part | None = part_of(problem, inputs, around, _OF_LONG if long else _AT_RANDOM)
     else:
         part = projection.suspect(inputs, result, stop)
     report = None if part is None else _part_report(task, part, result, stop)

@@ -19,11 +19,13 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.arena import arena
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, channels_first, taps, widen
+from kernels.projections import add_products, add_signed, meetings
+from kernels.reference import REFERENCE, channels_first, single, widen
 from verify.blocks import blocks
-from verify.evaluate import CHUNK, evaluate, pixel_chunks
+from verify.evaluate import evaluate
 from verify.model import DIGITS, EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
 
@@ -37,6 +39,12 @@ _MANY, _FEW = 16, 4
 _POSITIONS = 256
 _BLOCK = 1 << 22
 """Values of a tensor that are projected at a time."""
+
+_PRODUCTS = 1 << 26
+"""Products of projections that are formed without a look at `stop`."""
+
+_KEPT = 1 << 20
+"""Values of projected planes up to which a thread keeps their memory."""
 
 _BLOCKS = 32
 """Most blocks, each with sums of its own."""
@@ -121,41 +129,38 @@ class Projection:
         """Write the projected gradient of some images; that of the result with the first block."""
         one, count, places = self.original, self.count, prod(self.positions)
         exact = np.zeros((count + 1, places))
-        pixels = [one.dims.narrow, one.dims.wide][:: 1 if one.op.startswith("ConvT") else -1]  # of src and dst
-        found = [np.empty((count + 1, one.groups, *each)) for each in pixels]
+        meet = meetings(one.dims)
+        step = max(1, _PRODUCTS // max(1, (count + 1) * one.groups * prod(one.dims.narrow)))
+        found = [
+            _room(name, (count + 1, one.groups, prod(size)))
+            for name, size in (("src", one.src_spatial), ("dst", one.dst_spatial))
+        ]
+        signs = [self._by_group("src"), self._by_group("dst")]
+        wide, narrow = found[:: -1 if one.op.startswith("ConvT") else 1]
         for image in range(self.images(block).start, self.images(block).stop):
-            for name, tensor, to in zip(("src", "dst"), inputs, found, strict=True):
-                self._project(name, tensor[image : image + 1], to.reshape(*to.shape[:2], -1))
-            src, dst = found
-            a, b = (dst, src) if one.op.startswith("ConvT") else (src, dst)
-            for tap, at_narrow, at_wide in taps(one.dims):
+            for tensor, each, sums in zip(inputs, signs, found, strict=True):
+                add_signed(_lines(tensor[image], one), one.dtype, each, sums[:-1], sums[-1], fresh=True)
+            for first in range(0, places, step):
                 if stop():
                     return False
-                a_part, b_part = a[:, :, *at_wide], b[:, :, *at_narrow]
-                with np.errstate(invalid="ignore", over="ignore"):
-                    exact[:, tap] += np.einsum("pgzyx,pgzyx->p", a_part, b_part)
+                add_products(one.dims, wide, narrow, meet[first : first + step], first, exact)
         slot[:] = 0
         rows = slot.reshape(2 * count + 3, places)
         rows[: count + 1] = exact
         if block == 0:
             values = _weight_taps(widen(result, one.dtype), one)  # groups, O, I, taps
-            s = self.signs("src", one.src_channels).reshape(count, one.groups, -1)
-            t = self.signs("dst", one.dst_channels).reshape(count, one.groups, -1)
+            s, t = signs
             with np.errstate(invalid="ignore", over="ignore"):
                 rows[count + 1 : 2 * count + 1] = np.einsum("pgo,goik,pgi->pk", t, values, s, optimize=True)
                 rows[-2] = np.square(values).sum((0, 1, 2))
                 rows[-1] = np.square(_weight_taps(ulp(widen(result, one.dtype), one.dtype), one)).sum((0, 1, 2))
         return True
 
-    def _project(self, name: str, image: Storage, found: Array) -> None:
-        """Write the projections of one image of src or dst, and the sums of its squares, as (.., groups, pixels)."""
+    def _by_group(self, what: str) -> Array:
+        """Return the signs of channels as (projections, groups, channels of a group)."""
         one = self.original
-        signs = self.signs(name, one.src_channels if name == "src" else one.dst_channels)
-        signs = signs.reshape(self.count, one.groups, -1).transpose(1, 0, 2)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for some, values in pixel_chunks(image, one):
-                np.matmul(signs, values, out=found[:-1, :, some].transpose(1, 0, 2))
-                np.einsum("gcx,gcx->gx", values, values, out=found[-1, :, some])
+        size = one.src_channels if what == "src" else one.dst_channels
+        return self.signs(what, size).reshape(self.count, one.groups, -1)
 
     def _forward(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
         """Write the projected src of some images, and their projected results."""
@@ -167,24 +172,20 @@ class Projection:
         slot[:] = 0
         over_images, t = self.signs("images", one.n), self.signs("dst", one.dst_channels)
         given = inputs[0][images].reshape(images.stop - images.start, size)
-        step = max(64, CHUNK // len(given))
-        with np.errstate(invalid="ignore", over="ignore"):
-            for start in range(0, size, step):
-                if stop():
-                    return False
-                some = slice(start, start + step)
-                values = widen(given[:, some], one.dtype)
-                np.matmul(over_images[:, images], values, out=src[:count, some])
-                np.einsum("nx,nx->x", values, values, out=src[count, some])
-            for image in range(images.start, images.stop):
-                if stop():
-                    return False
-                for some, values in pixel_chunks(result[image : image + 1], one):
-                    got = values.reshape(one.dst_channels, -1)
-                    steps = ulp(got, one.dtype)
-                    rows[:count, some] += over_images[:, image, None] * (t @ got)
-                    rows[count, some] += np.einsum("cx,cx->x", got, got)
-                    rows[count + 1, some] += np.einsum("cx,cx->x", steps, steps)
+        to, signs = src.reshape(count + 1, 1, size), over_images[:, None, images]
+        step = max(1, _BLOCK // len(given))
+        for start in range(0, size, step):
+            if stop():
+                return False
+            some = slice(start, start + step)
+            add_signed(given[:, some], one.dtype, signs, to[:count, :, some], to[count, :, some])
+        by_position, parts = rows.reshape(count + 2, 1, pixels), (slice(count), count, count + 1)
+        for image in range(images.start, images.stop):
+            if stop():
+                return False
+            signs = (over_images[:, image, None] * t)[:, None]
+            add_signed(_lines(result[image], one), one.dtype, signs, *(by_position[at] for at in parts))
+        rows[-1] *= 4.0 ** (1 - DIGITS[one.dtype])  # units in the last place
         return True
 
     def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected | None:
@@ -348,11 +349,26 @@ def _facts(tensors: Sequence[Storage], dtype: str) -> Array:
     largest = [0.0, 0.0]
     for place, tensor in enumerate(tensors):
         for part in blocks(tensor.shape):
-            values = widen(tensor[part], dtype)
+            values = single(tensor[part], dtype)
             if (values != np.rint(values)).any():
                 return np.array([0.0, 0.0, 1.0])
             largest[min(place, 1)] = max(largest[min(place, 1)], float(np.abs(values).max(initial=0.0)))
     return np.array([*largest, 0.0])
+
+
+def _room(name: str, shape: tuple[int, ...]) -> Array:
+    """Return room for projected planes, which is kept for the next block unless it is large."""
+    size = prod(shape)
+    if size > _KEPT:
+        return np.empty(shape)
+    return arena(f"projected {name}", 2 * size)[: 2 * size].view(np.float64).reshape(shape)
+
+
+def _lines(image: Storage, problem: ConvProblem) -> Storage:
+    """View an image as (channels, pixels)."""
+    if problem.data_format == "NCX":
+        return image.reshape(len(image), -1)
+    return image.reshape(-1, image.shape[-1]).T
 
 
 def _pixels(tensor: Storage, problem: ConvProblem) -> Array:

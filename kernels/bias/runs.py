@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, jit
+from kernels.emit.intrinsics import load_wide
 from kernels.pack.panels import F16, F32, KINDS
 from kernels.target import target
 
@@ -25,12 +26,6 @@ _I32 = ir.IntType(32)
 _LANES = target().lanes
 _CHAINS = 4
 """Sums that are formed side by side: an addition takes four cycles."""
-
-
-def _wide(builder: Any, place: Any, kind: str, width: int) -> Any:
-    """Load `width` values as f32."""
-    raw = simd.load(builder, place, ir.VectorType(simd.storage(kind), width), 4 if kind == "f32" else 2)
-    return simd.widen(builder, raw, kind, width)
 
 
 def _sum_of(kind: str) -> Any:
@@ -44,11 +39,11 @@ def _sum_of(kind: str) -> Any:
                 def add_some(carried: list[Any]) -> list[Any]:
                     place, single, *sums = carried
                     if width == 1:
-                        value = builder.extract_element(_wide(builder, place, kind, 1), _I32(0))
+                        value = builder.extract_element(load_wide(builder, place, kind, 1), _I32(0))
                         single = builder.fadd(single, builder.fpext(value, _F64))
                     for chain in range(width // _LANES):
                         at = builder.add(place, simd.I64(size * _LANES * chain))
-                        value = builder.fpext(_wide(builder, at, kind, _LANES), lane)
+                        value = builder.fpext(load_wide(builder, at, kind, _LANES), lane)
                         sums[chain] = builder.fadd(sums[chain], value)
                     return [builder.add(place, simd.I64(size * width)), single, *sums]
 
@@ -85,7 +80,7 @@ def _add_sums(kind: str) -> Any:
 
                 def add_some(carried: list[Any]) -> list[Any]:
                     to, place = carried
-                    value = builder.fpext(_wide(builder, place, kind, width), lane)
+                    value = builder.fpext(load_wide(builder, place, kind, width), lane)
                     simd.store(builder, builder.fadd(simd.load(builder, to, lane, 8), value), to, 8)
                     return [builder.add(to, simd.I64(8 * width)), builder.add(place, simd.I64(size * width))]
 
@@ -118,7 +113,7 @@ def _add_bias(kind: str, *, each: bool) -> Any:
                         there = builder.add(there, simd.I64(4 * width))
                     else:
                         added = simd.splat(builder, simd.load(builder, there, simd.F32), width)
-                    total = builder.fadd(_wide(builder, place, kind, width), added)
+                    total = builder.fadd(load_wide(builder, place, kind, width), added)
                     stored = total if kind == "f32" else simd.narrow(builder, total, kind, width)
                     simd.store(builder, stored, to, size)
                     step = simd.I64(size * width)

@@ -20,6 +20,7 @@ __all__ = [
     "copy_panel",
     "fill_zero",
     "load_value",
+    "load_wide",
     "put_run",
     "round_bits",
     "store_value",
@@ -152,13 +153,18 @@ def put_run(kind: str) -> Any:
     return intrinsic(put)
 
 
+def load_wide(builder: Any, place: Any, kind: str, width: int) -> Any:
+    """Load `width` stored values as f32."""
+    raw = simd.load(builder, place, ir.VectorType(simd.storage(kind), width), 4 if kind == "f32" else 2)
+    return simd.widen(builder, raw, kind, width)
+
+
 def load_value(kind: str) -> Any:
     """Make an intrinsic that reads one stored value at an address as f32."""
 
     def load(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            raw = simd.load(builder, values[0], ir.VectorType(simd.storage(kind), 1), 4 if kind == "f32" else 2)
-            return builder.extract_element(simd.widen(builder, raw, kind, 1), ir.IntType(32)(0))
+            return builder.extract_element(load_wide(builder, values[0], kind, 1), ir.IntType(32)(0))
 
         return types.float32(types.int64), codegen
 

@@ -12,7 +12,19 @@ from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, jit
 from kernels.emit.intrinsics import copy_panel, load_value, put_run, store_value, transpose_panel
 
-__all__ = ["F16", "F32", "KINDS", "Panel", "copy_lines", "load", "pack_panel", "pack_panels", "pack_planes", "put"]
+__all__ = [
+    "F16",
+    "F32",
+    "KINDS",
+    "Panel",
+    "copy_lines",
+    "load",
+    "pack_panel",
+    "pack_panels",
+    "pack_planes",
+    "put",
+    "transpose_run",
+]
 
 F32, F16, BF16 = 0, 1, 2
 KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
@@ -86,7 +98,7 @@ def put(kind: int, to: int, source: int, count: int) -> None:
 
 
 @jit
-def _transpose_run(
+def transpose_run(
     kind: int, lanes: int, valid: int, dst: int, dst_step: int, src: int, channel_step: int, run: int
 ) -> None:
     """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel."""
@@ -134,7 +146,7 @@ def _pack_run(
     """Pack `run` positions of one line; see `pack_panel`."""
     size = 4 if kind == F32 else 2
     if channel_step != size and pixel_step == size:
-        _transpose_run(kind, lanes, valid, dst, dst_step, src, channel_step, run)
+        transpose_run(kind, lanes, valid, dst, dst_step, src, channel_step, run)
         return
     whole = 0
     if channel_step == size:
