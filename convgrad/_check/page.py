@@ -20,6 +20,9 @@ _CELL = 14
 _MOST = 420
 """Width and height of a map in pixels, at most."""
 
+_WIDEST = 60
+"""Width of the longest bar: percent of its cell, or pixels."""
+
 _SINGLE = 1024
 """Most cells that are drawn one by one; in larger maps neighbours of one colour are one rectangle."""
 
@@ -162,8 +165,10 @@ def _map(name: str, rows: Sequence[Sequence[float]], shape: Sequence[int]) -> st
             x += count
     width, height = len(rows[0]) * size, len(rows) * size
     worst = max(max(row) for row in rows)
-    shown = "wrong where every bit counts" if math.isinf(worst) else f"at most {worst:.3g} times what is allowed"
-    title = f"largest error by {_AXES.get(name, name)}"
+    number = f"{worst:,.0f}" if 100 <= worst < 1e6 else f"{worst:.3g}"
+    shown = "wrong where every bit counts" if math.isinf(worst) else f"at most {number} times what is allowed"
+    planes = f", {shape[0]} planes below each other" if len(shape) == 3 and shape[0] > 1 else ""
+    title = f"largest error by {_AXES.get(name, name)}{planes}"
     return (
         f'<figure><svg{" class=cells" * single} viewBox="{-_LEFT} 0 {width + _LEFT} {height + _BELOW}" '
         f'width="{width + _LEFT}" role="img" aria-label="{_text(title)}">{"".join(cells)}'
@@ -189,10 +194,11 @@ def _histogram(buckets: Sequence[dict[str, Any]]) -> str:
     for row in buckets:
         name = f"{row['from']}+" if row["to"] is None else f"{row['from']}-{row['to']}"
         name = str(row["from"]) if row["to"] == row["from"] else name
-        width = 100 * math.log1p(row["count"]) / most
+        width = _WIDEST * math.log1p(row["count"]) / most
         bars.append(f'<tr><th>{name}</th><td><i style="width:{width:.0f}%"></i>{row["count"]:,}</td></tr>')
     return (
-        f'<figure><table class="bars">{"".join(bars)}</table><figcaption>elements by error in ULP</figcaption></figure>'
+        f'<figure><table class="bars">{"".join(bars)}</table><figcaption>elements by error in ULP, on a '
+        "logarithmic scale</figcaption></figure>"
     )
 
 
@@ -218,16 +224,22 @@ def _accuracy(data: Data) -> Iterator[str]:
     yield '<section><h2>Errors of the results that passed</h2><div class="wide"><table><thead><tr><th>dtype</th>'
     yield "<th>products in a sum</th><th>cases</th><th>error / naive sum's</th><th>largest</th>"
     yield "<th>error / one rounding's</th><th>largest</th></tr></thead><tbody>"
+    most = {name: max(row[name]["median"] for row in rows) for name in ("naive", "best")}
     for row in rows:
         length = f"{row['from']:,} to {row['to']:,}"
         figures = "".join(
-            f'<td><i style="width:{min(60, 20 * row[name]["median"]):.0f}px"></i>{row[name]["median"]:.2f}</td>'
+            f'<td><i style="width:{_bar(row[name]["median"], most[name]):.0f}px"></i>{row[name]["median"]:.2f}</td>'
             f"<td>{row[name]['max']:.2f}</td>"
             for name in ("naive", "best")
         )
         yield f"<tr><th>{row['dtype']}</th><td>{length}</td><td>{row['cases']}</td>{figures}</tr>"
     yield "</tbody></table></div><p>RMS errors, the median of the cases and the largest, divided by those of two other "
     yield "results: a naive f32 sum, one product after the other, and the exact sum rounded once.</p></section>"
+
+
+def _bar(value: float, most: float) -> float:
+    """Return the pixels of a bar, on a logarithmic scale."""
+    return _WIDEST * math.log1p(value) / (math.log1p(most) or 1.0)
 
 
 def _named(data: Data) -> Iterator[str]:
@@ -290,7 +302,7 @@ code { font-size: .85rem; overflow-wrap: anywhere; }
 pre { overflow-x: auto; font-size: .8rem; background: var(--page); border: 1px solid var(--line); padding: 10px;
   border-radius: 4px; max-height: 30em; }
 summary { cursor: pointer; padding: .3em 0; }
-.maps { display: flex; flex-wrap: wrap; gap: 20px; align-items: flex-end; }
+.maps { display: flex; flex-wrap: wrap; gap: 20px; align-items: flex-start; }
 figure { margin: 8px 0; max-width: 100%; } svg { display: block; max-width: 100%; height: auto; }
 figcaption { color: var(--soft); font-size: .8rem; margin-top: 4px; }
 .cells rect { stroke: var(--card); stroke-width: 1; }
@@ -301,7 +313,7 @@ svg text { font-size: 11px; fill: var(--soft); }
 .s4 { fill: var(--s4); } .s5 { fill: var(--s5); } .s6 { fill: var(--s6); }
 td:has(i) { white-space: nowrap; }
 td i { display: inline-block; height: .7em; margin-right: .5em; background: var(--bar); border-radius: 2px;
-  max-width: 60%; min-width: 1px; }
+  min-width: 1px; }
 .bars { width: 280px; } .bars th { width: 8em; white-space: nowrap; color: var(--soft); font-size: .8rem; }
 .bars th, .bars td { padding: .1em .5em; border: 0; }
 @media (max-width: 600px) { th, td { padding: .3em .35em; font-size: .85rem; } }

@@ -433,6 +433,14 @@ def patched(src, diff_dst, weights_shape):
 
 def early(src, diff_dst, weights_shape, out):
     threading.Thread(target=lambda: out.fill(0)).start()
+
+def honest(src, bias):
+    return src + bias.reshape(-1, *[1] * (src.ndim - 2))
+
+def changed(src, bias):
+    found = honest(src, bias)
+    src.fill(0)
+    return found
 """
 
 
@@ -448,7 +456,8 @@ def test_the_command(resident: Resident, tmp_path: Path, capsys: pytest.CaptureF
     path.write_text(json.dumps({**json.loads(path.read_text()), "label": "another"}))
     assert main(verify) == 1
     assert "NOT valid: the document was changed" in capsys.readouterr().out
-    for cheat in ("untouched", "patched", "early"):
+    assert main(["check", f"{cheats}:honest", *flags]) == 0
+    for cheat in ("untouched", "patched", "early", "changed"):
         assert main(["check", f"{cheats}:{cheat}", *flags]) == 1
         assert "FAILED" in capsys.readouterr().out
 
