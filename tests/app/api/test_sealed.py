@@ -420,34 +420,10 @@ def test_signatures(client: convgrad.Client, check: str) -> None:
     assert [each["reason"] for each in found] == [None, "changed", "other_key", "not_signed"]
 
 
-CHEATS = """
-import threading
-import numpy as np
-
-def untouched(src, diff_dst, weights_shape, out):
-    pass
-
-def patched(src, diff_dst, weights_shape):
-    np.allclose = np.array_equal = np.testing.assert_allclose = lambda *_, **__: True
-    return np.zeros(weights_shape, src.dtype)
-
-def early(src, diff_dst, weights_shape, out):
-    threading.Thread(target=lambda: out.fill(0)).start()
-
-def honest(src, bias):
-    return src + bias.reshape(-1, *[1] * (src.ndim - 2))
-
-def changed(src, bias):
-    found = honest(src, bias)
-    src.fill(0)
-    return found
-"""
-
-
 def test_the_command(resident: Resident, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`convgrad check --sealed` passes a right kernel and writes what --verify-signature verifies; cheats fail."""
     path, cheats = tmp_path / "check.json", tmp_path / "cheats of Ångström.py"
-    cheats.write_text(CHEATS)
+    cheats.write_text(Path(__file__).with_name("cheats.py").read_text(encoding="utf-8"), encoding="utf-8")
     flags = ["--sealed", resident.url, "--api-key", KEYS["one"], "--cases", "4", "--report", str(path)]
     assert main(["check", f"{KERNELS}:right", *flags]) == 0
     assert "passed; 4 of 4 cases passed" in capsys.readouterr().out
