@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.calls.service import Service
+from app.api.routing import service_of
 from convgrad import __version__
 from kernels.target import target
 from schemas.openapi import openapi_document
@@ -29,7 +29,7 @@ async def healthz(_: Request) -> Any:
 @health.get("/readyz")
 async def readyz(request: Request) -> Response:
     """Tell whether calls are accepted: 503 while kernels compile, no worker can be started, or the service drains."""
-    service: Service = request.app.state.service
+    service = service_of(request)
     ready, wanted = service.engine.workers
     readiness = {
         "status": service.status,
@@ -47,7 +47,7 @@ async def readyz(request: Request) -> Response:
 @health.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return metrics in the Prometheus text format or OpenMetrics."""
-    service: Service = request.app.state.service
+    service = service_of(request)
     body, content_type = service.telemetry.page(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request
 
 from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
+from app.api.routing import service_of
 from app.calls.sealed_tasks import BEGIN, DROP, FINISH, NEXT, VERIFY_SIGNATURE, AskCheck, Question, Submit
-from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of
 from app.replies import frames, multipart, npy, sse
@@ -41,10 +41,6 @@ async def _answer(request: Request, task: Task, *reply_types: str, decode: Decod
     await answer(exchange, task, decode, _ENCODERS[chosen])
 
 
-def _service(request: Request) -> Service:
-    return cast("Service", request.app.state.service)
-
-
 @router.get("/ops")
 async def list_all(_: Request) -> Any:
     """List the operations with their aliases."""
@@ -63,7 +59,7 @@ async def compute(request: Request, op: str) -> None:
     exchange = exchange_of(request.scope)
     chosen = choose(exchange.headers.get("accept"), REPLY_TYPES)
     check = npy.check_outputs if chosen == npy.MEDIA_TYPE else lambda _: None
-    await answer(exchange, Compute(_service(request), find_operation(op), check), decode, _ENCODERS[chosen])
+    await answer(exchange, Compute(service_of(request), find_operation(op), check), decode, _ENCODERS[chosen])
 
 
 @router.post("/ops/{op}/validate")
@@ -72,7 +68,7 @@ async def validate(request: Request, op: str) -> None:
 
     A tensor may be just its dtype and shape.
     """
-    await _answer(request, Validate(_service(request), find_operation(op)), JSON)
+    await _answer(request, Validate(service_of(request), find_operation(op)), JSON)
 
 
 @router.post("/ops/{op}/verify")
@@ -81,13 +77,13 @@ async def verify(request: Request, op: str) -> None:
 
     The reply is a report, with status 200 also for a result that fails.
     """
-    await _answer(request, Verify(_service(request), find_operation(op)), JSON, sse.MEDIA_TYPE)
+    await _answer(request, Verify(service_of(request), find_operation(op)), JSON, sse.MEDIA_TYPE)
 
 
 @router.post("/graphs")
 async def run_graph(request: Request) -> None:
     """Compute the nodes of a graph in order; results stay in shared memory until they are sent."""
-    await _answer(request, RunGraph(_service(request)), JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
+    await _answer(request, RunGraph(service_of(request)), JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
 
 
 @router.post("/graphs/validate")
@@ -96,11 +92,11 @@ async def validate_graph(request: Request) -> None:
 
     An invalid graph gets everything that is wrong with it at once.
     """
-    await _answer(request, ValidateGraph(_service(request)), JSON)
+    await _answer(request, ValidateGraph(service_of(request)), JSON)
 
 
 async def _ask(request: Request, question: Question, check: str | None, *reply_types: str) -> None:
-    task = AskCheck(_service(request), question, _of(check) if check else lambda body: body)
+    task = AskCheck(service_of(request), question, _of(check) if check else lambda body: body)
     await _answer(request, task, *(reply_types or (JSON,)), decode=decode_optional)
 
 
@@ -118,7 +114,7 @@ async def begin_check(request: Request) -> None:
 @router.post("/checks/verify-signature")
 async def verify_signature(request: Request) -> None:
     """Say whether this service signed the document of a check, which is the body."""
-    task = AskCheck(_service(request), VERIFY_SIGNATURE, lambda body: {"document": body})
+    task = AskCheck(service_of(request), VERIFY_SIGNATURE, lambda body: {"document": body})
     await _answer(request, task, JSON)
 
 
@@ -131,7 +127,7 @@ async def next_case(request: Request, check: str) -> None:
 @router.post("/checks/{check}/submit")
 async def submit_result(request: Request, check: str) -> None:
     """Judge the kernel's result of a case, the one input; the reply is a report, also on a result that fails."""
-    await _answer(request, Submit(_service(request), _of(check)), JSON, sse.MEDIA_TYPE)
+    await _answer(request, Submit(service_of(request), _of(check)), JSON, sse.MEDIA_TYPE)
 
 
 @router.post("/checks/{check}/finish")

@@ -20,10 +20,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.calls.service import Service
 from app.replies.coding import accepts
 from convgrad._errors import MethodNotAllowed, NotFound
 
-__all__ = ["Application", "Routes", "file_router"]
+__all__ = ["Application", "Routes", "file_router", "service_of"]
 
 # Limits of the cache of routes: the APIs have some dozens of paths, and other requests must not fill the memory.
 _MOST_PATHS = 256
@@ -39,6 +40,12 @@ class Application(FastAPI):
         """Handle one request, or the lifespan."""
         scope["app"] = self
         await (self.stack if scope["type"] == "http" else self.router)(scope, receive, send)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service that the application of a request is for."""
+    service: Service = request.app.state.service
+    return service
 
 
 class Routes:

@@ -20,7 +20,7 @@ from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
 from app.pool.engine import Delivery, Job
-from app.pool.local import LocalEngine, finish
+from app.pool.local import LocalEngine, uninterrupted
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
 from kernels import Unit
 
@@ -242,11 +242,11 @@ class RayEngine(LocalEngine):
         """Stop what is still computed for a job, and wait until its memory is free."""
         for task in shared.tasks:
             task.cancel()
-        await finish(asyncio.gather(*shared.tasks, return_exceptions=True))
+        await uninterrupted(asyncio.gather(*shared.tasks, return_exceptions=True))
         release = asyncio.create_task(self._link.call("release", shared.number))
         release.add_done_callback(partial(self._released, shared))
         # The next call may need the memory; a bridge that is busy keeps it a little longer.
-        await finish(asyncio.wait({release}, timeout=_RELEASE_S))
+        await uninterrupted(asyncio.wait({release}, timeout=_RELEASE_S))
 
     def _released(self, shared: _Shared, release: asyncio.Task[Any]) -> None:
         release.exception()  # the cluster may be away

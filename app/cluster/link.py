@@ -17,7 +17,7 @@ from typing import Any
 
 from app.cluster.messages import Away, Nodes, Reply, Request
 from app.pool.channel import Channel
-from app.pool.local import finish
+from app.pool.local import uninterrupted
 from app.pool.messages import Foreign, Message
 
 __all__ = ["Link"]
@@ -72,7 +72,7 @@ class Link:
             if self._channel is not None:
                 self._channel.send(Foreign(Request(number)))
             with contextlib.suppress(Exception):
-                await finish(reply)
+                await uninterrupted(reply)
             raise
         finally:
             del self._replies[number]
@@ -92,7 +92,7 @@ class Link:
         channel = Channel(self._receive, ended.set)
         starting = asyncio.ensure_future(asyncio.to_thread(_start, channel.peer.fileno(), self._arguments))
         try:
-            await finish(starting)
+            await uninterrupted(starting)
             channel.hand_over()
             self._channel, self.pid, self._heard = channel, starting.result().pid, time.monotonic()
             while not ended.is_set() and time.monotonic() - self._heard < (_SILENT_S if self.up else _CONNECT_S):
@@ -102,7 +102,7 @@ class Link:
         finally:
             self.up, self.pid, self._channel = False, None, None
             channel.close()
-            await finish(asyncio.to_thread(_end, starting.result()))
+            await uninterrupted(asyncio.to_thread(_end, starting.result()))
             for reply in self._replies.values():
                 if not reply.done():
                     reply.set_exception(Away("the connection to it was lost"))

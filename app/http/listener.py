@@ -27,7 +27,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.calls.service import Service
-from app.http.overload import HEAD_BYTES, RejectedConnection, RequestStart, answer
+from app.http.overload import HEAD_BYTES, RejectedConnection, RequestStart, rejection
 from app.pool.container import give_back
 from app.telemetry.context import ANYONE, address_of
 from convgrad._errors import Overloaded
@@ -337,7 +337,7 @@ class Listener:
         self._refused += 1
         descriptor = sock.fileno()
         each = RejectedConnection(self._loop, sock, lambda: self._leaving.pop(descriptor).close())
-        if each.begin(answer(head, error)):
+        if each.begin(rejection(head, error)):
             self._waiting.pop(descriptor, None)
             self._leaving[descriptor] = each
             self._sweep_later()

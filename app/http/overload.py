@@ -23,7 +23,7 @@ from app.replies.errors import error_reply, rpc_error
 from app.telemetry.context import MONITORED, REQUEST_ID, api_of
 from convgrad._errors import Overloaded
 
-__all__ = ["RejectedConnection", "RequestStart", "answer"]
+__all__ = ["RejectedConnection", "RequestStart", "rejection"]
 
 HEAD_BYTES = 4096
 """Bytes of a request that are inspected."""
@@ -81,7 +81,7 @@ class RequestStart:
         return _PROBLEM.encode() in self._data
 
 
-def answer(head: RequestStart, error: Overloaded) -> bytes:
+def rejection(head: RequestStart, error: Overloaded) -> bytes:
     """Build the whole reply that rejects a request, in the format of its API."""
     api = "pages" if head.api == "oip" and head.wants_problem else head.api
     fields, before, after = _words(api, error.message, *error.data.items(), retry_after=error.retry_after)

@@ -38,7 +38,7 @@ _SMALLEST = 64 << 10
 _PAGE = mmap.PAGESIZE
 _QUICK = 1 << 20  # fresh blocks up to this size are created on the event loop: a third of a millisecond
 
-Lease = npt.NDArray[np.uint8]
+_Bytes = npt.NDArray[np.uint8]
 
 
 def size_class(nbytes: int) -> int:
@@ -83,7 +83,7 @@ class _Block:
         self.id = number
         self.size = size
         self.fd = anonymous_file()
-        self.lease: weakref.ref[Lease] | None = None
+        self.lease: weakref.ref[_Bytes] | None = None
         self.idle_since = 0.0
         self.owner = ""
         try:
@@ -139,12 +139,12 @@ class Segment:
 
     __slots__ = ("_lease", "block_size", "fd", "id", "size")
 
-    def __init__(self, block: _Block | LentBlock, size: int, lease: Lease) -> None:
+    def __init__(self, block: _Block | LentBlock, size: int, lease: _Bytes) -> None:
         self.id = block.id
         self.fd = block.fd
         self.block_size = block.size
         self.size = size
-        self._lease: Lease | None = lease
+        self._lease: _Bytes | None = lease
 
     @property
     def view(self) -> memoryview:

@@ -15,7 +15,7 @@ from app.pool.supervisor import Supervisor
 from convgrad._errors import Cancelled
 from kernels import Unit
 
-__all__ = ["LocalEngine", "finish"]
+__all__ = ["LocalEngine", "uninterrupted"]
 
 _TRIM_EVERY_S = 5.0
 
@@ -100,7 +100,7 @@ class LocalEngine:
         finally:
             if not run.over:
                 self._supervisor.fail(run, Cancelled("the call was cancelled"))
-            await finish(run.settled.wait())
+            await uninterrupted(run.settled.wait())
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
@@ -113,7 +113,7 @@ class LocalEngine:
                 await asyncio.to_thread(self._segments.trim, self._idle_s)
 
 
-async def finish(work: Awaitable[object]) -> None:
+async def uninterrupted(work: Awaitable[object]) -> None:
     """Wait for `work` to the end, delaying a cancellation until then."""
     waiting, cancelled = asyncio.ensure_future(work), False
     while not waiting.done():

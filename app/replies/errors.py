@@ -10,62 +10,62 @@ from app.replies.body import dump
 from convgrad import _errors as errors
 from convgrad._errors import ConvgradError
 
-__all__ = ["MAPPING", "ErrorReply", "Reply", "error_reply", "problem", "problem_headers", "reply_of", "rpc_error"]
+__all__ = ["MAPPING", "ErrorCodes", "ErrorReply", "codes_of", "error_reply", "problem", "problem_headers", "rpc_error"]
 
 _PROBLEM = "application/problem+json"
 _PROBLEM_TYPE = "urn:convgrad:problem:"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """How the APIs report one class of error."""
+class ErrorCodes:
+    """The JSON-RPC code, HTTP status and title of one class of error."""
 
     rpc_code: int
     status: int
     title: str
 
 
-MAPPING: dict[type[ConvgradError], Reply] = {
-    errors.ConvgradError: Reply(-32603, 500, "Error"),
-    errors.CallerError: Reply(-32600, 400, "Bad request"),
-    errors.ParseError: Reply(-32700, 400, "Malformed request"),
-    errors.InvalidRequest: Reply(-32600, 400, "Invalid request"),
-    errors.UnknownOperation: Reply(-32601, 404, "Unknown operation"),
-    errors.InvalidParams: Reply(-32602, 422, "Invalid parameters"),
-    errors.NotAcceptable: Reply(-32600, 406, "No acceptable reply form"),
-    errors.UnsupportedMediaType: Reply(-32600, 415, "Unsupported media type"),
-    errors.TooLarge: Reply(-32003, 413, "Too large"),
-    errors.Unsupported: Reply(-32004, 422, "Unsupported dtype or layout"),
-    errors.Unauthorised: Reply(-32005, 401, "Unauthorised"),
-    errors.Forbidden: Reply(-32005, 403, "Forbidden"),
-    errors.NotFound: Reply(-32008, 404, "Not found"),
-    errors.MethodNotAllowed: Reply(-32601, 405, "Method not allowed"),
-    errors.ServiceError: Reply(-32603, 500, "Service error"),
-    errors.Overloaded: Reply(-32000, 503, "Overloaded"),
-    errors.RateLimited: Reply(-32000, 429, "Too many requests"),
-    errors.ShuttingDown: Reply(-32006, 503, "Shutting down"),
-    errors.DeadlineExceeded: Reply(-32001, 504, "Deadline exceeded"),
-    errors.Cancelled: Reply(-32002, 499, "Cancelled"),
-    errors.WorkerLost: Reply(-32007, 500, "Worker lost"),
-    errors.InternalError: Reply(-32603, 500, "Internal error"),
+MAPPING: dict[type[ConvgradError], ErrorCodes] = {
+    errors.ConvgradError: ErrorCodes(-32603, 500, "Error"),
+    errors.CallerError: ErrorCodes(-32600, 400, "Bad request"),
+    errors.ParseError: ErrorCodes(-32700, 400, "Malformed request"),
+    errors.InvalidRequest: ErrorCodes(-32600, 400, "Invalid request"),
+    errors.UnknownOperation: ErrorCodes(-32601, 404, "Unknown operation"),
+    errors.InvalidParams: ErrorCodes(-32602, 422, "Invalid parameters"),
+    errors.NotAcceptable: ErrorCodes(-32600, 406, "No acceptable reply form"),
+    errors.UnsupportedMediaType: ErrorCodes(-32600, 415, "Unsupported media type"),
+    errors.TooLarge: ErrorCodes(-32003, 413, "Too large"),
+    errors.Unsupported: ErrorCodes(-32004, 422, "Unsupported dtype or layout"),
+    errors.Unauthorised: ErrorCodes(-32005, 401, "Unauthorised"),
+    errors.Forbidden: ErrorCodes(-32005, 403, "Forbidden"),
+    errors.NotFound: ErrorCodes(-32008, 404, "Not found"),
+    errors.MethodNotAllowed: ErrorCodes(-32601, 405, "Method not allowed"),
+    errors.ServiceError: ErrorCodes(-32603, 500, "Service error"),
+    errors.Overloaded: ErrorCodes(-32000, 503, "Overloaded"),
+    errors.RateLimited: ErrorCodes(-32000, 429, "Too many requests"),
+    errors.ShuttingDown: ErrorCodes(-32006, 503, "Shutting down"),
+    errors.DeadlineExceeded: ErrorCodes(-32001, 504, "Deadline exceeded"),
+    errors.Cancelled: ErrorCodes(-32002, 499, "Cancelled"),
+    errors.WorkerLost: ErrorCodes(-32007, 500, "Worker lost"),
+    errors.InternalError: ErrorCodes(-32603, 500, "Internal error"),
     # The client's own errors: a service never sends them, but the mapping is total.
-    errors.TransportError: Reply(-32603, 502, "Transport error"),
-    errors.ConnectFailed: Reply(-32603, 502, "Connection failed"),
-    errors.TimedOut: Reply(-32603, 504, "Timed out"),
-    errors.BrokenStream: Reply(-32700, 400, "Broken stream"),
-    errors.ProtocolError: Reply(-32700, 400, "Protocol error"),
+    errors.TransportError: ErrorCodes(-32603, 502, "Transport error"),
+    errors.ConnectFailed: ErrorCodes(-32603, 502, "Connection failed"),
+    errors.TimedOut: ErrorCodes(-32603, 504, "Timed out"),
+    errors.BrokenStream: ErrorCodes(-32700, 400, "Broken stream"),
+    errors.ProtocolError: ErrorCodes(-32700, 400, "Protocol error"),
 }
 
 
-def reply_of(error: ConvgradError) -> Reply:
-    """Return how to report `error`: by its class, or the nearest base class."""
+def codes_of(error: ConvgradError) -> ErrorCodes:
+    """Return the codes of the class of `error`, or of its nearest base class."""
     return next(MAPPING[cls] for cls in type(error).__mro__ if cls in MAPPING)
 
 
 def rpc_error(error: ConvgradError) -> dict[str, Any]:
     """Build the `error` member of a JSON-RPC response; `data.code` is the stable name of the error."""
     return {
-        "code": reply_of(error).rpc_code,
+        "code": codes_of(error).rpc_code,
         "message": error.message,
         "data": {"code": error.code, **error.data},
     }
@@ -73,12 +73,12 @@ def rpc_error(error: ConvgradError) -> dict[str, Any]:
 
 def problem(error: ConvgradError, request_id: str) -> dict[str, Any]:
     """Build the RFC 9457 problem object of `error`."""
-    reply = reply_of(error)
+    codes = codes_of(error)
     extra = {key: value for key, value in error.data.items() if key not in _RESERVED}
     return {
         "type": _PROBLEM_TYPE + error.code,
-        "title": reply.title,
-        "status": reply.status,
+        "title": codes.title,
+        "status": codes.status,
         "detail": error.message,
         "code": error.code,
         **extra,
@@ -102,7 +102,7 @@ def error_reply(error: ConvgradError, api: str, request_id: str, *, accept: str 
     The protocol has one status for all invalid requests. A client of it that accepts problem objects, which have more
     detail, gets one.
     """
-    status, headers = reply_of(error).status, problem_headers(error)
+    status, headers = codes_of(error).status, problem_headers(error)
     if api == "oip" and _PROBLEM not in accept:
         status, body = 400 if status == 422 else status, dump({"error": _all_rules(error)})
         return ErrorReply(status, body, "application/json", headers)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from app.api.oip.documents import repository_index
 from app.api.oip.infer import OipState
 from app.api.oip.regions import Regions
-from app.calls.service import Service
+from app.api.routing import service_of
 from app.http.exchange import exchange_of
 from app.intake.strict_json import parse_document
 from convgrad._errors import InvalidRequest, TooLarge, Unsupported
@@ -54,7 +54,7 @@ async def index(request: Request) -> Any:
     only_ready = (await _document(request)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidRequest("ready must be true or false")
-    service: Service = request.app.state.service
+    service = service_of(request)
     return repository_index(ready=service.status == "ready", only_ready=only_ready)
 
 

@@ -16,7 +16,7 @@ from app.api.oip.documents import model_config, model_metadata, server_metadata
 from app.api.oip.infer import OipState
 from app.api.oip.infer import infer as run_inference
 from app.api.oip.reply import VERSION
-from app.calls.service import Service
+from app.api.routing import service_of
 from app.http.exchange import exchange_of
 from convgrad._errors import UnknownOperation
 from schemas.problems import safe_text
@@ -80,7 +80,7 @@ async def model_ready(request: Request, model: str, version: str | None = None) 
 @router.get("/models/{model}/versions/{version}/config")
 async def config(request: Request, model: str, version: str | None = None) -> Any:
     """Return a model's configuration, which includes its attributes."""
-    return model_config(find_model(model, version), _service(request).settings.worker_count)
+    return model_config(find_model(model, version), service_of(request).settings.worker_count)
 
 
 @router.get("/models/{model}/stats")
@@ -95,12 +95,7 @@ async def statistics(request: Request, model: str, version: str | None = None) -
 @router.post("/models/{model}/versions/{version}/infer")
 async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
-    await run_inference(exchange_of(request.scope), find_model(model, version), _service(request), _state(request))
-
-
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    await run_inference(exchange_of(request.scope), find_model(model, version), service_of(request), _state(request))
 
 
 def _state(request: Request) -> OipState:
@@ -109,7 +104,7 @@ def _state(request: Request) -> OipState:
 
 
 def _readiness(request: Request, about: dict[str, Any]) -> Response:
-    status = _service(request).status
+    status = service_of(request).status
     if status == "ready":
         return JSONResponse(about | {"ready": True})
     headers = {"retry-after": "1"}

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request
 
 from app.api.answer import check_media_type
+from app.api.routing import service_of
 from app.api.rpc.methods import METHODS, Method, PlainMethod, TaskMethod
 from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.errors import as_convgrad_error
@@ -65,7 +66,7 @@ router = APIRouter()
 @router.post("/rpc")
 async def call(request: Request) -> None:
     """Answer JSON-RPC 2.0: single requests, notifications and batches."""
-    await answer_rpc(exchange_of(request.scope), cast("Service", request.app.state.service))
+    await answer_rpc(exchange_of(request.scope), service_of(request))
 
 
 async def answer_rpc(exchange: Exchange, service: Service, methods: Mapping[str, Method] = METHODS) -> None:

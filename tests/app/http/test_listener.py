@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.http.overload import RequestStart, answer
+from app.http.overload import RequestStart, rejection
 from app.replies.errors import problem
 from benchmarks.startup import memory_mib
 from convgrad._errors import Overloaded
@@ -225,7 +225,7 @@ def test_malformed_heads_can_be_answered(data: bytes) -> None:
     head = RequestStart(data)
     assert not head.is_probe
     assert not head.is_call
-    assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
+    assert rejection(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
 
 
 def test_only_complete_heads_are_let_in_beyond_the_limit() -> None:
@@ -242,7 +242,7 @@ def test_rejections_are_the_api_s_problem_objects() -> None:
     error = Overloaded("full", retry_after=2, data={"reason": "queue", "limit": 4})
     for given in ("mine", ""):
         head = RequestStart(f"POST {PATH} HTTP/1.1\r\nX-Request-Id: {given}\r\n\r\n".encode())
-        start, _, body = answer(head, error).partition(b"\r\n\r\n")
+        start, _, body = rejection(head, error).partition(b"\r\n\r\n")
         said = json.loads(body)
         assert said == problem(error, said["request_id"])
         assert f"x-request-id: {said['request_id']}\r\n" in start.decode()

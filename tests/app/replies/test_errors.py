@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from app.calls.errors import as_convgrad_error
-from app.replies.errors import MAPPING, problem, problem_headers, reply_of, rpc_error
+from app.replies.errors import MAPPING, codes_of, problem, problem_headers, rpc_error
 from convgrad import _errors as errors
 from schemas.openrpc import RPC_ERRORS
 
@@ -75,7 +75,7 @@ def test_a_subclass_is_answered_like_its_parent() -> None:
     class Special(errors.ParseError):
         pass
 
-    assert reply_of(Special("x")) == MAPPING[errors.ParseError]
+    assert codes_of(Special("x")) == MAPPING[errors.ParseError]
 
 
 def test_headers() -> None:
