@@ -4,9 +4,9 @@
 
 For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
 the latency of one caller of a tiny and of a large call, and the throughput of four callers; for the cache of heads the
-tiny call is one of `/v2`. For the listener there is a
-flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
-never complete it; for the upload slots, many large calls at once.
+tiny call is one of `/v2`. For the listener there is a flood of tiny calls at once, each over a connection of its own;
+for the timeouts, connections that begin a request and never complete it; for the upload slots, many large calls at
+once; for pipelining, connections with thousands of requests each.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import app.__main__ as service_main
 from app.api.oip.head_cache import HeadCache
 from app.http import direct_body, exchange, timeouts
+from app.http.pipelining import PipeliningProtocol
 from app.intake.upload_slots import UploadSlots
 from benchmarks.overload import flood, large_call
 from benchmarks.service_cases import APIS, CASES, Wire
@@ -35,10 +37,14 @@ from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots")
+PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots", "pipelining")
 
 _SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 _LARGE_CALLS, _LARGE_MIB = 200, 16
+_CONNECTIONS, _LINE = 20, b"GET /v1/ops HTTP/1.1\r\nhost: localhost\r\n"
+_PIPELINED = 5_999 * (_LINE + b"\r\n") + _LINE + b"connection: close\r\n\r\n"
+"""A quarter of a megabyte, which one read may bring."""
+_OVERRIDDEN = vars(HttpToolsProtocol).keys() & vars(PipeliningProtocol).keys() - {"__module__", "__doc__"}
 
 
 def take_out(part: str) -> None:
@@ -49,6 +55,9 @@ def take_out(part: str) -> None:
         HeadCache.find = lambda *_: None  # type: ignore[method-assign]
     elif part == "upload_slots":
         UploadSlots.__init__ = _begin_with_many  # type: ignore[method-assign]
+    elif part == "pipelining":
+        for name in _OVERRIDDEN:
+            delattr(PipeliningProtocol, name)
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
@@ -149,6 +158,9 @@ def main() -> None:
                 for name, each in services.items():
                     found = flood(each, _LARGE_CALLS, large_call(_LARGE_MIB))
                     print(f"{name}: {_LARGE_CALLS} calls of {_LARGE_MIB} MiB at once: {found}", flush=True)
+            for name, each in services.items() if part == "pipelining" else ():
+                found = flood(each, _CONNECTIONS, _PIPELINED, anew=True)
+                print(f"{name}: {_CONNECTIONS} connections with 6,000 requests: {found}", flush=True)
             for name, each in services.items() if part == "timeouts" else ():
                 print(f"{name}: {_half_open(each)} of {_HALF} begun requests are open after {_LATER_S} s", flush=True)
 
