@@ -91,13 +91,7 @@ class CallOutput:
     def _hash_listed(self) -> str:
         values = np.frombuffer(self.data, dtype(self.spec.dtype).numpy)
         nan = np.isnan(values)
-        if not nan.any():
-            return self._hash()
-        return (
-            hashlib.sha256(np.where(nan, values.dtype.type("nan"), values).tobytes()).hexdigest()
-            if nan.any()
-            else self._hash()
-        )
+        return hashlib.sha256(np.where(nan, values.dtype.type("nan"), values).tobytes()).hexdigest()
 
     def start(self, units: Units) -> None:
         """Run the job in a task of its own."""
