@@ -164,9 +164,10 @@ def _run(kernel: Adapter, head: dict[str, Any], reads: BinaryIO) -> tuple[dict[s
 
 def _name(array: Array) -> str:
     try:
-        return dtype_of_array(array).name
+        name = dtype_of_array(array).name
     except ConvgradError:
         return str(array.dtype)
+    return name if array.dtype.isnative else f"{name} in the other byte order"
 
 
 def _described(error: BaseException) -> str:
