@@ -95,7 +95,9 @@ def array_of(value: Any) -> Array:
     `Unsupported`.
     """
     if isinstance(value, np.ndarray):
-        return value
+        if type(value) is not np.ndarray and np.ma.is_masked(value):
+            raise Unsupported("a tensor must not have masked elements: fill them, for example with .filled(0)")
+        return np.asarray(value)  # no subclass: a slice of a matrix or masked array is another one
     if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if value.dtype == torch.bfloat16:

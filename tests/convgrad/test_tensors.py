@@ -85,6 +85,14 @@ def test_contiguous_arrays_are_not_copied() -> None:
     assert len(pieces) == 4
 
 
+def test_masked_arrays() -> None:
+    """One without masked elements is an array; a masked element has no value to send."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert sent(part(np.ma.array(array))) == saved(array)
+    with pytest.raises(Unsupported, match="masked elements: fill them"):
+        part(np.ma.array(array, mask=array == 5))
+
+
 def test_pairs_of_void_bytes_are_bfloat16() -> None:
     """What `numpy.load` returns for a saved bfloat16 array is sent as bfloat16."""
     array = base(BFLOAT16)
