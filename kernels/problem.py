@@ -124,7 +124,7 @@ class ConvProblem:
     `dilations` of 1 means dense. `weights_format` is the axis order of the weights (any of XIO, OIX, IOX, XOI) and
     `groups_axis` the letter of the axis that groups divide. BiasAdd and BiasAddBackward have no weights: src and dst
     have one shape, with any number of spatial axes, and the other fields are those of a kernel of ones. `algorithm` is
-    the caller's choice: direct sums, Winograd's (see `kernels.gradient.winograd.rules`), or what is faster.
+    the caller's choice: direct sums, Winograd's (see `kernels.winograd.rules`), or what is faster.
     """
 
     op: OpName

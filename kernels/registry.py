@@ -12,11 +12,11 @@ from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
-from kernels.gradient.winograd.rules import refusals
 from kernels.plan import Kernel, Plan, Runs, Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import REFERENCE
 from kernels.target import target
+from kernels.winograd.rules import refusals
 
 __all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit"]
 
@@ -70,7 +70,7 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> 
     same order. With `reference` the float64 kernel is taken, and always for f64, which no other kernel has.
 
     Raises ValueError with the rules that `problem` breaks where its algorithm is ``winograd``
-    (`kernels.gradient.winograd.rules.refusals` gives them one by one, before any tensor is there).
+    (`kernels.winograd.rules.refusals` gives them one by one, before any tensor is there).
     """
     if problem.algorithm == "winograd" and not reference and (broken := refusals(problem)):
         raise ValueError("; ".join(str(each) for each in broken))

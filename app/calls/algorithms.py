@@ -7,9 +7,9 @@ from typing import Any
 
 from app.calls.planning import problem_of
 from kernels.gradient.winograd.layout import tile_count
-from kernels.gradient.winograd.rules import Refusal, refusals
 from kernels.problem import Algorithm
 from kernels.target import target
+from kernels.winograd.rules import Refusal, refusals
 from schemas.ops import ResolvedOp
 from schemas.problems import invalid_params, problem
 

@@ -11,10 +11,10 @@ from app.settings import Settings
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
-from kernels.gradient.winograd.rules import refusals
 from kernels.problem import Algorithm, Dims
 from kernels.reference import REFERENCE
 from kernels.target import target
+from kernels.winograd.rules import refusals
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
 from verify.fast import fast_scratch, plan_fast_verification

@@ -11,8 +11,8 @@ import pytest
 
 from kernels import ConvProblem, plan, run_unit, storage_dtype
 from kernels.arena import arena
-from kernels.gradient.winograd.rules import refusals
 from kernels.target import target
+from kernels.winograd.rules import refusals
 from tests.kernels.harness import Guarded, stored
 from tests.kernels.sizes import resize
 from tests.naive import round_to

@@ -22,11 +22,12 @@ from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
 from kernels.gradient.tiles.records import Tile
 from kernels.gradient.tiles.tables import split
-from kernels.gradient.winograd.driver import PRODUCTS, STAGED_LINE
-from kernels.gradient.winograd.records import Channels, Side, TileSlab
+from kernels.gradient.winograd.driver import PRODUCTS
 from kernels.pack.panels import KINDS
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.target import target
+from kernels.winograd.records import Channels, Side, TileSlab
+from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["Layout", "layout", "side_records", "tile_count"]
 

@@ -37,20 +37,20 @@ from kernels.gradient.tiles.schedule import schedule
 from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of
 from kernels.gradient.winograd.driver import (
     PRODUCTS,
-    STAGED_LINE,
     TAKEN_ROWS,
     add_products,
     add_sums,
-    largest_integer,
     write_taps,
 )
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records, tile_count
-from kernels.gradient.winograd.rules import refusals
 from kernels.pack.panels import F32, KINDS
 from kernels.plan import Kernel, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.target import target
+from kernels.winograd.integers import EXACT, largest_integer
+from kernels.winograd.rules import refusals
+from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["BwdWinograd"]
 
@@ -58,9 +58,6 @@ Floats = npt.NDArray[np.float32]
 
 SEGMENT_LOG = 5
 """Logarithm of the tiles that are summed in registers before the sums are added to memory."""
-
-EXACT = 1 << 24
-"""Magnitude up to which f32 holds every integer."""
 
 _NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 

@@ -1,0 +1,1 @@
+"""Convolution and ConvTranspose by Winograd's algorithm."""
