@@ -217,6 +217,15 @@ class Steps:
     join_bytes: int = 1 << 20
     """Partial sums that make adding them up worth one more unit."""
 
+    winograd_band_bytes: int = CACHES.l2 * 5 // 8
+    """Transformed tiles of a forward operation and the sums of two vectors of their products: a part of L2."""
+
+    winograd_unit_weights: int = 1 << 18
+    """Weights that make transforming them worth one more unit."""
+
+    winograd_weights_bytes: int = 64 << 20
+    """Transformed weights of a forward operation that `auto` chooses, in memory that the workers share."""
+
     # from one look at whether to stop to the next
 
     batch_macs: int = 250_000_000

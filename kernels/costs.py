@@ -25,7 +25,8 @@ class Costs:
     Of Winograd: a vector of a tile is `transformed`, a vector of a position is `turned` where channels come first, and
     for a vector of one row of the gradient its 16 sums are `summed` for each slab and `tapped` once. It is chosen where
     it is estimated at less than `winograd_share` of direct sums. The first four are least squares over the layers of
-    benchmarks/shapes_3x3.json (`python -m benchmarks.regret --algorithms`) on an AMD EPYC (Zen 4, AVX-512).
+    benchmarks/shapes_3x3.json (`python -m benchmarks.regret --algorithms`) on an AMD EPYC (Zen 4, AVX-512). Of forward
+    operations, a vector of a tile of dst is `untransformed`, and one of all taps of a src channel `filtered`.
     """
 
     latency: float = 4.0
@@ -42,6 +43,8 @@ class Costs:
     turned: float = 2.0
     summed: float = 26.0
     tapped: float = 225.0
+    untransformed: float = 60.0
+    filtered: float = 120.0
     winograd_share: float = 0.8
 
 

@@ -264,7 +264,7 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
             made = problem(op, dtype, channels, groups, pick(1, 2, 2, 3), many=kind < 2)
             yield made if made.macs < 1 << 22 else problem(op, dtype, channels, groups, 1, many=False)
     yield from _for_dots(ops, problem)
-    yield from _for_winograd(ops[:2])
+    yield from _for_winograd(ops)
 
 
 def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:

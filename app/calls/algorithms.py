@@ -9,7 +9,7 @@ from app.calls.planning import problem_of
 from kernels.gradient.winograd.layout import tile_count
 from kernels.problem import Algorithm
 from kernels.target import target
-from kernels.winograd.rules import Refusal, refusals
+from kernels.winograd.rules import FAMILY, Refusal, refusals
 from schemas.ops import ResolvedOp
 from schemas.problems import invalid_params, problem
 
@@ -60,6 +60,6 @@ def _broken(op: ResolvedOp, output: str) -> tuple[Refusal, ...]:
     """Return the rules that an output breaks; of the operation as the caller knows it, not as kernels compute it."""
     found = refusals(problem_of(op, output))
     if any(each.attribute == "op" for each in found):
-        rule = f"winograd computes weight gradients; {op.called_as} computes {op.wire_name(output)}"
+        rule = f"winograd computes {FAMILY}; {op.called_as} computes {op.wire_name(output)}"
         return (Refusal("op", rule),)
     return found or (() if target().compiles else (Refusal("target", _NOT_COMPILED),))

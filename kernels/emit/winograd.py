@@ -1,4 +1,4 @@
-"""The transforms of Winograd's F(3, 2) along one axis and F(3x3, 2x2) along both, for weight gradients.
+"""The transforms of Winograd's F(3, 2) for weight gradients and of F(2, 3) for forward operations, along both axes.
 
 A tile has two narrow positions g0, g1 and the four wide positions d0..d3 that they meet. Its three taps y, sums of
 ``d[i + k] * g[i]``, take four products instead of six (Winograd, 1980; Lavin and Gray,
@@ -7,7 +7,12 @@ https://arxiv.org/abs/1509.09308):
     V = (d0 - d2, d1 + d2, d2 - d1, d3 - d1)      U = (g0, g0 + g1, g0 - g1, g1)      M[i] = sum over tiles V[i] U[i]
     y0 = M0 + (M1 + M2) / 2       y1 = (M1 - M2) / 2       y2 = (M1 + M2) / 2 + M3
 
-Halves come last, so integers stay integers. Along the vertical axis V and U have two summands at the most, so that a
+Halves come last, so integers stay integers. F(2, 3) has the same V, the taps g0..g2 and two outputs:
+
+    U = (g0, (g0 + g1 + g2) / 2, (g0 - g1 + g2) / 2, g2)      M[i] = sum over channels V[i] U[i]
+    y0 = M0 + M1 + M2       y1 = M1 - M2 + M3
+
+Along the vertical axis V and U have two summands at the most, so that a
 line of tiles reads two lines of a tensor: its rows.
 """
 
@@ -22,7 +27,7 @@ from numba.extending import intrinsic
 from kernels.emit import simd
 from kernels.target import target
 
-__all__ = ["FACTORS", "TAPS", "count_taps", "integer_peak", "transform_line"]
+__all__ = ["FACTORS", "TAPS", "count_taps", "integer_peak", "put_outputs", "transform_line", "transform_taps"]
 
 FACTORS, TAPS = 4, 3
 """Products of a tile and its taps along one axis."""
@@ -129,6 +134,77 @@ def count_taps(typingctx: Any, source: Any, plane: Any, vectors: Any, to: Any, t
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen
+
+
+@_typed_intrinsic
+def transform_taps(typingctx: Any, source: Any, tap: Any, vectors: Any, to: Any, plane: Any) -> Any:
+    """Transform 9 taps, `tap` bytes apart from `source` on, of `vectors` (at least 1) adjacent vectors of channels.
+
+    The 16 factors are written `plane` bytes apart from `to` on.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, tap, vectors, to, plane = values
+        half = ir.Constant(_VECTOR, [0.5] * _LANES)
+
+        def along(g: list[Any]) -> list[Any]:
+            outer = builder.fmul(builder.fadd(g[0], g[2]), half)
+            inner = builder.fmul(g[1], half)
+            return [g[0], builder.fadd(outer, inner), builder.fsub(outer, inner), g[2]]
+
+        def vector(carried: list[Any]) -> list[Any]:
+            place, to = carried
+            rows = []
+            for y in range(TAPS):
+                places = [builder.add(place, builder.mul(tap, simd.I64(TAPS * y + x))) for x in range(TAPS)]
+                rows.append(along([simd.load(builder, each, _VECTOR) for each in places]))
+            for x in range(FACTORS):
+                for y, value in enumerate(along([row[x] for row in rows])):
+                    simd.store(builder, value, builder.add(to, builder.mul(plane, simd.I64(FACTORS * y + x))))
+            return [builder.add(each, simd.I64(_LINE)) for each in (place, to)]
+
+        simd.loop(builder, vectors, [source, to], vector, "filter", rolled=True)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+@_typed_intrinsic
+def put_outputs(
+    typingctx: Any, source: Any, last: Any, plane: Any, vectors: Any, bias: Any, to: Any, right: Any, down: Any,
+    both: Any,
+) -> Any:  # fmt: skip
+    """Turn the sums of 16 products into 2x2 outputs plus `bias`, for `vectors` (at least 1) vectors of channels.
+
+    The sums lie `plane` bytes apart from `source` on, those of the fourth vertical product from `last` on. The outputs
+    are written at `to`, and those beside, below and at the corner at `right`, `down` and `both`.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, last, plane, vectors, bias, *outputs = values
+
+        def along(m: list[Any]) -> list[Any]:
+            one = builder.fadd(m[0], builder.fadd(m[1], m[2]))
+            return [one, builder.fadd(builder.fsub(m[1], m[2]), m[3])]
+
+        def vector(carried: list[Any]) -> list[Any]:
+            source, last, bias, *outputs = carried
+            rows = []
+            for y in range(FACTORS):
+                begin, first = (source, FACTORS * y) if y < FACTORS - 1 else (last, 0)
+                places = [builder.add(begin, builder.mul(plane, simd.I64(first + x))) for x in range(FACTORS)]
+                rows.append(along([simd.load(builder, each, _VECTOR) for each in places]))
+            added = simd.load(builder, bias, _VECTOR)
+            columns = [along([row[x] for row in rows]) for x in range(2)]
+            # outputs that don't exist share one place with each other, and none with those that do
+            for number, to in enumerate(outputs):
+                simd.store(builder, builder.fadd(columns[number % 2][number // 2], added), to)
+            return [builder.add(each, simd.I64(_LINE)) for each in carried]
+
+        simd.loop(builder, vectors, [source, last, bias, *outputs], vector, "outputs", rolled=True)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), codegen
 
 
 def integer_peak(kind: str) -> Any:

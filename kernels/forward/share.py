@@ -31,7 +31,7 @@ if DOTS:
     from kernels.forward.pairs import pack_pairs
     from kernels.pack.pairs import PackedBox, packer
 
-__all__ = ["LANES", "Share", "Way", "share"]
+__all__ = ["LANES", "Share", "Way", "share", "tensor_steps"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -66,7 +66,7 @@ class Share(ABC):
             return some
 
         def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int], apart: bool) -> Row:
-            *others, channel = _steps(problem.data_format, channels, spatial)
+            *others, channel = tensor_steps(problem.data_format, channels, spatial)
             lane = inside * channel if apart else channel
             start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
             return values_of(
@@ -470,7 +470,7 @@ def _reach(table: Records, span: Span, stride: int) -> Span:
     return int((table["src"] + first)[met].min()), int((table["src"] + last)[met].max())
 
 
-def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
+def tensor_steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
     """Return the element steps of (n, d, h, w, channel) of a data tensor."""
     d, h, w = spatial
     if data_format == "NCX":

@@ -1,12 +1,19 @@
-"""What Winograd's F(3x3, 2x2) takes: the rule of each attribute."""
+"""What Winograd's algorithm takes, for weight gradients and forward operations: the rule of each attribute."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, OpName
 
-__all__ = ["LEAST_CHANNELS", "Refusal", "refusals"]
+__all__ = ["FAMILY", "LEAST_CHANNELS", "Refusal", "refusals"]
+
+OPS: tuple[OpName, ...] = (
+    "Convolution", "ConvTranspose", "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights",
+)  # fmt: skip
+"""The operations of the kernels; gradients of data are computed as forward operations."""
+
+FAMILY = "convolutions and their gradients of data and weights"
 
 LEAST_CHANNELS = 16
 """Channels of a group of either tensor: one vector of the widest targets. Transforms take most of the time of fewer."""
@@ -32,8 +39,8 @@ class Refusal:
 
 def refusals(problem: ConvProblem) -> tuple[Refusal, ...]:
     """Return every rule that a problem breaks, in the order of its attributes; none where Winograd can take it."""
-    if problem.computes != "diff_weights":
-        return (Refusal("op", f"winograd computes weight gradients; {problem.op} computes {problem.computes}"),)
+    if problem.op not in OPS:
+        return (Refusal("op", f"winograd computes {FAMILY}; {problem.op} computes {problem.computes}"),)
     if problem.dtype not in TAKEN:
         return (Refusal("dtype", f"winograd takes {', '.join(TAKEN)}; dtype is {problem.dtype}"),)
     if problem.rank < 2:

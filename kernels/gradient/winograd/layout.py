@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from kernels.gradient.winograd.driver import PRODUCTS
 from kernels.pack.panels import KINDS
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.target import target
-from kernels.winograd.records import Channels, Side, TileSlab
+from kernels.winograd.records import Channels, Side
+from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["Layout", "layout", "side_records", "tile_count"]
@@ -84,26 +85,6 @@ def _channels(count: int, rows: int, lines: int) -> tuple[Records, int]:
     return table, panels[-1] + _PLANE_GAP
 
 
-def _slab_cuts(frames: int, lines: int, columns: int) -> list[list[tuple[int, int]]]:
-    """Cut tiles into slabs: whole frames, or lines of one, or a part of a line."""
-    limit = SUMS.winograd_tiles
-    sizes = [max(1, limit // (lines * columns)), max(1, limit // columns), limit]
-    cuts = []
-    for total, size in zip((frames, lines, columns), sizes, strict=True):
-        parts = ceil(total / size)
-        cuts.append([(total * i // parts, total * (i + 1) // parts) for i in range(parts)])
-    return cuts
-
-
-def _slabs(frames: int, narrow: Sequence[int]) -> Records:
-    cuts = _slab_cuts(frames, *(ceil(size / 2) for size in narrow))
-    table = np.zeros(prod(map(len, cuts)), TileSlab.dtype)
-    for row, at in zip(table, np.ndindex(*map(len, cuts)), strict=True):
-        row["low"], row["high"] = zip(*(cuts[axis][place] for axis, place in enumerate(at)), strict=True)
-        row["odd"] = [size % 2 and high == ceil(size / 2) for size, high in zip(narrow, row["high"][1:], strict=True)]
-    return table
-
-
 def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
     """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
     most = min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes))
@@ -122,43 +103,36 @@ def layout(problem: ConvProblem) -> Layout:
     counts = dims.narrow_channels, dims.wide_channels
     count, rows = counts[::-1] if lanes_are_wide else counts
     spans = [dims.tap_range(0, tap) for tap in range(dims.kernel[0])]
-    slabs = tuple(_slabs(dims.n * (high - low), dims.narrow[1:]) for low, high in spans)
-    most = max((int(_tiles_of(table).max()) for table in slabs if len(table)), default=0)
+    tiles = [(0, ceil(size / 2)) for size in dims.narrow[1:]]
+    slabs = tuple(
+        cut_slabs([(0, dims.n * (high - low)), *tiles], dims.narrow[1:], SUMS.winograd_tiles) for low, high in spans
+    )
+    most = max((int(tiles_of(table).max()) for table in slabs if len(table)), default=0)
     lanes, lane_plane = _channels(count, rows, most)
     scalars, scalar_plane = _channels(rows, 0, most)
     sides, staged = _sides(problem, spans, lanes_are_wide, (lane_plane, scalar_plane)), [0, 0]
     for side, channels in enumerate((lanes, scalars)):
         if sides[0][side]["staged"]:
             wide = 2 if sides[0][side]["wide"] else 0
-            positions = max((_staged_positions(table, wide) for table in slabs if len(table)), default=0)
+            positions = max((most_positions(table, wide) for table in slabs if len(table)), default=0)
             channels["stage"] = STAGED_LINE * positions * np.arange(len(channels))
             staged[side] = STAGED_LINE // 4 * positions * len(channels)
     heights = [split(rows, tile_rows(rows, vectors)) for vectors in (1, 2)]
-    tiles = np.concatenate([_tile_table(cut, scalars) for cut in heights])
-    total = max((int(_tiles_of(table).sum()) for table in slabs), default=0)
+    register_tiles = np.concatenate([_tile_table(cut, scalars) for cut in heights])
+    total = max((int(tiles_of(table).sum()) for table in slabs), default=0)
     return Layout(
         lanes_are_wide=lanes_are_wide,
         rows=rows,
         lanes=lanes,
         scalars=scalars,
-        tiles=tiles,
-        firsts=np.array([0, len(heights[0]), len(tiles)]),
+        tiles=register_tiles,
+        firsts=np.array([0, len(heights[0]), len(register_tiles)]),
         slabs=slabs,
         chunks=_chunks(total, min(map(len, slabs)), *counts),
         staged=(staged[0], staged[1]),
         panels=(lane_plane, scalar_plane),  # four planes of f32
         sides=sides,
     )
-
-
-def _tiles_of(slabs: Records) -> Vector:
-    return (slabs["high"] - slabs["low"]).prod(1)  # type: ignore[no-any-return]
-
-
-def _staged_positions(slabs: Records, more: int) -> int:
-    """Count the positions of the largest slab's lines; those of the wide tensor are `more` along each axis."""
-    sizes = slabs["high"] - slabs["low"]
-    return int((sizes[:, 0] * (2 * sizes[:, 1] + more) * (2 * sizes[:, 2] + more)).max())
 
 
 def _tile_table(heights: Sequence[int], scalars: Records) -> Records:

@@ -1,0 +1,45 @@
+"""Cycles of a forward operation by Winograd and of direct sums: what ``algorithm="auto"`` chooses by.
+
+The constants are in `kernels.costs`; `python -m benchmarks.regret --algorithms` measures the choice.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from kernels.costs import COSTS
+from kernels.forward.tiles import way_cycles
+from kernels.problem import ConvProblem
+from kernels.target import target
+
+__all__ = ["direct_cycles", "winograd_cycles"]
+
+
+def direct_cycles(problem: ConvProblem) -> float:
+    """Estimate the cycles of direct sums, which skip taps in the padding."""
+    dims = problem.dims
+    return way_cycles(problem) * prod(
+        _met(problem, axis) / max(1, dims.kernel[axis] * dims.narrow[axis]) for axis in range(3)
+    )
+
+
+def winograd_cycles(problem: ConvProblem) -> float:
+    """Estimate the cycles of Winograd for a problem that breaks none of its rules."""
+    dims, lanes = problem.dims, target().lanes
+    src, dst = ceil(dims.src_channels / lanes), ceil(dims.dst_channels / lanes)
+    tiles = dims.n * prod(ceil(size / 2) for size in dims.dst[1:])
+    # the last tile of an odd line or column has three products along that axis, not four
+    products = dims.n * prod(4 * ceil(size / 2) - size % 2 for size in dims.dst[1:])
+    frames = _met(problem, 0)
+    cycles = frames * products * dims.src_channels * (dst // 2 + COSTS.single * (dst % 2))
+    cycles += COSTS.transformed * frames * tiles * src + COSTS.untransformed * dims.dst[0] * tiles * dst
+    cycles += COSTS.filtered * dims.kernel[0] * dims.src_channels * dst
+    if problem.data_format == "NCX":
+        cycles += COSTS.turned * dims.n * (frames * src * prod(dims.src[1:]) + dst * prod(dims.dst))
+    return dims.groups * cycles
+
+
+def _met(problem: ConvProblem, axis: int) -> int:
+    """Count the pairs of positions and taps of an axis that meet."""
+    dims = problem.dims
+    return sum(high - low for low, high in (dims.tap_range(axis, tap) for tap in range(dims.kernel[axis])))

@@ -1,0 +1,189 @@
+"""One unit's share of a forward operation by Winograd, as tables for the compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import memset
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+
+from kernels.arena import address, arena, arena_address
+from kernels.blocks import STEPS, SUMS
+from kernels.cache import cached
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
+from kernels.emit.compiler import Records, row_of, values_of
+from kernels.forward.share import tensor_steps
+from kernels.forward.winograd.driver import KERNEL, PRODUCTS, VECTOR, WIDTH, add_products, transform_filters
+from kernels.forward.winograd.records import Filters, Outputs
+from kernels.pack.panels import KINDS
+from kernels.plan import Stop, Storage
+from kernels.problem import ConvProblem, Dims, storage_dtype
+from kernels.winograd.records import Channels, Side
+from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
+from kernels.winograd.tiles import STAGED_LINE
+
+__all__ = ["FilterShare", "Share", "filter_share", "share"]
+
+_GAP = 64
+"""Bytes between lines and between planes, whose sizes are often powers of two: they must not meet in one set."""
+
+
+class FilterShare:
+    """The weights, which are transformed once for a call."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        dims, size = problem.dims, storage_dtype(problem.dtype).itemsize
+        group, wide, narrow, tap = problem.weights_strides
+        dst, src = (narrow, wide) if dims.gathers else (wide, narrow)
+        self.vectors = ceil(dims.dst_channels / WIDTH)
+        """Vectors of dst channels of a group."""
+        self.plane = dims.kernel[0] * dims.src_channels * VECTOR
+        self.block = PRODUCTS * self.plane
+        self.total = dims.groups * self.vectors
+        self._room = KERNEL * dims.src_channels * WIDTH
+        self._filters = row_of(
+            Filters, kind=KINDS[problem.dtype], nbytes=size * prod(problem.weights_shape), group=size * group,
+            dst_channel=size * dst, src_channel=size * src, tap=size * tap, turned=not dims.gathers,
+            src_channels=dims.src_channels, dst_channels=dims.dst_channels, depths=dims.kernel[0], block=self.block,
+        )  # fmt: skip
+
+    def run(self, weights: Storage, low: int, high: int, to: int) -> None:
+        """Transform the weights of some vectors of dst channels, counted through all groups."""
+        transform_filters(self._filters, address(weights), low, high, arena_address("taps", self._room), to)
+
+
+class Share:
+    """Some images, groups, dst channels and positions of dst."""
+
+    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
+        self.problem, self.filters = problem, filter_share(problem)
+        spans = [(low, high) for low, high in zip(part[::2], part[1::2], strict=True)]
+        images, self.groups, self.span, self.depths, *plane = spans
+        dims, size = problem.dims, storage_dtype(problem.dtype).itemsize
+        channels = dims.src_channels
+        self.met = [_met(dims, depth) for depth in range(*self.depths)]
+        taps = max(1, *map(len, self.met)) if self.met else 1
+
+        vectors = ceil(channels / WIDTH)
+        a_row = vectors * VECTOR + _GAP
+        limit = max(ROWS["f32"][2], STEPS.winograd_band_bytes // (PRODUCTS * (taps * a_row + STAGED_LINE)))
+        tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
+        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], limit)
+        most = int(tiles_of(self.slabs).max(initial=0))
+
+        self.channels = np.zeros(ceil(vectors / 2), Channels.dtype)
+        self.channels["first"] = firsts = 2 * WIDTH * np.arange(len(self.channels))
+        self.channels["valid"] = np.minimum(2 * WIDTH, channels - firsts)
+        self.channels["vectors"] = -(-self.channels["valid"] // WIDTH)
+        self.channels["line"], self.channels["panel"] = a_row, 4 * firsts
+
+        # in elements: positions (n, d, h, w), then a channel
+        steps = [size * step for step in tensor_steps(problem.data_format, problem.src_channels, dims.src)]
+        staged = not (problem.dtype == "f32" and steps[4] == size and channels % WIDTH == 0)
+        positions = most_positions(self.slabs, 2) if staged and len(self.slabs) else 0
+        self.channels["stage"] = STAGED_LINE * positions * np.arange(len(self.channels))
+        self.plane = most * a_row + _GAP
+        pads = dims.pads[1:] if dims.gathers else tuple(2 - pad for pad in dims.pads[1:])
+        self._side: dict[str, Any] = {
+            "wide": True, "kind": KINDS[problem.dtype], "staged": staged, "nbytes": size * prod(problem.src_shape),
+            "channel": steps[4], "strides": tuple(steps[:4]), "lines": dims.src[1], "columns": dims.src[2], "frames": 1,
+            "first": 0, "stride": 1, "pad": pads, "plane": self.plane,
+        }  # fmt: skip
+        self._steps = [size * step for step in tensor_steps(problem.data_format, problem.dst_channels, dims.dst)]
+        self._outputs = {
+            "kind": KINDS[problem.dtype], "strides": tuple(self._steps[:4]), "channel": self._steps[4],
+            "channels": self.span[1] - self.span[0], "lines": dims.dst[1], "columns": dims.dst[2],
+            "plane": most * STAGED_LINE + _GAP, "a_row": a_row, "b_plane": self.filters.plane,
+            "b_block": self.filters.block,
+        }  # fmt: skip
+        self._rooms = {
+            "stage": STAGED_LINE // 4 * positions * len(self.channels),
+            "tiles": taps * PRODUCTS * self.plane // 4,
+            "products": PRODUCTS * (most * STAGED_LINE + _GAP) // 4,
+            "outputs": 4 * most * STAGED_LINE // 4 + 8,
+            "zeros": 2 * WIDTH,
+            "totals": max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
+            "spare": 64,
+        }
+        macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
+        self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
+
+    def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool | None:
+        """Compute the share; return whether all outputs are finite, or None when `stop` ended it early."""
+        rooms = np.array([arena_address(f"winograd {name}", size) for name, size in self._rooms.items()])
+        memset(int(rooms[4]), 0, STAGED_LINE)
+        finite = True
+        for group in range(*self.groups):
+            first = group * self.filters.vectors + self.span[0] // WIDTH
+            filters = address(scratch) + first * self.filters.block
+            bias = self._bias(inputs, group)
+            tensors = np.array([address(inputs[0]), filters, address(bias)])
+            channel = group * self.problem.dims.dst_channels + self.span[0]
+            start = address(output) + channel * self._steps[4]
+            outputs = row_of(Outputs, start=start, **self._outputs)
+            for depth, met in zip(range(*self.depths), self.met, strict=True):
+                elements = self._elements(met)
+                sides = np.array([self._side_at(group, src) for _, src in met], Side.dtype)
+                for low in range(0, len(self.slabs), self._batch):
+                    if stop():
+                        return None
+                    slabs = self.slabs[low : low + self._batch]
+                    every: tuple[Any, ...] = sides, self.channels, slabs, outputs, elements, depth, tensors, rooms
+                    finite = add_products(micro_table(), *every) and finite
+        return finite
+
+    def _side_at(self, group: int, depth: int) -> tuple[Any, ...]:
+        """Return src of one group at one depth."""
+        start = group * self.problem.dims.src_channels * self._side["channel"]
+        return values_of(Side, start=start, shift=depth, **self._side)
+
+    def _elements(self, met: Sequence[tuple[int, int]]) -> Records:
+        """List what a product sums: the src channels of each tap in the first axis, cut as direct sums are."""
+        channels = self.problem.dims.src_channels
+        parts = ceil(channels / SUMS.flush_steps)
+        firsts = [channels * i // parts for i in range(parts + 1)]
+        table = np.zeros(len(met) * parts, Element.dtype)
+        for row, (place, part) in zip(table, np.ndindex(len(met), parts), strict=True):
+            first, end = firsts[part], firsts[part + 1]
+            row["a"] = place * PRODUCTS * self.plane + 4 * first
+            row["b"] = (met[place][0] * channels + first) * VECTOR
+            row["steps"] = end - first
+        table["flush"][:-1] = FLUSH
+        table["flush"][: len(table) > 1] = FLUSH_FIRST
+        return table
+
+    def _bias(self, inputs: Sequence[Storage], group: int) -> Storage:
+        """Return the bias of a group's channels as f32, in whole pairs of vectors, or zeros."""
+        low, high = self.span
+        line = arena("winograd bias", ceil((high - low) / (2 * WIDTH)) * 2 * WIDTH)
+        line.fill(0)
+        if len(inputs) > 2:
+            bias = inputs[2] if self.problem.dtype == "f32" else inputs[2].view(np.float16)
+            first = group * self.problem.dims.dst_channels
+            line[: high - low] = bias[first + low : first + high]
+        return line
+
+
+def _met(dims: Dims, depth: int) -> list[tuple[int, int]]:
+    """Return the taps that a depth of dst meets along the first axis, each with the depth of src."""
+    found = []
+    for tap in range(dims.kernel[0]):
+        shift = tap * dims.dilations[0] - dims.pads[0]
+        place, rest = (depth * dims.strides[0] + shift, 0) if dims.gathers else divmod(depth - shift, dims.strides[0])
+        if rest == 0 and 0 <= place < dims.src[0]:
+            found.append((tap, place))
+    return found
+
+
+@cached
+def filter_share(problem: ConvProblem) -> FilterShare:
+    """Prepare the weights' tables once."""
+    return FilterShare(problem)
+
+
+@cached
+def share(problem: ConvProblem, part: tuple[int, ...]) -> Share:
+    """Prepare a unit's tables once."""
+    return Share(problem, part)

@@ -1,0 +1,150 @@
+"""Convolution and ConvTranspose of 3x3 kernels by Winograd's F(2x2, 3x3): 16 products of channels where direct sums
+have 36.
+
+Loops, outermost first: (7) groups; (6) depths of dst; (5) slabs of tiles, transformed while they stay in L2, between
+which a worker may stop; (4) pairs of vectors of dst channels; (3) the 16 products; (2) tiles as rows of register tiles,
+the batch-reduce micro-kernels of the direct sums; (1) src channels of each tap in the first axis. Loops 1 to 5 are
+compiled (`kernels.forward.winograd.driver`). Weights are transformed once for a call, by the units of a first stage.
+
+What direct sums promise and this does not is made up for:
+
+* Sums of integers are exact up to 36 C S G = 2**24 with C products of a tap and S and G the largest magnitudes: V and U
+  are up to 4 S and 9/4 G, U in quarters. The images whose integers are beyond that are summed directly.
+* Inf and NaN reach every element that direct sums give them to, but others of the same tile, too: elements that
+  are not finite are taken from direct sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, prod
+
+import numpy as np
+
+from kernels.arena import address
+from kernels.blocks import STEPS
+from kernels.costs import COSTS
+from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, ForwardTiles
+from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
+from kernels.forward.winograd.share import filter_share, share
+from kernels.pack.panels import KINDS
+from kernels.plan import Stop, Storage, Unit, box
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.winograd.integers import EXACT, largest_integer
+from kernels.winograd.rules import refusals
+
+__all__ = ["FORWARD_WINOGRAD"]
+
+_DIRECT = {kernel.op: kernel for kernel in (CONVOLUTION, CONV_TRANSPOSE)}
+
+
+class ForwardWinograd:
+    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3); what it can't promise by direct sums."""
+
+    name = "forward_winograd"
+
+    def refuse(self, problem: ConvProblem) -> str | None:
+        """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
+        if problem.op not in _DIRECT:
+            return "computes Convolution and ConvTranspose only"
+        if problem.algorithm == "direct":
+            return "algorithm is direct"
+        if broken := refusals(problem):
+            return "; ".join(map(str, broken))
+        return self._slower(problem) if problem.algorithm == "auto" else None
+
+    def _slower(self, problem: ConvProblem) -> str | None:
+        """Return why direct sums are chosen; None where Winograd is faster and its weights have room."""
+        filters = filter_share(problem)
+        if filters.total * filters.block > STEPS.winograd_weights_bytes:
+            return (
+                f"algorithm is auto; winograd pays up to {STEPS.winograd_weights_bytes} bytes of transformed weights,"
+                f" and they have {filters.total * filters.block}"
+            )
+        share = winograd_cycles(problem) / max(1.0, direct_cycles(problem))
+        if share < COSTS.winograd_share:
+            return None
+        return (
+            f"algorithm is auto; winograd pays below {COSTS.winograd_share:.0%} of direct sums' cycles, and is"
+            f" estimated at {share:.0%}"
+        )
+
+    def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
+        """Share out the weights by vectors of dst channels, then dst as direct sums do, in whole tiles."""
+        filters = filter_share(problem)
+        wanted = max(1, min(workers, filters.total, prod(problem.weights_shape) // STEPS.winograd_unit_weights))
+        each = ceil(filters.total / wanted)
+        parts = ceil(filters.total / each)  # equal shares of the scratch; the last one may be used in part
+        first = [
+            Unit(i, 0, None, None, 0, (i * each, min(filters.total, (i + 1) * each))) for i in range(parts)
+        ]  # fmt: skip
+        last, _ = _Tiled(self.name, problem.op).units(problem, workers)
+        second = [replace(unit, index=parts + unit.index, stage=1) for unit in last]
+        return first + second, parts * each * filters.block
+
+    def run(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> bool:  # fmt: skip
+        """Transform some of the weights, or compute the dst box of one unit."""
+        if stop():
+            return False
+        assert scratch is not None
+        if unit.offset is None:
+            filters, (low, high) = filter_share(problem), unit.part
+            filters.run(inputs[1], low, high, address(scratch) + low * filters.block)
+            return True
+        exact = _exact(problem, unit, inputs)
+        finite = share(problem, unit.part).run(inputs, output, scratch, stop) if exact.any() else True
+        if finite is None:
+            return False
+        return (finite and bool(exact.all())) or self._replace(problem, unit, exact, inputs, output, stop)
+
+    def _replace(
+        self, problem: ConvProblem, unit: Unit, exact: Storage, inputs: Sequence[Storage], output: Storage, stop: Stop
+    ) -> bool:  # fmt: skip
+        """Take elements that are not finite, and images that are not `exact`, from direct sums."""
+        direct = np.empty(problem.output_shape, output.dtype)
+        done = _DIRECT[problem.op].run(replace(problem, algorithm="direct"), unit, inputs, direct, None, stop)
+        found = box(output, unit)
+        wrong = ~np.isfinite(found if found.dtype == np.float32 else found.view(np.float16))
+        wrong[~exact] = True
+        np.copyto(found, box(direct, unit), where=wrong)
+        return done
+
+
+class _Tiled(ForwardTiles):
+    """The shares of direct sums, cut between tiles."""
+
+    def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
+        """Return sizes and steps as direct sums do; lines and columns in twos."""
+        sizes, steps = super().grid(problem)
+        return sizes, (*steps[:4], 2, 2)
+
+
+def _exact(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage]) -> Storage:
+    """Return for each image of a unit whether its sums are as exact as direct ones: integers are small, or not all."""
+    low, high = unit.part[:2]
+    kind, exact = KINDS[problem.dtype], np.ones(high - low, np.bool_)
+    weights = float(largest_integer(kind, address(inputs[1]), inputs[1].size))
+    bias = _bias_peak(problem, inputs)
+    if weights < 0 or bias < 0:
+        return exact
+    bound = 9.0 * weights * problem.dims.src_channels * problem.dims.kernel[0]
+    size = prod(problem.src_shape[1:])
+    for image in range(low, high):
+        nbytes = storage_dtype(problem.dtype).itemsize
+        peak = float(largest_integer(kind, address(inputs[0]) + image * size * nbytes, size))
+        exact[image - low] = peak < 0 or max(4 * bound * peak, bound * peak + bias) <= EXACT
+    return exact
+
+
+def _bias_peak(problem: ConvProblem, inputs: Sequence[Storage]) -> float:
+    """Return the largest magnitude of the bias, 0 for none, or -1 where it is not all integers."""
+    if len(inputs) < 3:
+        return 0.0
+    return float(largest_integer(KINDS[problem.dtype], address(inputs[2]), inputs[2].size))
+
+
+FORWARD_WINOGRAD = ForwardWinograd()

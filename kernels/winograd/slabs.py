@@ -1,0 +1,42 @@
+"""Tiles that are transformed at a time: whole images where these are small, or lines of one, or parts of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+import numpy as np
+
+from kernels.emit.compiler import Records, Vector
+from kernels.winograd.records import TileSlab
+
+__all__ = ["cut_slabs", "most_positions", "tiles_of"]
+
+
+def cut_slabs(spans: Sequence[tuple[int, int]], plane: Sequence[int], limit: int) -> Records:
+    """Cut tiles into slabs of at most `limit`; `spans` are those of (frames, lines, columns) of tiles.
+
+    `plane` has the lines and columns of all positions, two of which a tile has along each axis.
+    """
+    counts = [high - low for low, high in spans]
+    sizes = [max(1, limit // max(1, counts[1] * counts[2])), max(1, limit // max(1, counts[2])), limit]
+    cuts = []
+    for (low, _), total, size in zip(spans, counts, sizes, strict=True):
+        parts = ceil(total / size)
+        cuts.append([(low + total * i // parts, low + total * (i + 1) // parts) for i in range(parts)])
+    table = np.zeros(prod(map(len, cuts)), TileSlab.dtype)
+    for row, at in zip(table, np.ndindex(*map(len, cuts)), strict=True):
+        row["low"], row["high"] = zip(*(cuts[axis][place] for axis, place in enumerate(at)), strict=True)
+        row["odd"] = [size % 2 and high == ceil(size / 2) for size, high in zip(plane, row["high"][1:], strict=True)]
+    return table
+
+
+def tiles_of(slabs: Records) -> Vector:
+    """Count the tiles of each slab."""
+    return (slabs["high"] - slabs["low"]).prod(1)  # type: ignore[no-any-return]
+
+
+def most_positions(slabs: Records, more: int) -> int:
+    """Count the positions of the largest slab; those of the wide tensor are `more` along each axis."""
+    sizes = slabs["high"] - slabs["low"]
+    return int((sizes[:, 0] * (2 * sizes[:, 1] + more) * (2 * sizes[:, 2] + more)).max())
