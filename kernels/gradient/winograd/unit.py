@@ -72,6 +72,8 @@ class BwdWinograd:
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
+        if problem.computes != "diff_weights":
+            return "computes weight gradients only"
         if problem.algorithm == "direct":
             return "algorithm is direct"
         if broken := refusals(problem):
