@@ -217,8 +217,9 @@ class Steps:
     join_bytes: int = 1 << 20
     """Partial sums that make adding them up worth one more unit."""
 
-    winograd_band_bytes: int = CACHES.l2 * 5 // 8
-    """Transformed tiles of a forward operation and the sums of two vectors of their products: a part of L2."""
+    winograd_slab_tiles: int = 64
+    """The most tiles of a forward operation that are transformed at a time: all transformed weights are read for each
+    slab, and those of many channels are read from memory."""
 
     winograd_unit_weights: int = 1 << 18
     """Weights that make transforming them worth one more unit."""

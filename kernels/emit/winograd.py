@@ -171,40 +171,51 @@ def transform_taps(typingctx: Any, source: Any, tap: Any, vectors: Any, to: Any,
 
 @_typed_intrinsic
 def put_outputs(
-    typingctx: Any, source: Any, last: Any, plane: Any, vectors: Any, bias: Any, to: Any, right: Any, down: Any,
-    both: Any,
-) -> Any:  # fmt: skip
+    typingctx: Any, source: Any, last: Any, plane: Any, vectors: Any, bias: Any, to: Any, right: Any, down: Any
+) -> Any:
     """Turn the sums of 16 products into 2x2 outputs plus `bias`, for `vectors` (at least 1) vectors of channels.
 
     The sums lie `plane` bytes apart from `source` on, those of the fourth vertical product from `last` on. The outputs
-    are written at `to`, and those beside, below and at the corner at `right`, `down` and `both`.
+    are written from `to` on, `right` bytes and `down` bytes apart; a step of 0 leaves out those which don't exist.
+    Returns whether those which are written are finite.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        source, last, plane, vectors, bias, *outputs = values
+        source, last, plane, vectors, bias, to, right, down = values
+        zero = ir.Constant(_VECTOR, [0.0] * _LANES)
+        beside, below = (builder.icmp_signed("!=", step, simd.I64(0)) for step in (right, down))
 
         def along(m: list[Any]) -> list[Any]:
             one = builder.fadd(m[0], builder.fadd(m[1], m[2]))
             return [one, builder.fadd(builder.fsub(m[1], m[2]), m[3])]
 
         def vector(carried: list[Any]) -> list[Any]:
-            source, last, bias, *outputs = carried
+            *places, total = carried
+            source, last, bias, to = places
             rows = []
             for y in range(FACTORS):
                 begin, first = (source, FACTORS * y) if y < FACTORS - 1 else (last, 0)
-                places = [builder.add(begin, builder.mul(plane, simd.I64(first + x))) for x in range(FACTORS)]
-                rows.append(along([simd.load(builder, each, _VECTOR) for each in places]))
+                at = [builder.add(begin, builder.mul(plane, simd.I64(first + x))) for x in range(FACTORS)]
+                rows.append(along([simd.load(builder, each, _VECTOR) for each in at]))
             added = simd.load(builder, bias, _VECTOR)
-            columns = [along([row[x] for row in rows]) for x in range(2)]
-            # outputs that don't exist share one place with each other, and none with those that do
-            for number, to in enumerate(outputs):
-                simd.store(builder, builder.fadd(columns[number % 2][number // 2], added), to)
-            return [builder.add(each, simd.I64(_LINE)) for each in carried]
+            columns = [[builder.fadd(each, added) for each in along([row[x] for row in rows])] for x in range(2)]
+            # an output that doesn't exist is its neighbour once more, at the same place
+            columns[1] = [builder.select(beside, *each) for each in zip(columns[1], columns[0], strict=True)]
+            for x, step in enumerate((simd.I64(0), right)):
+                columns[x][1] = builder.select(below, columns[x][1], columns[x][0])
+                for y, value in enumerate(columns[x]):
+                    place = builder.add(to, builder.add(step, down)) if y else builder.add(to, step)
+                    simd.store(builder, value, place)
+                    total = builder.fadd(total, builder.fmul(value, zero))  # finite times zero is zero, other are NaN
+            return [*(builder.add(each, simd.I64(_LINE)) for each in places), total]
 
-        simd.loop(builder, vectors, [source, last, bias, *outputs], vector, "outputs", rolled=True)
-        return context.get_dummy_value()
+        total = simd.loop(builder, vectors, [source, last, bias, to, zero], vector, "outputs", rolled=True)[-1]
+        bits = ir.IntType(_LANES)
+        return builder.icmp_unsigned(
+            "==", builder.bitcast(builder.fcmp_ordered("==", total, zero), bits), bits((1 << _LANES) - 1)
+        )
 
-    return types.void(*[types.int64] * 9), codegen
+    return types.boolean(*[types.int64] * 8), codegen
 
 
 def integer_peak(kind: str) -> Any:

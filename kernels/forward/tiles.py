@@ -22,7 +22,7 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
 
-__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "FORWARD_DOTS", "ForwardTiles", "way_costs"]
+__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "FORWARD_DOTS", "ForwardTiles", "cut_units", "way_costs"]
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
@@ -102,14 +102,7 @@ class ForwardTiles:
         axis = next((a for a in range(3, 6) if cells[a] >= 2 * left), 5)
         counts = [by_image, by_group, by_block, 1, 1, 1]
         counts[axis] = min(left, max(1, cells[axis]))
-        units: list[Unit] = []
-        for index in np.ndindex(*counts):
-            part: list[int] = []
-            for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
-                part += step * (many * i // count), size if i + 1 == count else step * (many * (i + 1) // count)
-            box = _box(problem, part)
-            units.append(Unit(len(units), 0, *box, problem.macs // prod(counts), tuple(part)))
-        return units, 0
+        return cut_units(problem, sizes, steps, cells, counts), 0
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of (n, groups, a group's dst channels, d, h, w), and the steps in which units are cut."""
@@ -124,6 +117,19 @@ class ForwardTiles:
     ) -> bool:  # fmt: skip
         """Compute the dst box of one unit."""
         return not stop() and _share(problem, unit).run(inputs, output, stop)
+
+
+def cut_units(
+    problem: ConvProblem, sizes: Sequence[int], steps: Sequence[int], cells: Sequence[int], counts: Sequence[int]
+) -> list[Unit]:
+    """Cut dst, of so many `cells` of `steps` along each axis of `ForwardTiles.grid`, into `counts` equal parts."""
+    units: list[Unit] = []
+    for index in np.ndindex(*counts):
+        part: list[int] = []
+        for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
+            part += step * (many * i // count), size if i + 1 == count else step * (many * (i + 1) // count)
+        units.append(Unit(len(units), 0, *_box(problem, part), problem.macs // prod(counts), tuple(part)))
+    return units
 
 
 def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import KINDS, ROWS, Batch, Element, call_batch
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import address_of, all_finite, fill_zero, store_value
+from kernels.emit.intrinsics import address_of, fill_zero, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
@@ -58,72 +58,95 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 
 @jit
 def _multiply(
-    table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], a: int, a_plane: int, b: int, vectors: int,
-    zeros: int, totals: int, sums: int,
+    table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], a: int, a_plane: int, b: int, zeros: int,
+    totals: int, sums: int,
 ) -> None:  # fmt: skip
-    """Sum the 16 products of a slab's tiles and one or two `vectors` of dst channels over all src channels."""
+    """Sum the 16 products of a slab's tiles over all src channels, for all dst channels."""
     batches = np.zeros(1, BATCH)
     batch = batches[0]
-    batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, STAGED_LINE, WIDTH
+    batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, dst.c_row, WIDTH
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], zeros
     batch.totals = totals if elements.shape[0] > 1 else 0
-    most = TWO if vectors == 2 else ONE
     frames, columns = slab.high[0] - slab.low[0], slab.high[2] - slab.low[2]
     for product in range(PRODUCTS):
-        count = frames * _lines(slab, product // FACTORS) * (columns - (1 if product % 4 == 3 and slab.odd[1] else 0))
-        for first in range(0, count, most):
-            batch.rows = min(most, count - first)
-            batch.a = a + product * a_plane + first * dst.a_row
-            batch.b = b + product * dst.b_plane
-            batch.c = sums + product * dst.plane + first * STAGED_LINE
-            call_batch(table[F32_PLACE + vectors - 1], address_of(batch))
+        across = columns - (1 if product % FACTORS == FACTORS - 1 and slab.odd[1] else 0)
+        count = frames * _lines(slab, product // FACTORS) * across
+        for vector in range(0, dst.vectors, 2):
+            entry = table[F32_PLACE + min(2, dst.vectors - vector) - 1]
+            most = TWO if vector + 1 < dst.vectors else ONE
+            parts = (count + most - 1) // most
+            batch.b = b + product * dst.b_plane + vector * dst.b_block
+            for part in range(parts):
+                first = count * part // parts
+                batch.rows = count * (part + 1) // parts - first
+                batch.a = a + product * a_plane + first * dst.a_row
+                batch.c = sums + product * dst.plane + first * dst.c_row + vector * VECTOR
+                call_batch(entry, address_of(batch))
 
 
 @jit
 def _lines(slab: TileSlab, product: int) -> int:
-    """Count the lines of tiles that have a vertical product: the last one of an odd image lacks the fourth.
-
-    With several images all have it, so that tiles lie at the same places for every product.
-    """
+    """Count the lines of tiles that have a vertical product: the last one of an odd image lacks the fourth."""
     lines: int = slab.high[1] - slab.low[1]
-    return lines - 1 if product == FACTORS - 1 and slab.odd[0] and slab.high[0] - slab.low[0] == 1 else lines
+    return lines - 1 if product == FACTORS - 1 and slab.odd[0] else lines
 
 
 @jit
-def _put(
-    slab: TileSlab, dst: Outputs, vectors: int, first: int, bias: int, depth: int, sums: int, outputs: int, spare: int
-) -> bool:
-    """Turn sums into outputs and write them, rounded once; return whether all are finite before that."""
+def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, bias: int, sums: int, place: Vector) -> bool:
+    """Turn sums into outputs of some `vectors` of channels; return whether all are finite.
+
+    `place` has the address of the slab's first output, and the bytes between its frames, lines and columns.
+    """
     frames, lines, columns = slab.high[0] - slab.low[0], slab.high[1] - slab.low[1], slab.high[2] - slab.low[2]
-    height, width = 2 * lines - slab.odd[0], 2 * columns - slab.odd[1]
-    last = _lines(slab, FACTORS - 1)
-    pixel = vectors * VECTOR
+    last, finite = _lines(slab, FACTORS - 1), True
+    across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
+    along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
+    source = sums + vector * VECTOR
     for frame in range(frames):
         for line in range(lines):
+            number = (frame * lines + line) * across
+            # what the fourth product would add is left out with the line below
+            fourth = (frame * last + line) * fourth_across if line < last else 0
+            below = line + 1 < lines or slab.odd[0] == 0
+            to = place[0] + frame * place[1] + 2 * line * place[2]
             for column in range(columns):
-                number, fourth = frame * lines + line, frame * last + line
-                if slab.odd[1]:  # column after column
-                    number, fourth = column * frames * lines + number, column * frames * last + fourth
-                else:
-                    number, fourth = number * columns + column, fourth * columns + column
-                place = sums + number * STAGED_LINE
-                # what the fourth product would add is left out with the line below
-                fourth_place = sums + 12 * dst.plane + (fourth if line < last else 0) * STAGED_LINE
-                to = outputs + ((frame * height + 2 * line) * width + 2 * column) * pixel
-                beside, below = 2 * column + 1 < width, 2 * line + 1 < height
-                put_outputs(
-                    place, fourth_place, dst.plane, vectors, bias, to, to + pixel if beside else spare,
-                    to + width * pixel if below else spare, to + (width + 1) * pixel if beside and below else spare,
-                )  # fmt: skip
-    values = frames * height * width * vectors * WIDTH
-    fill_zero(outputs + 4 * values, 32)
-    counts = np.empty(4, np.int64)
-    counts[0], counts[1], counts[2], counts[3] = frames, 1, height, width
-    to = dst.start + first * dst.channel + depth * dst.strides[1]
+                beside = column + 1 < columns or slab.odd[1] == 0
+                finite = put_outputs(
+                    source + (number + column * along) * dst.c_row,
+                    source + 12 * dst.plane + (fourth + (column * fourth_along if line < last else 0)) * dst.c_row,
+                    dst.plane, vectors, bias + vector * VECTOR, to + 2 * column * place[3],
+                    place[3] if beside else 0, place[2] if below else 0,
+                ) and finite  # fmt: skip
+    return finite
+
+
+@jit
+def _write(
+    slab: TileSlab, dst: Outputs, bias: int, depth: int, sums: int, outputs: int, spare: int, place: Vector
+) -> bool:
+    """Turn the sums of a slab into outputs and write them, rounded once; return whether all are finite before that."""
+    to = dst.start + depth * dst.strides[1]
     to += slab.low[0] * dst.strides[0] + 2 * slab.low[1] * dst.strides[2] + 2 * slab.low[2] * dst.strides[3]
-    valid = min(vectors * WIDTH, dst.channels - first)
-    write(dst.kind, outputs, vectors * WIDTH, valid, counts, to, dst.strides[:], dst.channel, spare)
-    return all_finite(outputs, (values + 7) // 8)  # type: ignore[no-any-return]
+    if dst.in_place:
+        place[0], place[1], place[2], place[3] = to, dst.strides[0], dst.strides[2], dst.strides[3]
+        return _put(slab, dst, 0, dst.vectors, bias, sums, place)
+    counts, finite = np.empty(4, np.int64), True
+    counts[0], counts[1] = slab.high[0] - slab.low[0], 1
+    counts[2] = 2 * (slab.high[1] - slab.low[1]) - slab.odd[0]
+    counts[3] = 2 * (slab.high[2] - slab.low[2]) - slab.odd[1]
+    for vector in range(0, dst.vectors, 2):
+        vectors = min(2, dst.vectors - vector)
+        lanes = vectors * WIDTH
+        valid = min(lanes, dst.channels - vector * WIDTH)
+        place[0], place[3] = outputs, 4 * lanes
+        place[2] = counts[3] * place[3]
+        place[1] = counts[2] * place[2]
+        finite = _put(slab, dst, vector, vectors, bias, sums, place) and finite
+        write(
+            dst.kind, outputs, lanes, valid, counts, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel,
+            spare,
+        )  # fmt: skip
+    return finite
 
 
 @jit
@@ -140,7 +163,7 @@ def add_products(
     dst, finite = results[0], True
     stage, tiles, sums, outputs = rooms[0], rooms[1], rooms[2], rooms[3]
     zeros, totals, spare = rooms[4], rooms[5], rooms[6]
-    window = np.zeros(5, np.int64)
+    window, place = np.zeros(5, np.int64), np.empty(4, np.int64)
     for s in range(slabs.shape[0]):
         slab = slabs[s]
         for tap in range(sides.shape[0]):
@@ -153,13 +176,9 @@ def add_products(
                 to = tiles + (PRODUCTS * tap + FACTORS * y) * side.plane
                 if lines > 0:
                     transform_tiles(side, channels, slab, window, tensors[0], stage, to, zeros, y, lines)
-        for first in range(0, dst.channels, 2 * WIDTH):
-            vectors = min(2, (dst.channels - first + WIDTH - 1) // WIDTH)
-            if sides.shape[0] > 0:
-                b = tensors[1] + first // WIDTH * dst.b_block
-                _multiply(table, slab, dst, elements, tiles, sides[0].plane, b, vectors, zeros, totals, sums)
-            else:
-                fill_zero(sums, PRODUCTS * dst.plane)
-            bias = tensors[2] + 4 * first
-            finite = _put(slab, dst, vectors, first, bias, depth, sums, outputs, spare) and finite
+        if sides.shape[0] > 0:
+            _multiply(table, slab, dst, elements, tiles, sides[0].plane, tensors[1], zeros, totals, sums)
+        else:
+            fill_zero(sums, PRODUCTS * dst.plane)
+        finite = _write(slab, dst, tensors[2], depth, sums, outputs, spare, place) and finite
     return finite

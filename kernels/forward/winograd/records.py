@@ -29,20 +29,21 @@ class Filters(Record):
 
 class Outputs(Record):
     """dst of one group of a unit, in bytes: position 0 of its first channel lies at the address `start`; so many
-    `channels` are computed.
+    `channels` are computed, which are `vectors`. Outputs are written where they belong, or staged first.
 
-    `strides` are between positions (n, d, h, w) and `channel` between channels; a plane has so many `lines` and
-    `columns`. Sums of products lie in lines of two vectors, `plane` bytes for each of the 16. Transformed tiles have
-    `a_row` bytes, transformed weights of a product `b_plane` and of a vector of dst channels `b_block`.
+    `strides` are between positions (n, d, h, w) and `channel` between channels. Sums of a tile's products have `c_row`
+    bytes, those of all tiles `plane` for each of the 16. Transformed tiles have `a_row` bytes, transformed weights of a
+    product `b_plane` and of a vector of dst channels `b_block`.
     """
 
     kind: int
+    in_place: bool
     start: int
     strides: Vector = numbers(4)
     channel: int
     channels: int
-    lines: int
-    columns: int
+    vectors: int
+    c_row: int
     plane: int
     a_row: int
     b_plane: int

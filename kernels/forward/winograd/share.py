@@ -66,11 +66,10 @@ class Share:
         self.met = [_met(dims, depth) for depth in range(*self.depths)]
         taps = max(1, *map(len, self.met)) if self.met else 1
 
-        vectors = ceil(channels / WIDTH)
-        a_row = vectors * VECTOR + _GAP
-        limit = max(ROWS["f32"][2], STEPS.winograd_band_bytes // (PRODUCTS * (taps * a_row + STAGED_LINE)))
+        vectors, dst_vectors = ceil(channels / WIDTH), ceil((self.span[1] - self.span[0]) / WIDTH)
+        a_row, c_row = (count * VECTOR + _GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
-        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], limit)
+        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], STEPS.winograd_slab_tiles)
         most = int(tiles_of(self.slabs).max(initial=0))
 
         self.channels = np.zeros(ceil(vectors / 2), Channels.dtype)
@@ -89,43 +88,46 @@ class Share:
         self._side: dict[str, Any] = {
             "wide": True, "kind": KINDS[problem.dtype], "staged": staged, "nbytes": size * prod(problem.src_shape),
             "channel": steps[4], "strides": tuple(steps[:4]), "lines": dims.src[1], "columns": dims.src[2], "frames": 1,
-            "first": 0, "stride": 1, "pad": pads, "plane": self.plane,
+            "first": 0, "stride": 1, "pad": pads, "plane": self.plane, "start": 0,
         }  # fmt: skip
         self._steps = [size * step for step in tensor_steps(problem.data_format, problem.dst_channels, dims.dst)]
-        self._outputs = {
-            "kind": KINDS[problem.dtype], "strides": tuple(self._steps[:4]), "channel": self._steps[4],
-            "channels": self.span[1] - self.span[0], "lines": dims.dst[1], "columns": dims.dst[2],
-            "plane": most * STAGED_LINE + _GAP, "a_row": a_row, "b_plane": self.filters.plane,
-            "b_block": self.filters.block,
-        }  # fmt: skip
-        self._rooms = {
-            "stage": STAGED_LINE // 4 * positions * len(self.channels),
-            "tiles": taps * PRODUCTS * self.plane // 4,
-            "products": PRODUCTS * (most * STAGED_LINE + _GAP) // 4,
-            "outputs": 4 * most * STAGED_LINE // 4 + 8,
-            "zeros": 2 * WIDTH,
-            "totals": max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
-            "spare": 64,
-        }
+        out = self.span[1] - self.span[0]
+        in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
+        self._src_channel = steps[4]
+        self._outputs = row_of(
+            Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
+            channel=self._steps[4], channels=out, vectors=dst_vectors, c_row=c_row, plane=most * c_row + _GAP,
+            a_row=a_row, b_plane=self.filters.plane, b_block=self.filters.block,
+        )  # fmt: skip
+        rooms = (
+            STAGED_LINE // 4 * positions * len(self.channels),
+            taps * PRODUCTS * self.plane // 4,
+            PRODUCTS * (most * c_row + _GAP) // 4,
+            0 if in_place else most * STAGED_LINE,
+            STAGED_LINE // 4,
+            max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
+            64,
+        )
+        self._rooms = 4 * np.cumsum([0, *(-(-room // 16) * 16 for room in rooms)])
+        self._tables = [(self._sides(met), self._elements(met)) for met in self.met]
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
         self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
 
     def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool | None:
         """Compute the share; return whether all outputs are finite, or None when `stop` ended it early."""
-        rooms = np.array([arena_address(f"winograd {name}", size) for name, size in self._rooms.items()])
+        dims, finite = self.problem.dims, True
+        rooms = self._rooms + arena_address("winograd", int(self._rooms[-1]) // 4)
         memset(int(rooms[4]), 0, STAGED_LINE)
-        finite = True
+        outputs = self._outputs.copy()
         for group in range(*self.groups):
             first = group * self.filters.vectors + self.span[0] // WIDTH
             filters = address(scratch) + first * self.filters.block
-            bias = self._bias(inputs, group)
-            tensors = np.array([address(inputs[0]), filters, address(bias)])
-            channel = group * self.problem.dims.dst_channels + self.span[0]
-            start = address(output) + channel * self._steps[4]
-            outputs = row_of(Outputs, start=start, **self._outputs)
-            for depth, met in zip(range(*self.depths), self.met, strict=True):
-                elements = self._elements(met)
-                sides = np.array([self._side_at(group, src) for _, src in met], Side.dtype)
+            tensors = np.array([address(inputs[0]), filters, address(self._bias(inputs, group))])
+            channel = group * dims.dst_channels + self.span[0]
+            outputs["start"] = address(output) + channel * self._steps[4]
+            for depth, (sides, elements) in zip(range(*self.depths), self._tables, strict=True):
+                sides = sides.copy()
+                sides["start"] = group * dims.src_channels * self._src_channel
                 for low in range(0, len(self.slabs), self._batch):
                     if stop():
                         return None
@@ -134,10 +136,9 @@ class Share:
                     finite = add_products(micro_table(), *every) and finite
         return finite
 
-    def _side_at(self, group: int, depth: int) -> tuple[Any, ...]:
-        """Return src of one group at one depth."""
-        start = group * self.problem.dims.src_channels * self._side["channel"]
-        return values_of(Side, start=start, shift=depth, **self._side)
+    def _sides(self, met: Sequence[tuple[int, int]]) -> Records:
+        """Return src of the first group at the depth of each tap."""
+        return np.array([values_of(Side, shift=depth, **self._side) for _, depth in met], Side.dtype)
 
     def _elements(self, met: Sequence[tuple[int, int]]) -> Records:
         """List what a product sums: the src channels of each tap in the first axis, cut as direct sums are."""

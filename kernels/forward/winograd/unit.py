@@ -25,7 +25,8 @@ import numpy as np
 from kernels.arena import address
 from kernels.blocks import STEPS
 from kernels.costs import COSTS
-from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, ForwardTiles
+from kernels.forward.share import LANES
+from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, cut_units
 from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.forward.winograd.share import filter_share, share
 from kernels.pack.panels import KINDS
@@ -71,7 +72,7 @@ class ForwardWinograd:
         )
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Share out the weights by vectors of dst channels, then dst as direct sums do, in whole tiles."""
+        """Share out the weights by vectors of dst channels, then dst in whole tiles."""
         filters = filter_share(problem)
         wanted = max(1, min(workers, filters.total, prod(problem.weights_shape) // STEPS.winograd_unit_weights))
         each = ceil(filters.total / wanted)
@@ -79,8 +80,7 @@ class ForwardWinograd:
         first = [
             Unit(i, 0, None, None, 0, (i * each, min(filters.total, (i + 1) * each))) for i in range(parts)
         ]  # fmt: skip
-        last, _ = _Tiled(self.name, problem.op).units(problem, workers)
-        second = [replace(unit, index=parts + unit.index, stage=1) for unit in last]
+        second = [replace(unit, index=parts + unit.index, stage=1) for unit in _dst_units(problem, workers)]
         return first + second, parts * each * filters.block
 
     def run(
@@ -114,13 +114,20 @@ class ForwardWinograd:
         return done
 
 
-class _Tiled(ForwardTiles):
-    """The shares of direct sums, cut between tiles."""
-
-    def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
-        """Return sizes and steps as direct sums do; lines and columns in twos."""
-        sizes, steps = super().grid(problem)
-        return sizes, (*steps[:4], 2, 2)
+def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
+    """Share out images, groups, then lines of tiles; few tiles by groups and dst channels, for each of which they are
+    transformed anew."""
+    dims = problem.dims
+    sizes, steps = (problem.n, dims.groups, dims.dst_channels, *dims.dst), (1, 1, LANES, 1, 2, 2)
+    cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
+    wanted = int(max(1, min(4 * workers, problem.macs // STEPS.unit_macs)))
+    counts = [1] * 6
+    order = 0, 1, max(range(3, 6), key=lambda axis: cells[axis])
+    if prod(cells) // max(1, cells[2]) < STEPS.winograd_slab_tiles * wanted:
+        wanted, order = min(wanted, workers), (1, 2, 0)
+    for axis in order:
+        counts[axis] = max(1, min(cells[axis], ceil(wanted / prod(counts))))
+    return cut_units(problem, sizes, steps, cells, counts)
 
 
 def _exact(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage]) -> Storage:
