@@ -1,7 +1,7 @@
 """Quality of the choice between paths: the time of the chosen one over that of the best one, layer by layer.
 
     python -m benchmarks.regret [--shapes FILE] [--dtype D] [--ops NAME,...] [--only TEXT] [--budget SECONDS]
-    python -m benchmarks.regret --algorithms [--dtype D] [--only TEXT] [--budget SECONDS]
+    python -m benchmarks.regret --algorithms [--dtype D] [--ops NAME,...] [--only TEXT] [--budget SECONDS]
 
 With --algorithms the choices are direct sums and Winograd, for the layers of benchmarks/shapes_3x3.json, and the chosen
 one is that of the algorithm `auto`. Otherwise:
@@ -150,13 +150,15 @@ def main() -> None:
     parser.add_argument("--shapes", type=Path, help="layers; default: shapes.json or shapes_3x3.json beside this file")
     parser.add_argument("--algorithms", action="store_true", help="compare direct sums, winograd and auto")
     parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), default="f32")
-    parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, separated by commas")
+    parser.add_argument(
+        "--ops", help="operations, separated by commas; default: all, with --algorithms weight gradients"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="layers whose name contains TEXT")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each layer")
     parser.add_argument("--json", type=Path, help="write the measurements here")
     options = parser.parse_args()
     shapes = options.shapes or Path(__file__).with_name("shapes_3x3.json" if options.algorithms else "shapes.json")
-    operations = [*OPERATIONS[:2]] if options.algorithms else options.ops.split(",")
+    operations = options.ops.split(",") if options.ops else [*OPERATIONS[: 2 if options.algorithms else None]]
     list(warmup())
     record, regrets = [], []
     for layer in read_layers(shapes, operations, options.only):

@@ -29,7 +29,7 @@ _algorithm: Algorithm = "direct"
 def use(client: Client | None = None, *, algorithm: Algorithm = "direct") -> None:
     """Set the defaults; without a client `Client()`, which is created when it is first needed.
 
-    `algorithm` is "direct", "auto" (the faster one), or "winograd" for all weight gradients, which raises
+    `algorithm` is "direct", "auto" (the faster one), or "winograd" for all layers and their gradients, which raises
     `InvalidParams` where it can't compute one.
     """
     global _chosen, _own, _algorithm
@@ -94,7 +94,7 @@ class Layer:
     ) -> Array:  # fmt: skip
         """Compute dst; `bias` has one value for each channel of dst. `algorithm` is by default the one of `use`."""
         inputs = {"src": src, "weights": weights} | ({} if bias is None else {"bias": bias})
-        how = _how(reference, algorithm, weights=False)
+        how = _how(reference, algorithm)
         return client.run(self.family, inputs, self.attributes(layout), **how)
 
     def gradients(
@@ -106,7 +106,7 @@ class Layer:
         Of `src` only the shape is read for diff_src and diff_bias, and of `weights` for diff_weights and diff_bias.
         """
         attributes = self.attributes(layout)
-        how = _how(reference, algorithm, weights="diff_weights" in names)
+        how = _how(reference, algorithm)
         if list(names) == ["diff_src"]:
             inputs: dict[str, Any] = {"diff_dst": diff_dst, "weights": weights}
             if not self.transposed:  # several shapes of src may give that of diff_dst
@@ -146,10 +146,9 @@ class Layer:
         )  # fmt: skip
 
 
-def _how(reference: bool, algorithm: Algorithm | None, *, weights: bool) -> dict[str, Any]:
-    """Return the options of a call; the service refuses Winograd's algorithm for one without a `weights` gradient."""
-    chosen = algorithm or _algorithm
-    return {"reference": reference, "algorithm": "direct" if chosen == "winograd" and not weights else chosen}
+def _how(reference: bool, algorithm: Algorithm | None) -> dict[str, Any]:
+    """Return the options of a call."""
+    return {"reference": reference, "algorithm": algorithm or _algorithm}
 
 
 def bias_gradient(client: Client, diff_dst: Any, *, layout: Layout, reference: bool) -> Array:

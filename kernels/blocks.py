@@ -221,6 +221,9 @@ class Steps:
     """The most tiles of a forward operation that are transformed at a time: all transformed weights are read for each
     slab, and those of many channels are read from memory."""
 
+    winograd_slab_bytes: int = 24 << 20
+    """The most bytes of such tiles and of the sums of their products, a part of a worker's room of 64 MiB."""
+
     winograd_unit_weights: int = 1 << 18
     """Weights that make transforming them worth one more unit."""
 

@@ -32,10 +32,10 @@ if target().dots:  # compiled only where the processor can run it
     KERNELS = (*FORWARD_DOTS, BWD_DOTS, *KERNELS)
 
 if target().compiles:
-    from kernels.forward.winograd.unit import FORWARD_WINOGRAD
+    from kernels.forward.winograd.unit import ForwardWinograd
     from kernels.gradient.winograd.unit import BwdWinograd
 
-    KERNELS = (FORWARD_WINOGRAD, BwdWinograd(KERNELS), *KERNELS)
+    KERNELS = (ForwardWinograd(KERNELS), BwdWinograd(KERNELS), *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:

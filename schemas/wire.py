@@ -57,7 +57,7 @@ class CallOptions(BaseModel):
     )
     algorithm: Literal["direct", "winograd", "auto"] | None = Field(
         default="direct",
-        description="How weight gradients are summed; auto: the faster way. What winograd can't compute is refused.",
+        description="How convolutions are summed; auto: the faster way. What winograd can't compute is refused.",
     )
     outputs: Annotated[list[str], Field(min_length=1, max_length=16)] | None = Field(
         default=None, description="Names of the outputs to compute; by default the operation's first."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from app.calls.planning import problem_of
-from kernels.gradient.winograd.layout import tile_count
 from kernels.problem import Algorithm
 from kernels.target import target
 from kernels.winograd.rules import FAMILY, Refusal, refusals
+from kernels.winograd.work import exact_factor, winograd_macs
 from schemas.ops import ResolvedOp
 from schemas.problems import invalid_params, problem
 
@@ -25,20 +26,17 @@ _PROMISES = (
 
 
 def check_algorithm(what: str, algorithm: Algorithm, ops: Iterable[tuple[str, ResolvedOp]]) -> None:
-    """Raise `InvalidParams` if `winograd` was chosen for weight gradients that it can't compute, or for none.
+    """Raise `InvalidParams` if `winograd` was chosen for convolutions or gradients that it can't compute, or for none.
 
-    `ops` are the operations of the request, each with a label for messages. Outputs of another kind, beside weight
-    gradients, are summed directly.
+    `ops` are the operations of the request, each with a label for messages. Sums of a bias beside them are direct.
     """
     if algorithm != "winograd":
         return
     outputs = [(label, _broken(op, spec.name)) for label, op in ops for spec in op.outputs]
-    gradients = [(label, broken) for label, broken in outputs if all(each.attribute != "op" for each in broken)]
-    problems = [
-        problem(["options", "algorithm"], f"{label}{each}", "algorithm")
-        for label, broken in gradients or outputs
-        for each in broken
-    ]
+    taken = [(label, broken) for label, broken in outputs if all(each.attribute != "op" for each in broken)]
+    # the gradients of one layer break the same rules
+    messages = dict.fromkeys(f"{label}{each}" for label, broken in taken or outputs for each in broken)
+    problems = [problem(["options", "algorithm"], message, "algorithm") for message in messages]
     if problems:
         raise invalid_params(what, problems)
 
@@ -48,18 +46,19 @@ def describe_winograd(op: ResolvedOp) -> dict[str, Any]:
     broken = [{"attribute": each.attribute, "rule": each.message} for each in _broken(op, op.output.name)]
     if broken:
         return {"allowed": False, "refused": broken}
-    direct = problem_of(op)
-    dims, tiles = direct.dims, tile_count(direct)
-    # 16 products for each 2x2 tile, where direct sums need 4 * 9; depths of the kernel are summed directly.
-    macs = 16 * tiles * dims.kernel[0] * dims.groups * dims.wide_channels * dims.narrow_channels
-    exact = (1 << 24) // (16 * tiles) if tiles else 1 << 24
-    return {"allowed": True, "gmac": macs / 1e9, "exact_product": exact, "promises": list(_PROMISES)}
+    summed = problem_of(op)
+    exact = (1 << 24) // max(1, exact_factor(summed))
+    promises = list(_PROMISES)
+    return {"allowed": True, "gmac": winograd_macs(summed) / 1e9, "exact_product": exact, "promises": promises}
 
 
 def _broken(op: ResolvedOp, output: str) -> tuple[Refusal, ...]:
     """Return the rules that an output breaks; of the operation as the caller knows it, not as kernels compute it."""
-    found = refusals(problem_of(op, output))
+    problem = problem_of(op, output)
+    found = refusals(problem)
     if any(each.attribute == "op" for each in found):
         rule = f"winograd computes {FAMILY}; {op.called_as} computes {op.wire_name(output)}"
         return (Refusal("op", rule),)
+    if output == "diff_src":  # computed from diff_dst as if that were src
+        found = refusals(replace(problem, src_channels=problem.dst_channels, dst_channels=problem.src_channels))
     return found or (() if target().compiles else (Refusal("target", _NOT_COMPILED),))

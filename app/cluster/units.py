@@ -46,10 +46,12 @@ _MOST_STRIDED_BYTES = 64 << 20
 def can_travel(plan: Plan) -> bool:
     """Whether the units of a plan may run on other machines: each writes a box, or its share of the scratch.
 
-    Units of a verification share their scratch in another way. The reference stays here: `Costs` has the rates of the
-    other kernels.
+    Their work must be in the first stage, which is what travels. Units of a verification share their scratch in another
+    way. The reference stays here: `Costs` has the rates of the other kernels.
     """
-    return isinstance(plan.problem, ConvProblem) and plan.problem.n > 0 and plan.kernel != ReferenceKernel.name
+    if not isinstance(plan.problem, ConvProblem) or plan.problem.n == 0 or plan.kernel == ReferenceKernel.name:
+        return False
+    return plan.stages == 1 or plan.units[0].macs > 0
 
 
 def portions(plan: Plan, unit: Unit) -> tuple[Portion, ...]:

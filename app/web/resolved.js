@@ -3,7 +3,7 @@
 import { make } from "./make.js";
 
 /**
- * What Winograd's algorithm costs, or the rules that the layer breaks; nothing for what is no weight gradient.
+ * What Winograd's algorithm costs, or the rules that the layer breaks; nothing for sums of a bias.
  * @param {{allowed: boolean, gmac?: number, refused?: {attribute: string, rule: string}[]} | undefined} found @returns {string}
  */
 function winogradText(found) {

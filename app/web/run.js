@@ -20,7 +20,7 @@ import { checksum, download, npy, place } from "./tensor.js";
 /** @typedef {import("./tensor.js").Tensor} Tensor */
 
 const LEVELS = 8;
-/** How weight gradients may be summed, as `options.algorithm` names it. */
+/** How convolutions and their gradients may be summed, as `options.algorithm` names it. */
 const ALGORITHMS = { direct: "direct", winograd: "Winograd's", auto: "the faster of both" };
 /** Milliseconds between two pictures of a running call. */
 const PICTURE = 100;
@@ -138,7 +138,7 @@ export class RunLayer extends HTMLElement {
     if (now === this.shown) return;
     this.shown = now;
     [this.layer, this.resolved] = [layer, resolved];
-    this.choice.hidden = OPERATIONS[layer.op].output !== "weights" || Boolean(resolved.bias);
+    this.choice.hidden = Boolean(resolved.bias);
     const names = inputsOf(layer.op).map((role) => nameOf(layer.op, role));
     if (String([...this.sources.keys()]) !== String(names)) this.build();
     this.change();

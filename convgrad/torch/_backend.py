@@ -31,9 +31,8 @@ class Backend:
 
     With `forward="torch"` PyTorch computes outputs, and the service the gradients alone. `reference` selects the
     slow kernel that accumulates in float64; tensors of float64 always use it. `algorithm` is "direct", "auto" (the
-    faster one), or "winograd" for the gradients of weights, which raises `InvalidParams` where it can't compute one; by
-    default the one of `convgrad.torch.use`. A copied or unpickled backend has the same settings; an unpickled one has
-    the default client.
+    faster one), or "winograd", which raises `InvalidParams` where it can't compute the layer; by default the one of
+    `convgrad.torch.use`. A copied or unpickled backend has the same settings; an unpickled one has the default client.
     """
 
     client: Client | None = None

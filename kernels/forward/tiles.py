@@ -85,6 +85,10 @@ class ForwardTiles:
             return "computes bf16 only"
         return "groups are lanes, or products are scattered" if self.dots and _way(problem) != "gather" else None
 
+    def gathers(self, problem: ConvProblem) -> bool:
+        """Whether every dst pixel sums its taps, by itself: then any box of dst may be a unit."""
+        return _way(problem) == "gather"
+
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
         sizes, steps = self.grid(problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil
 
 import numpy as np
 
@@ -24,11 +24,15 @@ def cut_slabs(spans: Sequence[tuple[int, int]], plane: Sequence[int], limit: int
     for (low, _), total, size in zip(spans, counts, sizes, strict=True):
         parts = ceil(total / size)
         cuts.append([(low + total * i // parts, low + total * (i + 1) // parts) for i in range(parts)])
-    table = np.zeros(prod(map(len, cuts)), TileSlab.dtype)
-    for row, at in zip(table, np.ndindex(*map(len, cuts)), strict=True):
-        row["low"], row["high"] = zip(*(cuts[axis][place] for axis, place in enumerate(at)), strict=True)
-        row["odd"] = [size % 2 and high == ceil(size / 2) for size, high in zip(plane, row["high"][1:], strict=True)]
-    return table
+    table = np.zeros([len(cut) for cut in cuts], TileSlab.dtype)
+    for axis, cut in enumerate(cuts):
+        shape = [-1 if other == axis else 1 for other in range(3)]
+        first, end = np.array(cut, np.int64).reshape(-1, 2).T
+        table["low"][..., axis], table["high"][..., axis] = first.reshape(shape), end.reshape(shape)
+        if axis:
+            odd = (plane[axis - 1] % 2 != 0) & (end == ceil(plane[axis - 1] / 2))
+            table["odd"][..., axis - 1] = odd.reshape(shape)
+    return table.reshape(-1)
 
 
 def tiles_of(slabs: Records) -> Vector:

@@ -142,7 +142,7 @@ def test_only_what_is_differentiated_is_computed(service: LiveService) -> None:
 
 
 def test_the_algorithm_of_a_call_and_of_all(client: convgrad.Client) -> None:
-    """A call's algorithm, or else that of `use`, sums the gradients of weights."""
+    """A call's algorithm, or else that of `use`, sums it and its gradients."""
     src, weights = (jnp.asarray(np.random.default_rng(n).standard_normal((16, 16, 3, 3)), "float32") for n in (0, 1))
 
     def gradient(**more: Any) -> Any:

@@ -9,70 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels import ConvProblem, plan, run_unit, storage_dtype
-from kernels.arena import arena
+from kernels import plan
 from kernels.target import target
 from kernels.winograd.rules import refusals
-from tests.kernels.harness import Guarded, stored
 from tests.kernels.sizes import resize
-from tests.naive import round_to
+from tests.kernels.winograd import as_floats, as_stored, bits, compute, draw
 
 pytestmark = [pytest.mark.path, pytest.mark.skipif(not target().compiles, reason="nothing is compiled")]
 
 NAME = "bwd_weights_winograd"
-
-
-def _problem(rng: np.random.Generator, **named: Any) -> ConvProblem:
-    """Draw a problem that Winograd takes: odd and tiny sizes, uneven pads, groups, depths, both operations."""
-
-    def pick(*options: Any) -> Any:
-        return options[int(rng.integers(len(options)))]
-
-    src, pads = [pick(1, 2, 3, 7, 8, 15), pick(1, 2, 5, 7, 14, 31)], [pick(0, 1, 2, 3), pick(0, 1, 2, 3)]
-    dst = [max(1, size + pad + pick(0, 1, 2) - 2) for size, pad in zip(src, pads, strict=True)]
-    kernel = [3, 3]
-    if pick(True, False, False):
-        src, dst, kernel, pads = [4, *src], [4, *dst], [pick(1, 3), *kernel], [pick(0, 1), *pads]
-    groups, transposed = pick(1, 1, 2, 3), pick(True, False)
-    ones = (1,) * len(kernel)
-    chosen: dict[str, Any] = {
-        "op": "ConvTransposeBackwardWeights" if transposed else "ConvolutionBackwardWeights",
-        "dtype": pick("f32", "f32", "f16", "bf16"), "n": pick(1, 2, 5), "groups": groups,
-        "src_channels": groups * pick(16, 17, 24, 40, 70), "dst_channels": groups * pick(16, 18, 33, 64, 100),
-        "src_spatial": tuple(dst if transposed else src), "dst_spatial": tuple(src if transposed else dst),
-        "kernel": tuple(kernel), "strides": ones, "dilations": ones, "pads_begin": tuple(pads),
-        "data_format": pick("NXC", "NCX"), "weights_format": pick("XIO", "OIX", "IOX", "XOI"),
-        "groups_axis": pick("I", "O"), "algorithm": "winograd",
-    }  # fmt: skip
-    return ConvProblem(**{**chosen, **named})
-
-
-def _stored(values: Any, dtype: str) -> Any:
-    return stored(round_to(dtype, values))
-
-
-def _read(result: Any, dtype: str) -> Any:
-    return (result.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else result.view(f"f{result.itemsize}")
-
-
-def compute(problem: ConvProblem, *inputs: Any, workers: int = 1) -> Any:
-    """Compute between guards; output, scratch and a worker's room begin as NaN."""
-    chosen = plan(problem, workers=workers)
-    guards = [Guarded(each.shape, each.dtype) for each in inputs]
-    for guard, each in zip(guards, inputs, strict=True):
-        guard.tensor[...] = each
-    output = Guarded(problem.output_shape, storage_dtype(problem.dtype))
-    scratch = Guarded((chosen.scratch_bytes,), np.uint8)
-    for unit in chosen.units:
-        for name in (*(f"acc{depth}" for depth in range(4)), "stage", "scalar stage", "vector", "scalar", "taps"):
-            arena(name, 1).fill(np.nan)
-        assert run_unit(chosen, unit, [guard.tensor for guard in guards], output.tensor, scratch.tensor)
-    assert all(guard.intact for guard in (*guards, output, scratch)), problem
-    return output.tensor
-
-
-def _bits(result: Any) -> Any:
-    return result.view(f"u{result.itemsize}")
 
 
 def test_integers_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,15 +25,15 @@ def test_integers_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     resize(monkeypatch, unit_macs=10_000, winograd_tiles=8, winograd_chunk_tiles=8)
     rng, shared, joined = np.random.default_rng(3), 0, 0
     for _ in range(30):
-        problem = _problem(rng)
-        inputs = [_stored(rng.integers(-2, 3, shape), problem.dtype) for shape in problem.input_shapes]
+        problem = draw(rng)
+        inputs = [as_stored(rng.integers(-2, 3, shape), problem.dtype) for shape in problem.input_shapes]
         expected = compute(replace(problem, algorithm="direct"), *inputs)
         for workers in (1, 2, 3, 7):
             chosen = plan(problem, workers=workers)
             assert chosen.kernel == NAME
             shared += len(chosen.units) > 1
             joined += chosen.stages > 1
-            assert np.array_equal(_bits(compute(problem, *inputs, workers=workers)), _bits(expected)), problem
+            assert np.array_equal(bits(compute(problem, *inputs, workers=workers)), bits(expected)), problem
     assert shared > 20
     assert joined > 10
 
@@ -99,20 +44,20 @@ def test_bits_do_not_depend_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     resize(monkeypatch, unit_macs=10_000, winograd_tiles=8, winograd_chunk_tiles=8)
     rng, spoiled = np.random.default_rng(4), 0
     for number in range(30):
-        problem = _problem(rng)
+        problem = draw(rng)
         values = [rng.standard_normal(shape) for shape in problem.input_shapes]
         for _ in range(number % 3):
             tensor = values[int(rng.integers(2))].reshape(-1)
             tensor[int(rng.integers(tensor.size))] = rng.choice([np.inf, -np.inf, np.nan])
-        inputs = [_stored(each, problem.dtype) for each in values]
+        inputs = [as_stored(each, problem.dtype) for each in values]
         direct = compute(replace(problem, algorithm="direct"), *inputs)
         first = compute(problem, *inputs)
-        finite = [np.isfinite(_read(each, problem.dtype)) for each in (first, direct)]
+        finite = [np.isfinite(as_floats(each, problem.dtype)) for each in (first, direct)]
         assert np.array_equal(*finite), problem
         spoiled += not finite[0].all()
         for workers in (2, 3, 7):
             again = compute(problem, *inputs, workers=workers)
-            assert np.array_equal(_bits(again)[finite[0]], _bits(first)[finite[0]]), problem
+            assert np.array_equal(bits(again)[finite[0]], bits(first)[finite[0]]), problem
     assert spoiled > 9
 
 
@@ -133,46 +78,46 @@ def test_bits_do_not_depend_on_the_target(named: dict[str, Any], expected: str) 
         "src_spatial": (23, 19), "dst_spatial": (23, 19), "kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1),
         "pads_begin": (1, 1), "data_format": "NCX", "weights_format": "OIX",
     }  # fmt: skip
-    problem = _problem(np.random.default_rng(0), **{**chosen, **named})
+    problem = draw(np.random.default_rng(0), **{**chosen, **named})
     rng = np.random.RandomState(7)  # its numbers never change
-    inputs = [_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
+    inputs = [as_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
     assert hashlib.sha256(compute(problem, *inputs).tobytes()).hexdigest()[:12] == expected
 
 
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
 def test_a_transform_that_overflows(layout: str) -> None:
     """Finite sums stay finite where only the sums and differences of the transform overflow."""
-    problem = _problem(
+    problem = draw(
         np.random.default_rng(0), op="ConvolutionBackwardWeights", dtype="f32", n=1, groups=1, src_channels=16,
         dst_channels=16, src_spatial=(8, 8), dst_spatial=(8, 8), kernel=(3, 3), strides=(1, 1), dilations=(1, 1),
         pads_begin=(1, 1), data_format=layout,
     )  # fmt: skip
     rng = np.random.default_rng(9)
     src, dst = (rng.choice([-1.0, 1.0], shape) for shape in problem.input_shapes)
-    inputs = [_stored(src * 3e38, "f32"), _stored(dst * 1e-3, "f32")]
+    inputs = [as_stored(src * 3e38, "f32"), as_stored(dst * 1e-3, "f32")]
     direct = compute(replace(problem, algorithm="direct"), *inputs)
     assert np.isfinite(direct).all()
-    assert np.array_equal(_bits(compute(problem, *inputs)), _bits(direct))
+    assert np.array_equal(bits(compute(problem, *inputs)), bits(direct))
 
 
 @pytest.mark.parametrize("beyond", [False, True])
 def test_integers_are_exact_at_the_limit(beyond: bool) -> None:
     """All-integer inputs are exact at 16 T S G = 2**24, and beyond it, where they are summed directly."""
-    problem = _problem(
+    problem = draw(
         np.random.default_rng(0), op="ConvolutionBackwardWeights", dtype="f32", n=4, groups=1, src_channels=32,
         dst_channels=32, src_spatial=(16, 16), dst_spatial=(16, 16), kernel=(3, 3), strides=(1, 1), dilations=(1, 1),
         pads_begin=(1, 1),
     )  # fmt: skip
     rng = np.random.default_rng(8)
     src, dst = (rng.integers(0, 2, shape) for shape in problem.input_shapes)
-    inputs = [_stored(src * 64, "f32"), _stored(dst * (128 if beyond else 64), "f32")]
+    inputs = [as_stored(src * 64, "f32"), as_stored(dst * (128 if beyond else 64), "f32")]
     direct = compute(replace(problem, algorithm="direct"), *inputs)
     assert np.array_equal(compute(problem, *inputs), direct)
 
 
 def test_refusals_name_attribute_rule_and_numbers() -> None:
     """A problem that breaks a rule is refused with the attribute, the rule and both numbers; direct is the default."""
-    problem = _problem(np.random.default_rng(1), kernel=(3, 5), src_spatial=(8, 8), dst_spatial=(8, 8), strides=(2, 1),
+    problem = draw(np.random.default_rng(1), kernel=(3, 5), src_spatial=(8, 8), dst_spatial=(8, 8), strides=(2, 1),
                        dilations=(1, 1), pads_begin=(1, 1), groups=1, src_channels=8, dst_channels=64)  # fmt: skip
     assert [each.attribute for each in refusals(problem)] == ["kernel", "strides", "src_channels"]
     assert str(refusals(problem)[0]) == "winograd takes kernel of 3 in the last two axes; kernel[1] is 5"
@@ -190,7 +135,7 @@ def test_refusals_name_attribute_rule_and_numbers() -> None:
 def test_auto_takes_winograd_where_it_is_estimated_to_be_faster() -> None:
     """`auto` takes Winograd for many channels and pixels and direct sums for few, and its refusal gives the estimate;
     `direct`, the default, never takes it, nor does `auto` for bf16 where its products are instructions."""
-    many = _problem(
+    many = draw(
         np.random.default_rng(0), op="ConvolutionBackwardWeights", dtype="f32", n=8, groups=1, src_channels=128,
         dst_channels=128, src_spatial=(28, 28), dst_spatial=(28, 28), kernel=(3, 3), strides=(1, 1), dilations=(1, 1),
         pads_begin=(1, 1), algorithm="auto",

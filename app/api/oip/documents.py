@@ -55,7 +55,7 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
         "reference": "bool: use the slow kernel that accumulates in float64; it alone computes "
         + ", ".join(dtype(name).oip for name in REFERENCE_DTYPES),
         "reproducible": "bool: the same bits on every kind of processor",
-        "algorithm": "string: direct, winograd or auto, how weight gradients are summed; direct by default",
+        "algorithm": "string: direct, winograd or auto, how convolutions and gradients are summed; direct by default",
         "dims": f"data tensors have {', '.join(map(str, operation.ranks))} dimensions; dims shows {_RANK}",
         "formula": operation.formula,
     }

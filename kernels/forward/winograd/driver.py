@@ -17,7 +17,7 @@ from kernels.forward.winograd.records import Filters, Outputs
 from kernels.pack.panels import PANEL, pack_panels
 from kernels.target import target
 from kernels.winograd.records import Channels, Side, TileSlab
-from kernels.winograd.tiles import STAGED_LINE, find_window, stage_lines, transform_tiles
+from kernels.winograd.tiles import find_window, stage_lines, transform_tiles
 
 __all__ = ["PRODUCTS", "add_products", "transform_filters"]
 

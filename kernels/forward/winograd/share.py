@@ -20,6 +20,7 @@ from kernels.forward.winograd.records import Filters, Outputs
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, storage_dtype
+from kernels.reference import widen
 from kernels.winograd.records import Channels, Side
 from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
@@ -69,7 +70,8 @@ class Share:
         vectors, dst_vectors = ceil(channels / WIDTH), ceil((self.span[1] - self.span[0]) / WIDTH)
         a_row, c_row = (count * VECTOR + _GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
-        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], STEPS.winograd_slab_tiles)
+        limit = max(1, STEPS.winograd_slab_bytes // (PRODUCTS * (taps * a_row + c_row)))
+        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
         most = int(tiles_of(self.slabs).max(initial=0))
 
         self.channels = np.zeros(ceil(vectors / 2), Channels.dtype)
@@ -161,9 +163,8 @@ class Share:
         line = arena("winograd bias", ceil((high - low) / (2 * WIDTH)) * 2 * WIDTH)
         line.fill(0)
         if len(inputs) > 2:
-            bias = inputs[2] if self.problem.dtype == "f32" else inputs[2].view(np.float16)
             first = group * self.problem.dims.dst_channels
-            line[: high - low] = bias[first + low : first + high]
+            line[: high - low] = widen(inputs[2][first + low : first + high], self.problem.dtype)
         return line
 
 

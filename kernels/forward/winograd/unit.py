@@ -1,15 +1,19 @@
 """Convolution and ConvTranspose of 3x3 kernels by Winograd's F(2x2, 3x3): 16 products of channels where direct sums
 have 36.
 
-Loops, outermost first: (7) groups; (6) depths of dst; (5) slabs of tiles, transformed while they stay in L2, between
-which a worker may stop; (4) pairs of vectors of dst channels; (3) the 16 products; (2) tiles as rows of register tiles,
-the batch-reduce micro-kernels of the direct sums; (1) src channels of each tap in the first axis. Loops 1 to 5 are
-compiled (`kernels.forward.winograd.driver`). Weights are transformed once for a call, by the units of a first stage.
+Loops, outermost first: (7) groups; (6) depths of dst; (5) slabs of tiles, which are transformed for all dst channels
+and between which a worker may stop; (4) the 16 products; (3) pairs of vectors of dst channels; (2) tiles as rows of
+register tiles, the batch-reduce micro-kernels of the direct sums; (1) src channels of each tap in the first axis. Loops
+1 to 5 are compiled (`kernels.forward.winograd.driver`). Weights are transformed once for a call, by the units of a
+first stage.
+
+Each output is a sum in one order whatever slab, unit or register tile it lies in, so its bits depend on neither.
 
 What direct sums promise and this does not is made up for:
 
 * Sums of integers are exact up to 36 C S G = 2**24 with C products of a tap and S and G the largest magnitudes: V and U
-  are up to 4 S and 9/4 G, U in quarters. The images whose integers are beyond that are summed directly.
+  are up to 4 S and 9/4 G, U in quarters, and no sum of the outer transforms exceeds 9 C S G. The images whose integers
+  are beyond that are summed directly.
 * Inf and NaN reach every element that direct sums give them to, but others of the same tile, too: elements that
   are not finite are taken from direct sums.
 """
@@ -26,28 +30,35 @@ from kernels.arena import address
 from kernels.blocks import STEPS
 from kernels.costs import COSTS
 from kernels.forward.share import LANES
-from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, cut_units
+from kernels.forward.tiles import ForwardTiles, cut_units
 from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.forward.winograd.share import filter_share, share
 from kernels.pack.panels import KINDS
-from kernels.plan import Stop, Storage, Unit, box
+from kernels.plan import Kernel, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
+from kernels.target import target
 from kernels.winograd.integers import EXACT, largest_integer
 from kernels.winograd.rules import refusals
+from kernels.winograd.work import exact_factor
 
-__all__ = ["FORWARD_WINOGRAD"]
+__all__ = ["ForwardWinograd"]
 
-_DIRECT = {kernel.op: kernel for kernel in (CONVOLUTION, CONV_TRANSPOSE)}
+_EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
+"""The bits of the exponent: all are set in Inf and NaN alone."""
 
 
 class ForwardWinograd:
-    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3); what it can't promise by direct sums."""
+    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3); what it can't promise by the first of the `direct`
+    kernels that takes the problem."""
 
     name = "forward_winograd"
 
+    def __init__(self, direct: Sequence[Kernel]) -> None:
+        self._direct = direct
+
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
-        if problem.op not in _DIRECT:
+        if not problem.forward or problem.op == "BiasAdd":
             return "computes Convolution and ConvTranspose only"
         if problem.algorithm == "direct":
             return "algorithm is direct"
@@ -57,6 +68,8 @@ class ForwardWinograd:
 
     def _slower(self, problem: ConvProblem) -> str | None:
         """Return why direct sums are chosen; None where Winograd is faster and its weights have room."""
+        if problem.dtype == "bf16" and target().dots:
+            return "algorithm is auto; this processor multiplies bf16 faster than winograd"
         filters = filter_share(problem)
         if filters.total * filters.block > STEPS.winograd_weights_bytes:
             return (
@@ -70,6 +83,10 @@ class ForwardWinograd:
             f"algorithm is auto; winograd pays below {COSTS.winograd_share:.0%} of direct sums' cycles, and is"
             f" estimated at {share:.0%}"
         )
+
+    def _taker(self, problem: ConvProblem) -> Kernel:
+        """Return the kernel that sums `problem` directly."""
+        return next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out the weights by vectors of dst channels, then dst in whole tiles."""
@@ -106,12 +123,25 @@ class ForwardWinograd:
     ) -> bool:  # fmt: skip
         """Take elements that are not finite, and images that are not `exact`, from direct sums."""
         direct = np.empty(problem.output_shape, output.dtype)
-        done = _DIRECT[problem.op].run(replace(problem, algorithm="direct"), unit, inputs, direct, None, stop)
+        if not self._sum_directly(replace(problem, algorithm="direct"), unit, inputs, direct, stop):
+            return False
         found = box(output, unit)
-        wrong = ~np.isfinite(found if found.dtype == np.float32 else found.view(np.float16))
+        exponent = _EXPONENTS[problem.dtype]
+        wrong = found.view(f"u{found.itemsize}") & exponent == exponent
         wrong[~exact] = True
         np.copyto(found, box(direct, unit), where=wrong)
-        return done
+        return True
+
+    def _sum_directly(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage, stop: Stop
+    ) -> bool:
+        """Compute at least a unit's box by direct sums, with the bits of the kernel that would take all of it."""
+        kernel = self._taker(problem)
+        if isinstance(kernel, ForwardTiles) and kernel.gathers(problem):
+            return kernel.run(problem, unit, inputs, output, None, stop)
+        units, nbytes = kernel.units(problem, 1)
+        scratch = np.empty(nbytes, np.uint8) if nbytes else None
+        return all(kernel.run(problem, each, inputs, output, scratch, stop) for each in units)
 
 
 def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
@@ -131,19 +161,20 @@ def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
 
 
 def _exact(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage]) -> Storage:
-    """Return for each image of a unit whether its sums are as exact as direct ones: integers are small, or not all."""
+    """Return for each image of a unit whether its sums are as exact as direct ones: not all values are integers, or
+    they are small enough."""
     low, high = unit.part[:2]
     kind, exact = KINDS[problem.dtype], np.ones(high - low, np.bool_)
     weights = float(largest_integer(kind, address(inputs[1]), inputs[1].size))
     bias = _bias_peak(problem, inputs)
     if weights < 0 or bias < 0:
         return exact
-    bound = 9.0 * weights * problem.dims.src_channels * problem.dims.kernel[0]
+    factor = weights * exact_factor(problem)
     size = prod(problem.src_shape[1:])
     for image in range(low, high):
         nbytes = storage_dtype(problem.dtype).itemsize
         peak = float(largest_integer(kind, address(inputs[0]) + image * size * nbytes, size))
-        exact[image - low] = peak < 0 or max(4 * bound * peak, bound * peak + bias) <= EXACT
+        exact[image - low] = peak < 0 or max(factor * peak, factor * peak / 4 + bias) <= EXACT
     return exact
 
 
@@ -152,6 +183,3 @@ def _bias_peak(problem: ConvProblem, inputs: Sequence[Storage]) -> float:
     if len(inputs) < 3:
         return 0.0
     return float(largest_integer(KINDS[problem.dtype], address(inputs[2]), inputs[2].size))
-
-
-FORWARD_WINOGRAD = ForwardWinograd()

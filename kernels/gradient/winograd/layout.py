@@ -30,7 +30,7 @@ from kernels.winograd.records import Channels, Side
 from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
-__all__ = ["Layout", "layout", "side_records", "tile_count"]
+__all__ = ["Layout", "layout", "side_records"]
 
 _PLANE_GAP = 64
 """Bytes between planes, whose sizes are often powers of two: lines of several planes must not meet in one set."""
@@ -60,12 +60,6 @@ class Layout:
     def sums_bytes(self) -> int:
         """Bytes of the sums of a group at one depth of the kernel."""
         return int(self.lanes["sums"][-1] + PRODUCTS * self.lanes["plane"][-1])
-
-
-def tile_count(problem: ConvProblem) -> int:
-    """Count the tiles that one sum has at the most."""
-    dims = problem.dims
-    return dims.n * dims.narrow[0] * ceil(dims.narrow[1] / 2) * ceil(dims.narrow[2] / 2)
 
 
 def _channels(count: int, rows: int, lines: int) -> tuple[Records, int]:

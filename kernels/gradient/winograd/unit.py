@@ -43,7 +43,7 @@ from kernels.gradient.winograd.driver import (
     write_taps,
 )
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
-from kernels.gradient.winograd.layout import Layout, layout, side_records, tile_count
+from kernels.gradient.winograd.layout import Layout, layout, side_records
 from kernels.pack.panels import F32, KINDS
 from kernels.plan import Kernel, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
@@ -51,6 +51,7 @@ from kernels.target import target
 from kernels.winograd.integers import EXACT, largest_integer
 from kernels.winograd.rules import refusals
 from kernels.winograd.tiles import STAGED_LINE
+from kernels.winograd.work import exact_factor
 
 __all__ = ["BwdWinograd"]
 
@@ -301,7 +302,7 @@ def _share(problem: ConvProblem, part: tuple[int, ...]) -> _Share:
 
 def _exact(problem: ConvProblem, inputs: Sequence[Storage]) -> bool:
     """Return whether sums are as exact as direct ones: not all inputs are integers, or they are small enough."""
-    bound = 16.0 * tile_count(problem)
+    bound = float(exact_factor(problem))
     for tensor in inputs:
         peak = largest_integer(KINDS[problem.dtype], address(tensor), tensor.size)
         if peak < 0:

@@ -61,7 +61,7 @@ def node(case: Case) -> dict[str, Any]:
     attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in case.attributes().items()}
     tensors = [
         {"id": number, "dtype": case.dtype, "shape": list(shape)}
-        for number, shape in enumerate((*case.input_shapes.values(), case.weights_shape))
+        for number, shape in enumerate((*case.input_shapes.values(), case.output_shape))
     ]
     op = {"id": 7, "name": "dw", "kind": case.op, "attrs": attributes, "inputs": tensors[:2], "outputs": tensors[2:]}
     return {"graph": [op]}
@@ -90,7 +90,17 @@ def everywhere(service: LiveService, case: Case, inputs: dict[str, Array], **opt
         }
 
 
-@pytest.mark.parametrize("case", [LAYER, TURNED, replace(LAYER, dtype="bf16")], ids=["plain", "turned", "bf16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        LAYER,
+        TURNED,
+        replace(LAYER, dtype="bf16"),
+        replace(LAYER, op="Convolution"),
+        replace(LAYER, op="ConvolutionBackwardData", data_format="NXC"),
+    ],
+    ids=["plain", "turned", "bf16", "forward", "data"],
+)
 def test_every_api_gives_the_same_bits(service: LiveService, case: Case) -> None:
     """Winograd's sums of small integers are exact; others have the same bits everywhere, not those of direct ones."""
     inputs = case.inputs()
@@ -124,7 +134,7 @@ def test_the_reply_says_which_it_was(http: httpx.Client, client: convgrad.Client
     several = inputs | {"weights": np.ones(LAYER.weights_shape, np.float32)}
     names = ["diff_src", "diff_weights", "diff_bias"]
     of_each = client.run_detailed(LAYER.op, several, named, outputs=names, algorithm="winograd").stats["outputs"]
-    assert [of_each[name]["algorithm"] for name in names] == ["direct", "winograd", "direct"]
+    assert [of_each[name]["algorithm"] for name in names] == ["winograd", "winograd", "direct"]
     sent = graph.body(dict(enumerate(inputs.values())), graph=node(LAYER), options={"algorithm": "winograd"})
     (told,) = http.post("/v1/graphs", json=sent).json()["nodes"]
     assert (told["stats"]["algorithm"], told["resolved"]["algorithm"]) == ("winograd", "winograd")
@@ -178,15 +188,19 @@ def test_every_api_refuses_what_winograd_cannot_take(http: httpx.Client) -> None
     [
         (replace(LAYER, src_channels=15), ["winograd takes at least 16 src channels of a group; there are 15"]),
         (
-            replace(LAYER, op="ConvolutionBackwardData"),
-            ["winograd computes weight gradients; ConvolutionBackwardData computes diff_src"],
+            replace(LAYER, op="ConvolutionBackwardData", src_channels=15),
+            ["winograd takes at least 16 src channels of a group; there are 15"],
+        ),
+        (
+            replace(LAYER, op="BiasAdd", src_channels=20, pads_begin=(0, 0), pads_end=(0, 0), kernel=(1, 1)),
+            ["winograd computes convolutions and their gradients of data and weights; BiasAdd computes dst"],
         ),
         (
             replace(LAYER, kernel=(3, 5), dilations=(2, 1), dst_spatial=(7, 5)),
             ["kernel of 3 in the last two axes; kernel[1] is 5", "of 1 in the last two axes; dilations[0] is 2"],
         ),
     ],
-    ids=["channels", "operation", "kernel and dilations"],
+    ids=["channels", "data", "operation", "kernel and dilations"],
 )
 def test_validate_says_why(client: convgrad.Client, case: Case, rules: list[str]) -> None:
     """Each rule is named, in the error and in the plan of the call without the option."""
@@ -207,25 +221,30 @@ def test_validate_says_what_it_costs(client: convgrad.Client) -> None:
     winograd = told["plan"]["winograd"]
     assert (winograd["allowed"], winograd["gmac"]) == (True, pytest.approx(tiles * 16 * 16 * 20 / 1e9))
     assert winograd["exact_product"] == 2**24 // (16 * tiles)
+    forward = replace(LAYER, op="Convolution")
+    told = client.validate(forward.op, forward.inputs(), forward.attributes())["plan"]["winograd"]
+    assert (told["gmac"], told["exact_product"]) == (winograd["gmac"], 2**24 // (36 * 16))
     (one,) = client.validate_graph(node(LAYER), algorithm="winograd")["nodes"]
     assert (one["algorithm"], one["resolved"]["algorithm"]) == ("winograd", "winograd")
 
 
-def test_a_graph_needs_a_gradient_for_winograd(client: convgrad.Client) -> None:
-    """Other nodes beside weight gradients are summed directly; a graph that has none is refused."""
+def test_a_graph_needs_a_convolution_for_winograd(client: convgrad.Client) -> None:
+    """Sums of a bias beside convolutions and their gradients are direct; a graph that has nothing else is refused."""
     dumped = graph.dump()
     with pytest.raises(
-        convgrad.InvalidParams, match=r"node 2.*: winograd takes kernel of 3 .* kernel\[0\] is 4 \(and 5 more"
+        convgrad.InvalidParams, match=r"node 0.*: winograd takes kernel of 3 .* kernel\[0\] is 4 \(and \d+ more"
     ):
         client.validate_graph(dumped, algorithm="winograd")
-    dumped["graph"].pop()
-    with pytest.raises(convgrad.InvalidParams, match="winograd computes weight gradients; Convolution computes dst"):
+    added = replace(LAYER, op="BiasAdd", src_channels=20, pads_begin=(0, 0), pads_end=(0, 0), kernel=(1, 1))
+    dumped = node(added)
+    with pytest.raises(convgrad.InvalidParams, match=r"winograd computes convolutions .*; BiasAdd computes dst"):
         client.validate_graph(dumped, algorithm="winograd")
     dumped["graph"] += node(LAYER)["graph"]
+    dumped["graph"][-1]["id"] = 8
     for tensor in (*dumped["graph"][-1]["inputs"], *dumped["graph"][-1]["outputs"]):
         tensor["id"] += 100
     told = client.validate_graph(dumped, algorithm="winograd")["nodes"]
-    assert {each["id"]: each["algorithm"] for each in told} == {0: "direct", 1: "direct", 7: "winograd"}
+    assert {each["id"]: each["algorithm"] for each in told} == {7: "direct", 8: "winograd"}
 
 
 def test_the_reference_is_direct(http: httpx.Client) -> None:

@@ -131,6 +131,8 @@ def test_the_algorithm(open_page: Opener) -> None:
     compute(page)
     expect(facts).to_contain_text("direct")
     page.get_by_label("operation", exact=True).select_option("Convolution")
+    expect(choice).to_be_visible()
+    page.get_by_label("operation", exact=True).select_option("BiasAdd")
     expect(choice).to_be_hidden()
     compute(page)
 
