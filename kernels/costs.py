@@ -26,7 +26,8 @@ class Costs:
     for a vector of one row of the gradient its 16 sums are `summed` for each slab and `tapped` once. It is chosen where
     it is estimated at less than `winograd_share` of direct sums. The first four are least squares over the layers of
     benchmarks/shapes_3x3.json (`python -m benchmarks.regret --algorithms`) on an AMD EPYC (Zen 4, AVX-512). Of forward
-    operations, a vector of a tile of dst is `untransformed`, and one of all taps of a src channel `filtered`.
+    operations, a vector of a tile of src or dst is `tiled`, and one of all taps of a src channel `filtered`, or
+    where direct sums are formed `packed`: least squares over the same layers on an AMD EPYC (Zen 5, AVX-512).
     """
 
     latency: float = 4.0
@@ -43,8 +44,9 @@ class Costs:
     turned: float = 2.0
     summed: float = 26.0
     tapped: float = 225.0
-    untransformed: float = 60.0
-    filtered: float = 120.0
+    tiled: float = 116.0
+    filtered: float = 490.0
+    packed: float = 149.0
     winograd_share: float = 0.8
 
 

@@ -16,11 +16,11 @@ __all__ = ["direct_cycles", "winograd_cycles"]
 
 
 def direct_cycles(problem: ConvProblem) -> float:
-    """Estimate the cycles of direct sums, which skip taps in the padding."""
+    """Estimate the cycles of direct sums, which skip taps in the padding, and of packing the weights for them."""
     dims = problem.dims
-    return way_cycles(problem) * prod(
-        _met(problem, axis) / max(1, dims.kernel[axis] * dims.narrow[axis]) for axis in range(3)
-    )
+    met = prod(_met(problem, axis) / max(1, dims.kernel[axis] * dims.narrow[axis]) for axis in range(3))
+    filters = dims.groups * dims.kernel[0] * dims.src_channels * ceil(dims.dst_channels / target().lanes)
+    return way_cycles(problem) * met + COSTS.packed * filters
 
 
 def winograd_cycles(problem: ConvProblem) -> float:
@@ -32,7 +32,7 @@ def winograd_cycles(problem: ConvProblem) -> float:
     products = dims.n * prod(4 * ceil(size / 2) - size % 2 for size in dims.dst[1:])
     frames = _met(problem, 0)
     cycles = frames * products * dims.src_channels * (dst // 2 + COSTS.single * (dst % 2))
-    cycles += COSTS.transformed * frames * tiles * src + COSTS.untransformed * dims.dst[0] * tiles * dst
+    cycles += COSTS.tiled * tiles * (frames * src + dims.dst[0] * dst)
     cycles += COSTS.filtered * dims.kernel[0] * dims.src_channels * dst
     if problem.data_format == "NCX":
         cycles += COSTS.turned * dims.n * (frames * src * prod(dims.src[1:]) + dst * prod(dims.dst))

@@ -192,7 +192,7 @@ def test_every_api_refuses_what_winograd_cannot_take(http: httpx.Client) -> None
             ["winograd takes at least 16 src channels of a group; there are 15"],
         ),
         (
-            replace(LAYER, op="BiasAdd", src_channels=20, pads_begin=(0, 0), pads_end=(0, 0), kernel=(1, 1)),
+            replace(LAYER, op="BiasAdd", src_channels=20, bias=True),
             ["winograd computes convolutions and their gradients of data and weights; BiasAdd computes dst"],
         ),
         (
@@ -232,10 +232,10 @@ def test_a_graph_needs_a_convolution_for_winograd(client: convgrad.Client) -> No
     """Sums of a bias beside convolutions and their gradients are direct; a graph that has nothing else is refused."""
     dumped = graph.dump()
     with pytest.raises(
-        convgrad.InvalidParams, match=r"node 0.*: winograd takes kernel of 3 .* kernel\[0\] is 4 \(and \d+ more"
+        convgrad.InvalidParams, match=r"node 0.*: winograd takes at least 16 src channels .* 3 \(and \d+ more"
     ):
         client.validate_graph(dumped, algorithm="winograd")
-    added = replace(LAYER, op="BiasAdd", src_channels=20, pads_begin=(0, 0), pads_end=(0, 0), kernel=(1, 1))
+    added = replace(LAYER, op="BiasAdd", src_channels=20, bias=True)
     dumped = node(added)
     with pytest.raises(convgrad.InvalidParams, match=r"winograd computes convolutions .*; BiasAdd computes dst"):
         client.validate_graph(dumped, algorithm="winograd")
