@@ -1,9 +1,9 @@
 """Errors of direct sums, of Winograd and of the peer against float64, for six kinds of data.
 
-    python -m benchmarks.algorithms [--peer none] [--json OUT.json] [--picture OUT.svg]
+    python -m benchmarks.algorithms [--op NAME] [--peer none] [--json OUT.json] [--picture OUT.svg]
 
-The layer is a weight gradient in f32: 3x3, 64 to 64 channels, 4 images of 28x28. Errors are in units of the exact
-values' RMS. The verdict is that of `verify`, whose model of an honest result is a direct sum.
+The layer is a weight gradient, or another operation, in f32: 3x3, 64 to 64 channels, 4 images of 28x28. Errors are in
+units of the exact values' RMS. The verdict is that of `verify`, whose model of an honest result is a direct sum.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import log10
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from benchmarks.accuracy import Array, Tensor
 from benchmarks.machine import describe_machine
 from kernels import ConvProblem, run_unit
+from kernels.problem import OpName
 from kernels.registry import compute
 from verify.unit import plan_verification, read_report
 
@@ -35,10 +36,10 @@ LEFT, WIDTH, LINE = 150, 640, 26
 COLOURS = {"direct": "#0b6e99", "winograd": "#d9822b", "peer": "#777"}
 
 
-def data() -> dict[str, list[Tensor]]:
-    """Return src and diff_dst of each kind."""
+def data(problem: ConvProblem) -> dict[str, list[Tensor]]:
+    """Return both inputs of each kind, of which the second is diff_dst, or weights."""
     rng = np.random.default_rng(0)
-    src, grad = (rng.standard_normal(shape) for shape in PROBLEM.input_shapes)
+    src, grad = (rng.standard_normal(shape) for shape in problem.input_shapes)
     kept = rng.random(grad.shape) < 0.002
     kinds = {
         "normal": (src, grad),
@@ -51,39 +52,39 @@ def data() -> dict[str, list[Tensor]]:
     return {name: [each.astype(np.float32) for each in pair] for name, pair in kinds.items()}
 
 
-def results(inputs: list[Tensor], peer: bool) -> dict[str, Tensor]:
-    """Compute the gradient with each algorithm, and with the peer."""
+def results(problem: ConvProblem, inputs: list[Tensor], peer: bool) -> dict[str, Tensor]:
+    """Compute the output with each algorithm, and with the peer."""
     found: dict[str, Tensor] = {
-        "direct": compute(PROBLEM, *inputs),
-        "winograd": compute(replace(PROBLEM, algorithm="winograd"), *inputs),
+        "direct": compute(problem, *inputs),
+        "winograd": compute(replace(problem, algorithm="winograd"), *inputs),
     }
     if peer:
         from benchmarks.peer import TorchPeer
 
-        torch = TorchPeer(PROBLEM, inputs, 1, "wall")
+        torch = TorchPeer(problem, inputs, 1, "wall")
         found["peer"] = torch.result(torch.call())[0]
     return found
 
 
-def passes(inputs: list[Tensor], result: Tensor) -> bool:
+def passes(problem: ConvProblem, inputs: list[Tensor], result: Tensor) -> bool:
     """Return the verdict of `verify`."""
-    work = plan_verification(PROBLEM)
+    work = plan_verification(problem)
     output, scratch = np.zeros(work.problem.output_shape, np.uint8), np.empty(work.scratch_bytes, np.uint8)
     for unit in work.units:
         run_unit(work, unit, [*inputs, result], output, scratch)
     return bool(read_report(output.tobytes())["passed"])
 
 
-def measure(inputs: list[Tensor], peer: bool) -> dict[str, Any]:
+def measure(problem: ConvProblem, inputs: list[Tensor], peer: bool) -> dict[str, Any]:
     """Return errors and verdict of each result."""
-    exact: Array = compute(replace(PROBLEM, dtype="f64"), *(each.astype(np.float64) for each in inputs))
+    exact: Array = compute(replace(problem, dtype="f64"), *(each.astype(np.float64) for each in inputs))
     scale, row = np.sqrt(np.mean(exact**2)), {}
-    for name, result in results(inputs, peer).items():
+    for name, result in results(problem, inputs, peer).items():
         errors = np.abs(result - exact) / scale
         row[name] = {
             "rms": float(np.sqrt(np.mean(errors**2))),
             "max": float(errors.max()),
-            "passed": passes(inputs, np.ascontiguousarray(result)),
+            "passed": passes(problem, inputs, np.ascontiguousarray(result)),
         }
     return row
 
@@ -122,13 +123,15 @@ def picture(rows: dict[str, dict[str, Any]]) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print a row for each kind of data, and write what is wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", choices=get_args(OpName)[:4], default=PROBLEM.op, help="the operation: %(default)s")
     parser.add_argument("--peer", choices=("torch", "none"), default="torch")
     parser.add_argument("--json", type=Path, help="write the errors here")
     parser.add_argument("--picture", type=Path, help="write a picture of the errors here, as SVG")
     options = parser.parse_args(words)
     rows = {}
-    for kind, inputs in data().items():
-        rows[kind] = measure(inputs, options.peer == "torch")
+    problem = replace(PROBLEM, op=options.op)
+    for kind, inputs in data(problem).items():
+        rows[kind] = measure(problem, inputs, options.peer == "torch")
         listed = (
             f"{who} {entry['rms']:.2e} {entry['max']:.2e} {'passed' if entry['passed'] else 'FAILED'}"
             for who, entry in rows[kind].items()
