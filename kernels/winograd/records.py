@@ -1,4 +1,4 @@
-"""What the compiled loops of a Winograd weight gradient read: both tensors, their channels, and the slabs of tiles."""
+"""What the compiled loops of Winograd's algorithm read: tensors, their channels, and the slabs of tiles."""
 
 from __future__ import annotations
 

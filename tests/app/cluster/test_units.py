@@ -12,6 +12,7 @@ from app.cluster.node import compute as compute_unit
 from app.cluster.units import Portion, arguments, can_travel, portions, write
 from kernels import ConvProblem, Plan, compute, plan, run_unit
 from kernels.problem import OpName
+from kernels.target import target
 from tests.app.cluster.site import DEEP, WIDE
 from tests.app.pool.fleet import TINY, Array, random_inputs
 from verify.unit import plan_verification
@@ -118,6 +119,16 @@ def test_units_of_a_verification_stay() -> None:
 def test_float64_stays() -> None:
     """The reference stays: in f64 its bits depend on the processor."""
     assert not can_travel(plan(dataclasses.replace(WIDE, dtype="f64")))
+
+
+def test_winograds_forward_operations_stay() -> None:
+    """Their first stage transforms the weights alone; direct sums of the same layer travel."""
+    problem = dataclasses.replace(WIDE, op="Convolution", n=20, src_channels=64, dst_channels=64)
+    assert can_travel(plan(problem, workers=2))
+    chosen = plan(dataclasses.replace(problem, algorithm="winograd"), workers=2)
+    if target().compiles:
+        assert chosen.kernel == "forward_winograd"
+    assert not can_travel(chosen)
 
 
 def test_large_tensors_with_inner_channels_are_sent_whole() -> None:
