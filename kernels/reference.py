@@ -95,7 +95,8 @@ def add_products(sums: Array, rows: Array, columns: Array) -> None:
     if not exact and terms == 1:
         sums[0] += rows * columns.transpose(0, 2, 1)
     elif not exact and count * columns.shape[1] <= FEW:
-        sums[0] += np.add.reduce(rows[:, :, None] * columns[:, None], -1)
+        products = np.multiply(rows[:, :, None], columns[:, None], order="C")  # whatever the layout of both
+        sums[0] += np.add.reduce(products, -1)
     else:
         chains = sums if exact else np.zeros_like(sums)
         if not target().compiles:

@@ -42,6 +42,9 @@ PROBLEMS = {
     "transposed": TURNED,
     "forward": replace(LAYER, op="Convolution", bias=True),
     "depthwise": replace(LAYER, op="Convolution", groups=24, dst_channels=24),
+    "depthwise wgrad": replace(
+        LAYER, data_format="NXC", groups=24, dst_channels=24, strides=(1, 1), dst_spatial=(19, 23)
+    ),
     "bias": ConvProblem.of_bias(op="BiasAdd", **PLANES),
     "bias gradient": ConvProblem.of_bias(op="BiasAddBackward", **PLANES),
 }
@@ -52,6 +55,7 @@ RECORDED: dict[str, tuple[str, str, str, str]] = {
     "transposed": ("d1cf44b34ae7", "995d4ba8845b", "be55fb4652ca", "5a0ea435e45d"),
     "forward": ("0f6de061d43f", "1769323ff35e", "e1399a4fcb35", "0fdcb375d793"),
     "depthwise": ("0334748b9bac", "ac78a9211f69", "fa4b2b5256d3", "2865fc0090db"),
+    "depthwise wgrad": ("0adda1d4ea96", "666f80893712", "ecaacd3e2732", "0e9bf7561d19"),
     "bias": ("abc0f5bc8807", "85fa15de7463", "d1241461941e", "c191e0ae98e1"),
     "bias gradient": ("240528c15406", "98d8dbdbeb9b", "9458bdfabb8c", "954c79e2be36"),
 }

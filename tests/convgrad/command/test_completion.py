@@ -51,7 +51,7 @@ def test_bash_completes(complete: Complete) -> None:
     """Subcommands, flags, operations, attributes, choices and files are suggested."""
     assert complete("") >= {*COMMANDS, "serve", "keys"}
     assert complete("ver") == {"verify"}
-    assert complete("run", "--re") == {"--reference"}
+    assert complete("run", "--ref") == {"--reference"}
     assert complete("run", "ConvT") == {name for name in OPERATIONS if name.startswith("ConvT")}
     assert complete("describe", "") >= set(OPERATIONS)
     assert complete("run", "Convolution", "--attr", "pads") == {"pads_begin=", "pads_end="}
