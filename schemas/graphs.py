@@ -8,7 +8,6 @@ graph computes is an input of the graph.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -124,7 +123,8 @@ def read_graph(dump: object) -> Graph:
     problems: list[Problem] = []
     entries = dump.get("graph") if isinstance(dump, Mapping) else None
     if not isinstance(entries, list) or not entries:
-        raise _invalid([problem(["graph"], "a dumped graph must be an object with a list `graph` of ops", "list_type")])
+        msg = "a dumped graph must be an object with a list `graph` of at least 1 op"
+        raise _invalid([problem(["graph"], msg, "list_type")])
     if len(entries) > _MOST_NODES:
         msg = f"a graph must have at most {_MOST_NODES} ops, but has {len(entries)}"
         raise _invalid([problem(["graph"], msg, "too_long")])
@@ -355,18 +355,21 @@ def _in_order(nodes: list[Node], problems: list[Problem]) -> list[Node]:
     makers, by_id = {node.output: node.id for node in nodes}, {node.id: node for node in nodes}
     needs = {node.id: [makers[number] for number in node.inputs.values() if number in makers] for node in nodes}
     sorter, ordered = TopologicalSorter(needs), list[Node]()
-    with suppress(CycleError):
+    try:
         sorter.prepare()
+    except CycleError as error:
+        problems.append(_cycle([by_id[number] for number in error.args[1][1:]]))
     while ready := sorter.get_ready():
         ordered += sorted((by_id[number] for number in ready), key=lambda node: node.position)
         sorter.done(*ready)
-    if len(ordered) < len(nodes):
-        known = {node.id for node in ordered}
-        left = [node for node in nodes if node.id not in known]
-        names = ", ".join(node.label for node in left[:_MOST_NAMES])
-        msg = f"{names} need each other's results: a graph must have no cycle"
-        problems.append(problem(["graph", left[0].position], msg, "cycle"))
     return ordered
+
+
+def _cycle(nodes: list[Node]) -> Problem:
+    """Return the error of nodes of which each needs the result of the one before it, and the first that of the last."""
+    names = ", ".join(node.label for node in nodes[:_MOST_NAMES])
+    needed = "needs its own result" if len(nodes) == 1 else "need each other's results"
+    return problem(["graph", nodes[0].position], f"{names} {needed}: a graph must have no cycle", "cycle")
 
 
 def _stop_at_many(problems: list[Problem]) -> None:

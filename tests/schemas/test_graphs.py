@@ -122,11 +122,15 @@ def test_all_faults_at_once() -> None:
 
 
 def test_a_cycle() -> None:
-    """Nodes that need each other's results are named."""
+    """Nodes that need each other's results are named, and not those that only follow them."""
     graph = dump()
     last = copy.deepcopy(graph["graph"][2]["outputs"][0])
     graph["graph"][0]["inputs"][1] = last
     assert "a graph must have no cycle" in next(iter(faults(graph).values()))
+    graph = dump()
+    graph["graph"][0]["inputs"][0] = copy.deepcopy(graph["graph"][0]["outputs"][0])
+    (fault,) = faults(graph).values()
+    assert fault == "node 0 (CONV_0) needs its own result: a graph must have no cycle"
 
 
 @pytest.mark.parametrize("graph", [None, [], {}, {"graph": []}, {"graph": {}}, {"graph": [{}] * 1001}])
