@@ -17,6 +17,9 @@ _MAX_HEADERS = 8
 # A field name, a colon, and text without control characters.
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00-\x08\x0a-\x1f\x7f]*+)")
 
+# White space that a mail system may have added to a boundary (RFC 2046).
+_PADDING = re.compile(rb"[ \t]*+")
+
 
 class PartSink(Protocol):
     """Receive the parts in order: `open`, any number of `data`, `close`, and so on."""
@@ -79,14 +82,15 @@ class PartReader:
         return at + len(first)
 
     def _after_delimiter(self, data: bytes, at: int) -> int:
-        mark = data[at : at + 2]
-        if mark == b"\r\n":
-            self._state = self._headers
-            return at + 2
-        if mark == b"--":
+        if data.startswith(b"--", at):
             self.ended = True
             return at + 2
-        if mark in (b"\r", b"-"):
+        padding = _PADDING.match(data, at, at + self._max_header_bytes)
+        assert padding is not None
+        if data.startswith(b"\r\n", padding.end()):
+            self._state = self._headers
+            return padding.end() + 2
+        if data[padding.end() :] in (b"", b"\r") or data[at:] == b"-":
             return -1
         raise _not_multipart()
 

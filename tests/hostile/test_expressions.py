@@ -41,6 +41,7 @@ WORST: dict[str, list[str]] = {
     "app.intake.numbers._STRING": ['"' + "a" * SIZE, '"' * SIZE, '"' + "\\" * SIZE],
     "app.intake.numbers._WORD": ["N" * SIZE, "-" * SIZE, "1" * SIZE, "-Infinit" * SIZE, '"' * SIZE],
     "app.intake.parts._HEADER": ["X:" + " " * SIZE + "\x00", "X:" + " a" * SIZE + "\x00", "X" * SIZE],
+    "app.intake.parts._PADDING": [" " * SIZE, "\t " * SIZE],
     "app.intake.strict_json._COMMA": [" " * SIZE],
     "app.intake.strict_json._KEY": ['"' + "\\" * SIZE, '"' + "a" * SIZE, '"a"' + " " * SIZE, " " * SIZE],
     "app.intake.strict_json._SPACE": [" " * SIZE],

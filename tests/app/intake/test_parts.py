@@ -81,10 +81,21 @@ def test_text_before_and_after_the_parts_is_ignored(before: bytes, step: int) ->
     assert ended
 
 
+@pytest.mark.parametrize("step", [1, 7, 10**6])
+def test_white_space_after_a_boundary(step: int) -> None:
+    """It belongs to the boundary, up to the limit of a part's headers."""
+    for count in (1, 90):
+        found, ended = read(written([b"1", b"2"]).replace(BOUNDARY + b"\r", BOUNDARY + b" \t" * count + b"\r"), step)
+        assert [data for _, data in found.parts] == [b"1", b"2"]
+        assert ended
+
+
 @pytest.mark.parametrize(
     "body",
     [
         b"--another" * 30,
+        written([b"1"]).replace(BOUNDARY + b"\r", BOUNDARY + b" " * 300 + b"\r"),
+        written([b"1"]).replace(BOUNDARY + b"--", BOUNDARY + b" --"),
         b"x" * 250 + b"\r\n" + written([b"1"]),
         written([b"1"]).replace(BOUNDARY + b"\r\n", BOUNDARY + b"\n", 1),
         written([b"1"]).replace(b"X-Other:", b"X Other:"),
