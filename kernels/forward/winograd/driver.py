@@ -63,7 +63,7 @@ def _multiply(
 ) -> None:  # fmt: skip
     """Sum the 16 products of a slab's tiles over all src channels, for all dst channels."""
     batches = np.zeros(1, BATCH)
-    batch = batches[0]
+    batch = batches[0]  # the loops name the table: that keeps it
     batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, dst.c_row, WIDTH
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], zeros
     batch.totals = totals if elements.shape[0] > 1 else 0
@@ -81,7 +81,7 @@ def _multiply(
                 batch.rows = count * (part + 1) // parts - first
                 batch.a = a + product * a_plane + first * dst.a_row
                 batch.c = sums + product * dst.plane + first * dst.c_row + vector * VECTOR
-                call_batch(entry, address_of(batch))
+                call_batch(entry, address_of(batches[0]))
 
 
 @jit

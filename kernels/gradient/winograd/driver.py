@@ -40,7 +40,7 @@ def add_products(
     """
     windows = np.zeros((2, 5), np.int64)
     walks = np.zeros(1, WALK)
-    walk = walks[0]
+    walk = walks[0]  # the loops name the table: that keeps it
     walk.acc_step, walk.segment, walk.panel[2], walk.scalars[2] = 1, segment, 1, STAGED_LINE
     walk.counts[0], walk.counts[1] = 1, 1
     for s in range(slabs.shape[0]):
@@ -70,7 +70,7 @@ def add_products(
                             fill_zero(place, tile.rows * block.line)
                         if walk.counts[2] > 0:
                             call_tile(
-                                table[block.vectors, tile.rows], address_of(walk), panel + block.panel, scalar,
+                                table[block.vectors, tile.rows], address_of(walks[0]), panel + block.panel, scalar,
                                 address_of(tile.offsets), place,
                             )  # fmt: skip
 
