@@ -96,9 +96,9 @@ class Layer:
 
 
 def layers(values: Array) -> tuple[Layer | None, ...]:
-    """Return what has to be summed separately, so that no product over- or underflows; None stands for all as it is.
+    """Split values by exponent into layers whose products neither overflow nor underflow.
 
-    Nearly always that is all there is. Infinite values and NaN are in no layer.
+    None, nearly always the only layer, stands for all values, unchanged. Inf and NaN are in no layer.
     """
     flat = values.reshape(-1)
     blocks = [flat[start : start + _SCANNED] for start in range(0, flat.size, _SCANNED)]

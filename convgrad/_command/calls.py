@@ -92,7 +92,7 @@ def _algorithm_of(spec: CallSpec, options: argparse.Namespace) -> Any:
 
 
 def _reproducible(spec: CallSpec, options: argparse.Namespace) -> bool:
-    """Return whether the command line or the spec asks for the same bits on every kind of processor."""
+    """Return whether the command line or the spec asks for a `reproducible` result."""
     return bool(options.reproducible) or spec.options.get("reproducible") is True
 
 

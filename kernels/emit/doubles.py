@@ -104,7 +104,10 @@ def _error(builder: Any, a: Any, b: Any, product: Any) -> Any:
 
 @_typed_intrinsic
 def _exact_tile(typingctx: Any, terms: Any, rows: Any, columns: Any, to: Any, line: Any, part: Any) -> Any:
-    """Add, as `_tile` does, to EXACT_ROWS lines of EXACT_COLUMNS sums of PARTS values that are `part` bytes apart."""
+    """Add products to a tile of EXACT_ROWS x EXACT_COLUMNS sums, as `_tile` does.
+
+    Each sum is PARTS float64 values, `part` bytes apart.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         terms, rows, columns, to, line, part = values
@@ -166,7 +169,10 @@ def _pack(factors: Factors, group: int, first: int, lines: int, width: int, term
 
 @jit
 def _move_sums(shape: Vector, source: Vector, to: Vector) -> None:
-    """Copy sums of so many rows, columns and values from and to an address, given with the steps of row and value."""
+    """Copy sums; `shape` counts rows, columns and parts.
+
+    `source` and `to` are an address, the step between rows and the step between parts, in bytes.
+    """
     for part in range(shape[2]):
         for i in range(shape[0]):
             for j in range(shape[1]):

@@ -86,7 +86,7 @@ class ForwardTiles:
         return "groups are lanes, or products are scattered" if self.dots and _way(problem) != "gather" else None
 
     def gathers(self, problem: ConvProblem) -> bool:
-        """Whether every dst pixel sums its taps, by itself: then any box of dst may be a unit."""
+        """Whether each dst pixel is summed independently, so that any box of dst may be a unit."""
         return _way(problem) == "gather"
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
@@ -126,7 +126,7 @@ class ForwardTiles:
 def cut_units(
     problem: ConvProblem, sizes: Sequence[int], steps: Sequence[int], cells: Sequence[int], counts: Sequence[int]
 ) -> list[Unit]:
-    """Cut dst, of so many `cells` of `steps` along each axis of `ForwardTiles.grid`, into `counts` equal parts."""
+    """Cut dst into `counts` parts along each axis of `ForwardTiles.grid`, as equal as whole `cells` allow."""
     units: list[Unit] = []
     for index in np.ndindex(*counts):
         part: list[int] = []

@@ -8,10 +8,11 @@ __all__ = ["Filters", "Outputs"]
 
 
 class Filters(Record):
-    """The weights, in bytes: their size and steps, and whether the taps of a plane are `turned` by 180 degrees.
+    """The weights and how they are transformed; sizes and strides are in bytes.
 
-    A group has so many src and dst channels and a tap `depths` positions in the first axis. The transformed weights of
-    a vector of dst channels are `block` bytes, [product][depth][src channel][lanes]; each group begins with a new one.
+    The taps of a plane are rotated by 180 degrees if `turned`. A group has `src_channels` and `dst_channels`, and a
+    kernel `depths` planes. A block holds the transformed weights of one vector of dst channels,
+    [product][depth][src channel][lanes]; each group begins with a new block.
     """
 
     kind: int
@@ -28,8 +29,10 @@ class Filters(Record):
 
 
 class Outputs(Record):
-    """dst of one group of a unit, in bytes: position 0 of its first channel lies at the address `start`; so many
-    `channels` are computed, which are `vectors`. Outputs are written where they belong, or staged first.
+    """The part of dst that a unit computes of one group; strides and sizes are in bytes.
+
+    `start` is the address of the first position of its first channel. Its `channels` fill so many `vectors`. Outputs
+    are written directly if `in_place`, and otherwise staged first.
 
     `strides` are between positions (n, d, h, w) and `channel` between channels. Sums of a tile's products have `c_row`
     bytes, those of all tiles `plane` for each of the 16. Transformed tiles have `a_row` bytes, transformed weights of a

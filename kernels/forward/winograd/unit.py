@@ -48,8 +48,11 @@ _EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
 
 
 class ForwardWinograd:
-    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3); what it can't promise by the first of the `direct`
-    kernels that takes the problem."""
+    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3).
+
+    Images whose sums would not be exact, or not finite, are left to the first of the `direct` kernels that takes the
+    problem.
+    """
 
     name = "forward_winograd"
 
