@@ -403,7 +403,7 @@ export class RunLayer extends HTMLElement {
       });
     });
     if (this.legend)
-      this.legend.textContent = `0 to ${short(most)}; cells that have not arrived in full are pale. A click or Enter shows the element in the drawing.`;
+      this.legend.textContent = `0 to ${short(most)}; cells that have not arrived in full are faint. A click or Enter shows the element in the drawing.`;
     if (this.twin.open) this.showText();
   }
 
