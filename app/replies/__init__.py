@@ -1,1 +1,1 @@
-"""Reply formats: JSON, streamed `.npy`, server-sent events, tensor frames; and content negotiation."""
+"""Reply formats: JSON, `.npy`, multipart, server-sent events, tensor frames; content negotiation; errors."""
