@@ -19,8 +19,8 @@ from app.api.oip import routes as oip
 from app.api.oip.body import HEAD_LENGTH
 from app.api.routing import Application, Routes
 from app.api.rpc import routes as rpc
+from app.calls.metrics import ServiceMetrics
 from app.calls.service import Service
-from app.calls.state import ServiceState
 from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
 from app.http.exchange import Exchanges, Limits
@@ -55,7 +55,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     segments = SegmentPool(settings.memory_budget)
     telemetry = Telemetry(Tracing(settings.otlp_endpoint))
     service = Service(settings, make_engine(settings, segments), segments, telemetry)
-    telemetry.registry.register(ServiceState(service))
+    telemetry.registry.register(ServiceMetrics(service))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -14,11 +14,11 @@ import numpy as np
 from convgrad._dtypes import dtype
 from convgrad._events import Array, Result
 
-__all__ = ["Report", "measure", "random_tensor"]
+__all__ = ["Measurements", "measure", "random_tensor"]
 
 
 @dataclass
-class Report:
+class Measurements:
     """The measurements of a run; all times are in seconds."""
 
     latencies: list[float] = field(default_factory=list)
@@ -49,14 +49,14 @@ class Report:
         }
 
 
-def measure(call: Callable[[], Result], *, seconds: float, clients: int, warm_up: int = 2) -> Report:
+def measure(call: Callable[[], Result], *, seconds: float, clients: int, warm_up: int = 2) -> Measurements:
     """Repeat `call` for `seconds` in `clients` threads, at least once in each.
 
     The first calls, which open connections and fill caches, are not counted. An error in any call ends the run.
     """
     for _ in range(warm_up):
         call()
-    report, errors = Report(), list[BaseException]()
+    report, errors = Measurements(), list[BaseException]()
     start = time.perf_counter()
     threads = [threading.Thread(target=_repeat, args=(call, report, errors, start + seconds)) for _ in range(clients)]
     for thread in threads:
@@ -76,7 +76,7 @@ def random_tensor(description: dict[str, Any]) -> Array:
     return array
 
 
-def _repeat(call: Callable[[], Result], report: Report, errors: list[BaseException], end: float) -> None:
+def _repeat(call: Callable[[], Result], report: Measurements, errors: list[BaseException], end: float) -> None:
     try:
         while not errors:
             start = time.perf_counter()

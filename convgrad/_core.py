@@ -38,7 +38,7 @@ from convgrad._errors import (
 )
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
-from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
+from convgrad._inference import BINARY, HEAD_LENGTH, inference, json_bytes
 from convgrad._messages import MEDIA_TYPE, Messages
 from convgrad._multipart import Body, multipart
 from convgrad._shared import SharedMemory
@@ -203,7 +203,7 @@ def multipart_call(
     # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
     document = {"attributes": attributes or {}, "inputs": stated, "options": options}
-    return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(dump(document), tensors))
+    return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(json_bytes(document), tensors))
 
 
 def verification(
@@ -226,7 +226,7 @@ def validation(
         name: value if _is_list(name, value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
     }
-    text = dump({"attributes": attributes or {}, "inputs": stated, **({"options": options} if options else {})})
+    text = json_bytes({"attributes": attributes or {}, "inputs": stated, **({"options": options} if options else {})})
     body = Body("application/json", len(text), lambda: [text])
     return Request("POST", _op_path(op) + "/validate", body=body)
 
@@ -239,7 +239,7 @@ def graph_run(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, o
 
 def graph_validation(graph: Dump, options: Mapping[str, Any]) -> Request:
     """Build the request that checks a dumped graph."""
-    text = dump({"graph": dump_of(graph), **({"options": options} if options else {})})
+    text = json_bytes({"graph": dump_of(graph), **({"options": options} if options else {})})
     return Request("POST", "/v1/graphs/validate", body=Body("application/json", len(text), lambda: [text]))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from convgrad._dtypes import DTYPES
 from convgrad._errors import BrokenStream, ParseError, ProtocolError
 from convgrad._events import Array
-from convgrad._inference import dump
+from convgrad._inference import json_bytes
 from convgrad._multipart import Body, multipart
 from convgrad._npy import parse_header
 from convgrad._tensors import Tensor, part
@@ -51,7 +51,7 @@ def graph_body(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, 
     document: dict[str, Any] = {"graph": dump_of(graph), "inputs": stated, "options": options}
     if outputs is not None:
         document["outputs"] = list(outputs)
-    return multipart(dump(document), tensors)
+    return multipart(json_bytes(document), tensors)
 
 
 def nodes_of(described: Mapping[str, Any], wanted: Iterable[int]) -> dict[int, Mapping[str, Any]]:

@@ -14,7 +14,7 @@ from convgrad._multipart import Body, checked, joined
 from convgrad._shared import SharedBuffer, SharedMemory
 from convgrad._tensors import Bytes, Part
 
-__all__ = ["BINARY", "HEAD_LENGTH", "dump", "inference"]
+__all__ = ["BINARY", "HEAD_LENGTH", "inference", "json_bytes"]
 
 
 BINARY = "application/octet-stream"
@@ -67,12 +67,12 @@ def inference(
     output, on_output = None, None
     if memory is not None and whole:
         kinds = [[name, part.dtype.oip, part.shape] for name, part in tensors.items()]
-        call = dump({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes})
+        call = json_bytes({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes})
         on_output = partial(memory.remember_output, call)
         if (found := memory.output_buffer(call)) is not None:
             name, output = found
             asked = {"outputs": [{"name": name, "parameters": _region(output)}]}
-    head = dump({"inputs": described, "parameters": parameters, **asked})
+    head = json_bytes({"inputs": described, "parameters": parameters, **asked})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
     def pieces() -> Iterator[Bytes]:
@@ -86,7 +86,7 @@ def inference(
     return Body(BINARY, length, lambda: joined(pieces()), headers, tuple(buffers.values()), output, on_output)
 
 
-def dump(document: Mapping[str, Any]) -> bytes:
+def json_bytes(document: Mapping[str, Any]) -> bytes:
     """Encode a request as JSON, with NumPy integers as numbers; raises `InvalidParams` for other types."""
     try:
         return _JSON.encode(document).encode()

@@ -12,7 +12,7 @@ from convgrad._core import Request
 from convgrad._errors import NotFound, ProtocolError
 from convgrad._events import Array
 from convgrad._graphs import tensors_of
-from convgrad._inference import dump
+from convgrad._inference import json_bytes
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
 
@@ -40,7 +40,7 @@ class SealedCase:
 
 def asked(what: str, document: Mapping[str, Any], check: str | None = None) -> Request:
     """Build a request about a check, or one without a check; raises `NotFound` for what is no id of a check."""
-    text = dump(document)
+    text = json_bytes(document)
     return Request("POST", _path(check, what), body=Body("application/json", len(text), lambda: [text]))
 
 
@@ -64,7 +64,7 @@ def submission(case: SealedCase, result: Tensor) -> Request:
     """Build the request that submits a result."""
     sent = part(result)
     stated = {case.output: {"dtype": "bf16"}} if sent.dtype.name == "bf16" else {}
-    body = multipart(dump({"case": case.number, "inputs": stated}), {case.output: sent})
+    body = multipart(json_bytes({"case": case.number, "inputs": stated}), {case.output: sent})
     return Request("POST", _path(case.check, "/submit"), body=body)
 
 

@@ -32,7 +32,7 @@ from schemas.problems import Problem, invalid_params, number, problem, safe_key
 from schemas.tables import find_operation, operation_names
 from schemas.tensors import TensorSpec
 
-__all__ = ["OUTCOMES", "Check", "Checks", "SealedCase", "is_check_id", "refused"]
+__all__ = ["OUTCOMES", "SealedCase", "SealedCheck", "SealedChecks", "is_check_id", "refused"]
 
 FORMAT = "convgrad-sealed-check/1"
 """The format of the signed document."""
@@ -148,7 +148,7 @@ class SealedCase:
 
 
 @dataclass(eq=False)
-class Check:
+class SealedCheck:
     """A check: its owner, what the kernel takes, the number of cases requested, and the cases drawn so far."""
 
     owner: str
@@ -199,18 +199,18 @@ class Check:
         }  # fmt: skip
 
 
-class Checks:
+class SealedChecks:
     """The checks that are open, and those just finished, whose documents may be asked for again."""
 
     def __init__(self, settings: Settings, segments: SegmentPool) -> None:
         self._settings = settings
         self._segments = segments
-        self._checks: dict[str, Check] = {}
+        self._checks: dict[str, SealedCheck] = {}
         self._drawing = asyncio.Lock()
         key = settings.check_key
         self.signer = Signer(None if key is None else key.get_secret_value())
 
-    def begin(self, context: RequestContext, given: Mapping[str, Any]) -> Check:
+    def begin(self, context: RequestContext, given: Mapping[str, Any]) -> SealedCheck:
         """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
         settings, owner = self._settings, context.tenant
         takes, asked, label = _read(given, settings.check_cases)
@@ -226,12 +226,12 @@ class Checks:
         if len(self._checks) >= _MOST_CHECKS:
             message = f"{_MOST_CHECKS} checks are open, as many as the service keeps"
             raise Overloaded(message, retry_after=_RETRY_AFTER_S, data=data | {"limit": _MOST_CHECKS})
-        check = Check(owner, context.key, takes, asked, label)
+        check = SealedCheck(owner, context.key, takes, asked, label)
         check.timer = asyncio.get_running_loop().call_later(settings.check_s, self.drop, check)
         self._checks[check.id] = check
         return check
 
-    def find(self, context: RequestContext, name: object) -> Check:
+    def find(self, context: RequestContext, name: object) -> SealedCheck:
         """Return a check by its id; raises `NotFound`, and `Forbidden` for that of another key or address."""
         check = self._checks.get(name) if isinstance(name, str) else None
         if check is None:
@@ -240,7 +240,7 @@ class Checks:
             raise Forbidden("another key or address began this check", data={"reason": "other_key"})
         return check
 
-    async def next(self, check: Check) -> SealedCase | None:
+    async def next(self, check: SealedCheck) -> SealedCase | None:
         """Return the case that is to be answered, drawn now unless the last one is still open; None after the last.
 
         Raises `InvalidParams`, `RateLimited` and what `SegmentPool.acquire` raises.
@@ -278,7 +278,7 @@ class Checks:
             drawn.inputs[name] = segment
             segment.view[: array.nbytes] = array.tobytes()
 
-    def finish(self, check: Check) -> dict[str, Any]:
+    def finish(self, check: SealedCheck) -> dict[str, Any]:
         """Return the signed document; the check takes no more answers."""
         if check.document is None:
             current = check.current()
@@ -287,7 +287,7 @@ class Checks:
             check.document = self.signer.signed(check.summary())
         return check.document
 
-    def drop(self, check: Check) -> None:
+    def drop(self, check: SealedCheck) -> None:
         """Forget a check and free its memory."""
         self._checks.pop(check.id, None)
         if check.timer is not None:
@@ -295,7 +295,7 @@ class Checks:
         for case in check.cases[-1:]:
             case.end("unanswered")
 
-    def _of(self, owner: str) -> Iterator[Check]:
+    def _of(self, owner: str) -> Iterator[SealedCheck]:
         return (check for check in self._checks.values() if check.owner == owner)
 
 

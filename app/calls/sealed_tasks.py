@@ -14,7 +14,7 @@ from typing import Any, Self
 from app.calls.call import Prepared
 from app.calls.outputs import HeldTensor
 from app.calls.planning import tensor_bytes
-from app.calls.sealed import OUTCOMES, Check, SealedCase, is_check_id, refused
+from app.calls.sealed import OUTCOMES, SealedCase, SealedCheck, is_check_id, refused
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
@@ -106,7 +106,7 @@ class Submit(Task):
         return RequestObject(self.called, {}, inputs, None)
 
     def _find(self, given: Mapping[str, Any]) -> None:
-        self._check = self.service.checks.find(current_context(), given["check"])
+        self._check = self.service.sealed_checks.find(current_context(), given["check"])
         self._case = self._check.case(given["case"])
         if not self._case.replies:  # else this may be the same answer again
             self._case.require_open()
@@ -150,7 +150,7 @@ class Submit(Task):
 class Judgement(Verification):
     """A verification whose verdict is noted in its check; the case takes another answer if it does not end."""
 
-    check: Check
+    check: SealedCheck
     case: SealedCase
     given: Segment
     _reply: Result
@@ -198,15 +198,15 @@ class _Given(Answered):
 
 
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
-    check, settings = service.checks.begin(current_context(), given), service.settings
+    check, settings = service.sealed_checks.begin(current_context(), given), service.settings
     limits = {"case_s": settings.check_case_s, "check_s": settings.check_s}
-    return Answered({"check": check.id, "cases": check.asked, **limits, "key_id": service.checks.signer.key_id})
+    return Answered({"check": check.id, "cases": check.asked, **limits, "key_id": service.sealed_checks.signer.key_id})
 
 
 async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     sent, encoding = _choice(given, "send", _SENT), _choice(given, "encoding", ENCODINGS)
     check = _found(service, given)
-    case = await service.checks.next(check)
+    case = await service.sealed_checks.next(check)
     if case is None:
         return Answered({"check": check.id, "case": None, "cases": check.asked})
     asked = case.case.problem
@@ -224,12 +224,12 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
 
 
 async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(service.checks.finish(_found(service, given)))
+    return Answered(service.sealed_checks.finish(_found(service, given)))
 
 
 async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
     try:
-        service.checks.drop(_found(service, given))
+        service.sealed_checks.drop(_found(service, given))
     except NotFound:  # the reply to the same request may have been lost
         if not is_check_id(given["check"]):
             raise
@@ -240,7 +240,7 @@ async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
     document = given["document"]
     if not isinstance(document, Mapping):
         raise refused("document", "document must be the object that check.finish returned", "object_type")
-    return Answered(service.checks.signer.verified(document))
+    return Answered(service.sealed_checks.signer.verified(document))
 
 
 def _choice(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
@@ -251,8 +251,8 @@ def _choice(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> An
     return choices[0] if value is None else value
 
 
-def _found(service: Service, given: Mapping[str, Any]) -> Check:
-    return service.checks.find(current_context(), given["check"])
+def _found(service: Service, given: Mapping[str, Any]) -> SealedCheck:
+    return service.sealed_checks.find(current_context(), given["check"])
 
 
 def _params(given: Any, names: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:

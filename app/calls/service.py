@@ -29,7 +29,7 @@ from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, is_planned_at_once, plan_call
-from app.calls.sealed import Checks
+from app.calls.sealed import SealedChecks
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
@@ -67,7 +67,7 @@ class Service:
         self.connections: Callable[[], int] = lambda: 0
         """Return the number of open connections; set by the listener."""
         self.cancellations = Cancellations()
-        self.checks = Checks(settings, segments)
+        self.sealed_checks = SealedChecks(settings, segments)
         self.unfit: tuple[str, ...] = ()
         """Targets whose code does not work on this processor, each with the reason."""
         self.on_unfit: Callable[[Unfit], None] = lambda _: None

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from app.http.exchange import LINGER_BYTES, LINGER_IDLE_S, LINGER_S
-from app.replies.body import dump
+from app.replies.body import json_bytes
 from app.replies.errors import error_reply, rpc_error
 from app.telemetry.context import MONITORED, REQUEST_ID, api_of
 from convgrad._errors import Overloaded
@@ -98,7 +98,7 @@ def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | 
     reply = error_reply(error, api, _PLACE)
     body, media_type = reply.body, reply.media_type
     if api == "rpc":
-        body, media_type = dump({"jsonrpc": "2.0", "error": rpc_error(error), "id": None}), "application/json"
+        body, media_type = json_bytes({"jsonrpc": "2.0", "error": rpc_error(error), "id": None}), "application/json"
     status = HTTPStatus(reply.status)
     fields = {"content-type": media_type, **reply.headers, "connection": "close"}
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items()), ""]

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Send
 
-__all__ = ["dump", "send_bytes", "send_data", "send_head", "send_piece"]
+__all__ = ["json_bytes", "send_bytes", "send_data", "send_head", "send_piece"]
 
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
@@ -18,7 +18,7 @@ _SLICE = 1 << 20
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def dump(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
     """Encode a value as compact JSON."""
     return _JSON.encode(value).encode()
 

@@ -6,11 +6,20 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from app.replies.body import dump
+from app.replies.body import json_bytes
 from convgrad import _errors as errors
 from convgrad._errors import ConvgradError
 
-__all__ = ["MAPPING", "ErrorCodes", "ErrorReply", "codes_of", "error_reply", "problem", "problem_headers", "rpc_error"]
+__all__ = [
+    "MAPPING",
+    "ErrorCodes",
+    "ErrorReply",
+    "codes_of",
+    "error_headers",
+    "error_reply",
+    "problem_object",
+    "rpc_error",
+]
 
 _PROBLEM = "application/problem+json"
 _PROBLEM_TYPE = "urn:convgrad:problem:"
@@ -71,7 +80,7 @@ def rpc_error(error: ConvgradError) -> dict[str, Any]:
     }
 
 
-def problem(error: ConvgradError, request_id: str) -> dict[str, Any]:
+def problem_object(error: ConvgradError, request_id: str) -> dict[str, Any]:
     """Build the RFC 9457 problem object of `error`."""
     codes = codes_of(error)
     extra = {key: value for key, value in error.data.items() if key not in _RESERVED}
@@ -102,11 +111,11 @@ def error_reply(error: ConvgradError, api: str, request_id: str, *, accept: str 
     The protocol has one status for all invalid requests. A client of it that accepts problem objects, which have more
     detail, gets one.
     """
-    status, headers = codes_of(error).status, problem_headers(error)
+    status, headers = codes_of(error).status, error_headers(error)
     if api == "oip" and _PROBLEM not in accept:
-        status, body = 400 if status == 422 else status, dump({"error": _all_rules(error)})
+        status, body = 400 if status == 422 else status, json_bytes({"error": _all_rules(error)})
         return ErrorReply(status, body, "application/json", headers)
-    return ErrorReply(status, dump(problem(error, request_id)), _PROBLEM, headers)
+    return ErrorReply(status, json_bytes(problem_object(error, request_id)), _PROBLEM, headers)
 
 
 def _all_rules(error: ConvgradError) -> str:
@@ -122,7 +131,7 @@ def _all_rules(error: ConvgradError) -> str:
 _RESERVED = frozenset({"type", "title", "status", "detail", "code", "request_id"})
 
 
-def problem_headers(error: ConvgradError) -> dict[str, str]:
+def error_headers(error: ConvgradError) -> dict[str, str]:
     """Build the headers for `error`: Retry-After, Allow, Accept-Post, WWW-Authenticate."""
     headers = {}
     retry_after = getattr(error, "retry_after", None)

@@ -9,7 +9,7 @@ from functools import partial
 from starlette.types import Send
 
 from app.calls.work import Result, Work, finish
-from app.replies.body import dump, send_data, send_head, send_piece
+from app.replies.body import json_bytes, send_data, send_head, send_piece
 from app.replies.result import encoded
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
@@ -52,7 +52,7 @@ def _heads(boundary: str, result: Result) -> list[bytes]:
         + write_header(dtype(output.spec.dtype), output.spec.shape)
         for output in outputs
     )
-    return [_head(boundary, "reply", "application/json") + dump(document), *files]
+    return [_head(boundary, "reply", "application/json") + json_bytes(document), *files]
 
 
 def _head(boundary: str, name: str, content_type: str) -> bytes:

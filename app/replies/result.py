@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from app.calls.work import ReplyTensor, Result, Work, finish
 from app.intake.options import Encoding
-from app.replies.body import dump, send_head, send_piece
+from app.replies.body import json_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
@@ -53,7 +53,7 @@ class JsonResult:
         encoding, outputs = result.encoding, result.outputs
         key, self._quote = "npy" if encoding == "npy" else "data", b"" if encoding == "list" or not outputs else b'"'
         described = {output.name: output.describe() | {key: ""} for output in outputs}
-        text = dump({**result.document, result.member: described} if outputs else result.document)
+        text = json_bytes({**result.document, result.member: described} if outputs else result.document)
         # The tensors go where their key has an empty string; nothing else in the object has that key.
         *texts, last = text.split(b'"%s":""' % key.encode()) if outputs else [text]
         self._texts = [text + b'"%s":' % key.encode() + self._quote for text in texts]

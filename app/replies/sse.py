@@ -20,7 +20,7 @@ from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
 from app.calls.work import Progress, TileReady, Work
 from app.intake.options import Encoding
-from app.replies.body import dump, send_head, send_piece
+from app.replies.body import json_bytes, send_head, send_piece
 from app.replies.errors import rpc_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
 from app.replies.numbers import list_pieces
@@ -101,12 +101,15 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
                 elif isinstance(event, TileReady) and call is not None:
                     tile = _tile(event, request_id, call.prepared.options.encoding)
                     await stream.pieces(call.timings.each("encode", tile))
-        result = (await encoded(work.result(), JsonResult)).pieces() if call is None else [dump(await _result(call))]
-        await stream.pieces(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id)], result, [b"}"]))
+        if call is None:
+            result = (await encoded(work.result(), JsonResult)).pieces()
+        else:
+            result = iter([json_bytes(await _result(call))])
+        await stream.pieces(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % json_bytes(request_id)], result, [b"}"]))
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        await stream.pieces([dump({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})])
+        await stream.pieces([json_bytes({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})])
 
 
 def _error(caught: Exception) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def _error(caught: Exception) -> dict[str, Any]:
 
 
 def _notification(name: str, params: dict[str, Any]) -> bytes:
-    return dump({"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params})
+    return json_bytes({"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params})
 
 
 def _progress(request_id: Any, event: Progress) -> bytes:

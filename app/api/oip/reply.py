@@ -17,7 +17,7 @@ from app.api.oip.regions import Region
 from app.api.oip.request import InferRequest, RequestedOutput
 from app.calls.call import Call
 from app.calls.outputs import CallOutput
-from app.replies.body import dump, send_bytes, send_head, send_piece
+from app.replies.body import json_bytes, send_bytes, send_head, send_piece
 from app.replies.coding import coded
 from app.replies.numbers import NUMBERS, list_pieces
 from convgrad._dtypes import dtype
@@ -58,7 +58,7 @@ async def send_inference(
         ),
     )
     if request.id is not None:
-        start = dump({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
+        start = json_bytes({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
     binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
     pieces: AsyncGenerator[bytes | memoryview, None] = _with_numbers(call, start, described, pairs)
     parts: list[bytes | memoryview] = []
@@ -96,8 +96,8 @@ def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes
     described = []
     for name, spec, size in outputs:
         made: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
-        described.append(dump(made | ({} if size is None else {"parameters": {"binary_data_size": size}})))
-    return dump(called | {"outputs": []}).removesuffix(b"]}"), described
+        described.append(json_bytes(made | ({} if size is None else {"parameters": {"binary_data_size": size}})))
+    return json_bytes(called | {"outputs": []}).removesuffix(b"]}"), described
 
 
 async def _slices(parts: Sequence[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview, None]:

@@ -21,7 +21,7 @@ from app.calls.sealed_tasks import (
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.intake.graphs import MEMBERS
-from app.replies.body import dump
+from app.replies.body import json_bytes
 from convgrad._errors import UnknownOperation
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
@@ -86,7 +86,7 @@ def _plain(answer: Callable[..., Any], *names: str) -> PlainMethod:
 
 @cache
 def _discover() -> bytes:
-    return dump(openrpc_document())
+    return json_bytes(openrpc_document())
 
 
 def _describe(op: object) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from app.intake.sinks import Lease
 from app.intake.values import TensorValues
 from app.replies import sse
 from app.replies.accept import choose
-from app.replies.body import dump, send_head, send_piece
+from app.replies.body import json_bytes, send_head, send_piece
 from app.replies.errors import rpc_error
 from app.replies.result import JsonResult, encoded
 from convgrad._errors import (
@@ -274,7 +274,7 @@ class _Message:
             raise _unknown(item.method, self._methods)
         if isinstance(method, PlainMethod):
             value = method.answer(item.params)
-            return value if isinstance(value, bytes) else dump(value)
+            return value if isinstance(value, bytes) else json_bytes(value)
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         task, document = method.read(self._service, item.params)
@@ -328,11 +328,11 @@ class _Message:
         if fields["code"] in _STANDARD_MESSAGES:
             fields["data"]["detail"] = fields["message"]
             fields["message"] = _STANDARD_MESSAGES[fields["code"]]
-        text = dump(rpc.error_response(request_id, **fields))
+        text = json_bytes(rpc.error_response(request_id, **fields))
         try:
             self._add_document(len(text))
         except TooLarge as full:
-            text = dump(rpc.error_response(request_id, **rpc_error(full)))
+            text = json_bytes(rpc.error_response(request_id, **rpc_error(full)))
         return _Text((text,), len(text))
 
 
@@ -353,7 +353,7 @@ def _unknown(name: str, methods: Mapping[str, Method]) -> UnknownOperation:
 
 
 def _text(request_id: rpc.Id, result: Iterable[bytes], length: int | None) -> _Text:
-    before, after = b'{"jsonrpc":"2.0","result":', b',"id":%s}' % dump(request_id)
+    before, after = b'{"jsonrpc":"2.0","result":', b',"id":%s}' % json_bytes(request_id)
 
     def pieces() -> Iterator[bytes]:
         yield before

@@ -77,7 +77,7 @@ def check(client: convgrad.Client) -> Iterator[str]:
 def no_checks(resident: Resident) -> Iterator[None]:
     """Drop the checks that a test leaves open, and see that nothing is left in memory."""
     yield
-    checks, segments = resident.service.checks, resident.service.segments
+    checks, segments = resident.service.sealed_checks, resident.service.segments
 
     async def drop() -> None:
         for check in list(checks._checks.values()):
@@ -169,7 +169,7 @@ def test_a_constant_never_passes_a_check(resident: Resident, http: httpx.Client)
     """Where the right result of every case is zero, zeros pass the cases and not the check."""
     check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 1}).json()["check"]
     case = http.post(f"/v1/checks/{check}/next").json()
-    for segment in resident.service.checks._checks[check].cases[0].inputs.values():
+    for segment in resident.service.sealed_checks._checks[check].cases[0].inputs.values():
         segment.view[:] = bytes(segment.size)
     zeros = {name: {**tensor, "data": zeros_of(tensor)} for name, tensor in case["outputs"].items()}
     report = http.post(f"/v1/checks/{check}/submit", json={"case": 0, "inputs": zeros}).json()
@@ -320,7 +320,7 @@ def test_a_late_result(resident: Resident, http: httpx.Client) -> None:
     """After its time a case takes no result, its memory is free, and the next one is given."""
     check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 2}).json()["check"]
     http.post(f"/v1/checks/{check}/next")
-    (case,) = resident.service.checks._checks[check].cases
+    (case,) = resident.service.sealed_checks._checks[check].cases
     case.until = 0.0
     assert kinds(http.post(f"/v1/checks/{check}/submit", json={"case": 0, "outcome": "failed"})) == ["late"]
     assert not case.inputs
@@ -333,7 +333,7 @@ def test_an_answer_while_the_inputs_are_sent(resident: Resident, http: httpx.Cli
     """Until the reply with the inputs has been sent to its end, the case was not given."""
     service = resident.service
     check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 1}).json()["check"]
-    owned = service.checks._checks[check]
+    owned = service.sealed_checks._checks[check]
     work = resident.run(begin_to_send(resident, check))
     submitted = {"case": 0, "outcome": "unsupported"}
     assert kinds(http.post(f"/v1/checks/{check}/submit", json=submitted)) == ["not_given"]

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.http.overload import RequestStart, rejection
-from app.replies.errors import problem
+from app.replies.errors import problem_object
 from benchmarks.startup import memory_mib
 from convgrad._errors import Overloaded
 from tests.app.bare import connected
@@ -244,6 +244,6 @@ def test_rejections_are_the_api_s_problem_objects() -> None:
         head = RequestStart(f"POST {PATH} HTTP/1.1\r\nX-Request-Id: {given}\r\n\r\n".encode())
         start, _, body = rejection(head, error).partition(b"\r\n\r\n")
         said = json.loads(body)
-        assert said == problem(error, said["request_id"])
+        assert said == problem_object(error, said["request_id"])
         assert f"x-request-id: {said['request_id']}\r\n" in start.decode()
         assert said["request_id"] == given or len(said["request_id"]) == 32

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from app.calls.errors import as_convgrad_error
-from app.replies.errors import MAPPING, codes_of, problem, problem_headers, rpc_error
+from app.replies.errors import MAPPING, codes_of, error_headers, problem_object, rpc_error
 from convgrad import _errors as errors
 from schemas.openrpc import RPC_ERRORS
 
@@ -61,7 +61,7 @@ def test_openrpc_lists_the_codes_of_the_map() -> None:
 
 def test_a_problem_has_the_members_of_the_rfc() -> None:
     """type, title, status and detail are present, data is added beside them and can't replace them."""
-    found = problem(errors.TooLarge("too much", data={"limit": 5, "status": 200}), "id-1")
+    found = problem_object(errors.TooLarge("too much", data={"limit": 5, "status": 200}), "id-1")
     assert found["status"] == 413
     assert found["limit"] == 5
     assert found["detail"] == "too much"
@@ -80,11 +80,11 @@ def test_a_subclass_is_answered_like_its_parent() -> None:
 
 def test_headers() -> None:
     """Retry-After in whole seconds, at least one; Allow; WWW-Authenticate; Accept-Post."""
-    assert problem_headers(errors.Overloaded("x", retry_after=0.2)) == {"retry-after": "1"}
-    assert problem_headers(errors.MethodNotAllowed("x", data={"allow": ["GET", "POST"]})) == {"allow": "GET, POST"}
-    assert problem_headers(errors.Unauthorised("x")) == {"www-authenticate": "Bearer"}
-    assert problem_headers(errors.UnsupportedMediaType("x", data={"supported": ["a/b"]})) == {"accept-post": "a/b"}
-    assert problem_headers(errors.ParseError("x")) == {}
+    assert error_headers(errors.Overloaded("x", retry_after=0.2)) == {"retry-after": "1"}
+    assert error_headers(errors.MethodNotAllowed("x", data={"allow": ["GET", "POST"]})) == {"allow": "GET, POST"}
+    assert error_headers(errors.Unauthorised("x")) == {"www-authenticate": "Bearer"}
+    assert error_headers(errors.UnsupportedMediaType("x", data={"supported": ["a/b"]})) == {"accept-post": "a/b"}
+    assert error_headers(errors.ParseError("x")) == {}
 
 
 def test_other_errors_have_no_details(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""The state of a service as Prometheus metrics, read on demand."""
+"""The state of a service as Prometheus metrics, read when they are scraped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from app.calls.service import Service
 from convgrad import __version__
 from kernels.target import target
 
-__all__ = ["ServiceState"]
+__all__ = ["ServiceMetrics"]
 
 
-class ServiceState:
-    """Collect metrics of engine, queue and memory."""
+class ServiceMetrics:
+    """A Prometheus collector for the engine, the queue, connections and memory."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
