@@ -27,7 +27,7 @@ _RETRY_AFTER_S = 1
 # Requests that may be in progress, from their body to their reply, for each place in the queue; and at least this many
 # in all, so that a few slow clients can't block a short queue.
 _REQUESTS_PER_PLACE, _LEAST_REQUESTS = 4, 256
-# An address keeps its share for this long after its last request, so that one that was rejected finds a place.
+# An address is left its share for this long after its last request, so that one that was rejected can try again.
 _SHARING_S = 60.0
 # For this long after the queue was full, connections without a request yet count as calls.
 _RECENTLY_S = 1.0
@@ -84,7 +84,8 @@ class Admission:
         """Return the error that any call would get now, or None while there is a place.
 
         `coming` is the number of connections without a request yet. They count as requests, and also as calls if the
-        queue was full a moment ago: otherwise all that arrive before a free place is taken would be accepted for it.
+        queue was full a moment ago: otherwise every connection that arrives before a freed place is taken would be
+        accepted.
         """
         requests, calls = self._requests.total(), self._calls.total()
         if requests + coming >= self._most_requests:
@@ -110,7 +111,7 @@ class Admission:
             raise _overloaded(total, most)
         if mine >= most - total and self._shares(context):
             raise RateLimited(
-                f"this key or address has {mine} calls; the free places, {most - total}, are reserved for others",
+                f"this key or address has {mine} calls; the {most - total} free places are reserved for others",
                 retry_after=_RETRY_AFTER_S,
                 data={"reason": "key_share", "value": mine, "limit": most - total},
             )

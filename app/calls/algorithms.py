@@ -1,4 +1,4 @@
-"""The caller's choice of algorithm: what Winograd's can't compute, and what it costs and promises."""
+"""`options.algorithm`: which calls Winograd's algorithm can't compute, and what it costs and promises."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NOT_COMPILED = "winograd needs compiled code; none works on this machine's proc
 
 _PROMISES = (
     "the same bits for any number of workers, on every API",
-    "exact sums of integers whose largest magnitudes have a product of at most exact_product; others are direct",
-    "Inf and NaN in the elements in which direct sums have them",
+    "exact sums of integers, direct ones if the product of their largest magnitudes exceeds exact_product",
+    "Inf and NaN in the same elements as direct sums",
 )
 
 
 def check_algorithm(what: str, algorithm: Algorithm, ops: Iterable[tuple[str, ResolvedOp]]) -> None:
-    """Raise `InvalidParams` if `winograd` was chosen for convolutions or gradients that it can't compute, or for none.
+    """Raise `InvalidParams` if `winograd` was chosen and can't compute a convolution or gradient, or there is none.
 
-    `ops` are the operations of the request, each with a label for messages. Sums of a bias beside them are direct.
+    `ops` are the operations of the request, each with a label for messages. Sums of a bias are always direct.
     """
     if algorithm != "winograd":
         return
@@ -42,7 +42,7 @@ def check_algorithm(what: str, algorithm: Algorithm, ops: Iterable[tuple[str, Re
 
 
 def describe_winograd(op: ResolvedOp) -> dict[str, Any]:
-    """Describe as JSON whether Winograd's can compute the first output: the rules it breaks, or cost and promises."""
+    """Describe as JSON whether Winograd can compute the first output: the rules it breaks, or cost and promises."""
     broken = [{"attribute": each.attribute, "rule": each.message} for each in _broken(op, op.output.name)]
     if broken:
         return {"allowed": False, "refused": broken}
@@ -53,7 +53,7 @@ def describe_winograd(op: ResolvedOp) -> dict[str, Any]:
 
 
 def _broken(op: ResolvedOp, output: str) -> tuple[Refusal, ...]:
-    """Return the rules that an output breaks; of the operation as the caller knows it, not as kernels compute it."""
+    """Return the rules that an output breaks, in terms of the operation called, not of the one that kernels compute."""
     problem = problem_of(op, output)
     found = refusals(problem)
     if any(each.attribute == "op" for each in found):

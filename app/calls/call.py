@@ -252,7 +252,7 @@ class Call:
 
     @contextmanager
     def _taking(self, output: CallOutput) -> Iterator[AsyncGenerator[Unit, None]]:
-        """Give the units of an output to a block that takes all of them; the engine has then released the job."""
+        """Yield the units of an output to a block that reads them to the end; then the engine has released the job."""
         assert output.units is not None
         try:
             yield output.units

@@ -50,7 +50,7 @@ _INLINE = 256 << 10
 class PreparedGraph:
     """A graph whose nodes are all planned.
 
-    The inputs `in_memory` hold the elements as they lie in the tensor's memory, all others in C order.
+    Inputs in `in_memory` were sent in the memory layout of their logical tensor, gaps included; all others in C order.
     """
 
     graph: ResolvedGraph
@@ -69,7 +69,7 @@ async def check_begun_graph(service: Service, dump: Any, options: Options) -> No
         if graph.known:
             _check_algorithm(resolve_graph(graph), options)
 
-    await service.plan_apart(check, service.deadline(options, current_context().started))
+    await service.plan_in_thread(check, service.deadline(options, current_context().started))
 
 
 def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
@@ -80,11 +80,11 @@ async def prepare_graph(service: Service, call: RequestedCall, started: float) -
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
     options = parse_options(call.options)
     deadline = service.deadline(options, started)
-    return await service.plan_apart(partial(_prepared, service.settings, call, options, deadline), deadline)
+    return await service.plan_in_thread(partial(_prepared, service.settings, call, options, deadline), deadline)
 
 
 async def describe_graph(service: Service, call: RequestedCall, started: float) -> dict[str, Any]:
-    """Describe a graph as JSON, whose tensors may be missing: what it needs, what it computes, and each node.
+    """Describe a graph as JSON: its inputs, its outputs and each node. Its tensors may be missing.
 
     Raises what `prepare_graph` raises.
     """
@@ -95,7 +95,7 @@ async def describe_graph(service: Service, call: RequestedCall, started: float) 
         prepared = _prepared(service.settings, call, options, deadline, need_all=False)
         return _describe(prepared, cast("GraphRequest", call.request).graph.inputs)
 
-    return await service.plan_apart(describe, deadline)
+    return await service.plan_in_thread(describe, deadline)
 
 
 def _prepared(

@@ -111,7 +111,7 @@ class CallOutput:
 
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
-    """A tensor in a reply, held in a segment; `strides` where its elements are in another order than C's."""
+    """A tensor in a reply, held in a segment; `strides` are set unless its elements are in C order."""
 
     name: str
     spec: TensorSpec

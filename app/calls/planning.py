@@ -48,7 +48,7 @@ _REFERENCE_UNITS = 1 << 14
 """Most units of the reference kernel: one per filter tap or, for ConvTranspose, per image."""
 
 _TAP_MACS = 1 << 18
-"""Multiply-adds that take as long as all else that a verification does for one tap of one image: 26 to 40 µs, and NumPy
+"""Overhead of a verification for one tap of one image, in multiply-adds that take as long: 26 to 40 µs, where NumPy
 does 7 to 21 GMAC/s (Zen 4, layers of 16 to 256 channels)."""
 
 _REFERENCE_MACS = 1 << 30
@@ -124,11 +124,11 @@ def tensor_bytes(spec: TensorSpec) -> int:
 def check_limits(op: ResolvedOp, settings: Settings, taps: int = 0) -> None:
     """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned.
 
-    `taps` is the part of the work that stands for the taps of a verification.
+    `taps` is the part of the work that is the overhead of a verification's filter taps.
     """
     work = "multiply-adds"
     if taps:
-        work += f", {taps} of which stand for the time that its filter taps take"
+        work += f", {taps} of them for the overhead of its filter taps"
     _limit("work", op.macs, settings.work_limit, work, op, _weights if 2 * taps > op.macs else _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
         kind, name, shape = _largest(op)
@@ -166,7 +166,7 @@ def _is_quick(dims: Dims, reference: bool) -> bool:
 def plan_call(
     op: ResolvedOp, settings: Settings, reference: bool = False, algorithm: Algorithm = "direct"
 ) -> tuple[Computation, ...]:
-    """Plan each output of `op` for the workers of this service; what Winograd's can't compute is summed directly.
+    """Plan each output of `op` for this service's workers; those that Winograd can't compute are summed directly.
 
     Raises `TooLarge` when the scratch memory or the units exceed a limit.
     """
@@ -197,13 +197,13 @@ def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
 
 
 def work_of_verification(op: ResolvedOp, *, fast: bool) -> int:
-    """Return the multiply-adds of a verification, and what its taps cost beside them."""
+    """Return the multiply-adds of a verification, with the overhead of its filter taps."""
     macs = projected_macs(problem_of(op)) if fast else verification_macs(op.dtype, op.macs)
     return macs + work_of_taps(op)
 
 
 def work_of_taps(op: ResolvedOp) -> int:
-    """Return the multiply-adds that take as long as all else that a verification does for its filter taps."""
+    """Return the overhead of a verification's filter taps, in multiply-adds that take as long."""
     return _TAP_MACS * op.n * prod(op.kernel)
 
 

@@ -1,7 +1,8 @@
-"""Sealed checks: the service draws the cases, judges the results, and signs what came of them.
+"""Sealed checks: the service draws the cases, judges the results, and signs a document with the outcomes.
 
 Each case is drawn from 128 random bits of its own, so none can be derived from another. A check belongs to the key, or
-without keys to the address, that began it. Its memory is that of one case, until the case's time is over.
+without keys to the address, that began it. It holds the inputs of one case at
+a time, until that is answered or its time is over.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FORMAT = "convgrad-sealed-check/1"
 """The format of the signed document."""
 
 OUTCOMES = ("unsupported", "failed")
-"""What a caller may say of a case in place of a result."""
+"""What a caller may report for a case instead of a result."""
 
 _CASES = 50
 _MOST_CHECKS = 256
@@ -55,7 +56,7 @@ def refused(member: str, message: str, kind: str) -> InvalidParams:
 
 @dataclass(eq=False)
 class SealedCase:
-    """A case that was drawn, its inputs until it is answered or late, and what came of it.
+    """A case that was drawn: its outcome, and its inputs until it is answered or late.
 
     `status` is `open`, `judging`, `passed`, `failed`, `unsupported`, `late` or `unanswered`.
     """
@@ -70,9 +71,9 @@ class SealedCase:
     status: str = "open"
     result_sha256: str | None = None
     replies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The reply to its answer, by outcome or SHA-256 of the result, until the next case is drawn: it may be lost."""
+    """The reply by outcome or SHA-256 of the result, until the next case is drawn: a lost reply can be sent again."""
     varied: bool = False
-    """Whether the result has elements that differ, so that no constant equals it."""
+    """Whether the elements of the result differ, so that no constant equals it."""
 
     @property
     def number(self) -> int:
@@ -91,7 +92,7 @@ class SealedCase:
         return sum(segment.size for segment in self.inputs.values())
 
     def require_open(self) -> None:
-        """Raise `InvalidParams` if it is too late for an answer, or if there is one."""
+        """Raise `InvalidParams` if the case is late or has been answered."""
         self.expire()
         if self.status == "late":
             raise refused("case", f"the time for case {self.number} is over", "late")
@@ -99,7 +100,7 @@ class SealedCase:
             raise refused("case", f"case {self.number} has been answered", "answered")
 
     def require_sent(self) -> None:
-        """Raise `InvalidParams` if the caller can't have all inputs yet."""
+        """Raise `InvalidParams` unless all inputs have been sent."""
         if not self.sent:
             raise refused("case", f"the inputs of case {self.number} have not all been sent yet", "not_given")
 
@@ -187,7 +188,7 @@ class SealedCheck:
             raise refused("check", "the check is finished", "finished")
 
     def summary(self) -> dict[str, Any]:
-        """Return what is signed. It has no floats, which other languages would write otherwise."""
+        """Return the document to be signed. It has no floats, which other languages would format differently."""
         counted = Counter(case.status for case in self.cases)
         taken = counted["passed"] + counted["unsupported"] == self.asked
         return {
@@ -200,7 +201,7 @@ class SealedCheck:
 
 
 class SealedChecks:
-    """The checks that are open, and those just finished, whose documents may be asked for again."""
+    """The open checks, and finished ones, whose documents can be requested again."""
 
     def __init__(self, settings: Settings, segments: SegmentPool) -> None:
         self._settings = settings
@@ -315,7 +316,7 @@ def _unknown() -> NotFound:
 
 
 def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
-    """Read what a check begins with: what the kernel takes, the number of cases, a label."""
+    """Read the parameters of a new check: what the kernel takes, the number of cases, a label."""
     problems: list[Problem] = []
     takes = _takes(given.get("takes"), problems)
     asked, label = given.get("cases"), given.get("label")

@@ -31,7 +31,7 @@ from schemas.problems import invalid_params, problem, safe_key
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
 
-__all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "AskCheck", "Question", "Submit"]
+__all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "CheckAction", "CheckTask", "Submit"]
 
 Place = Callable[[Any], Any]
 """Adds the path's parameters to the body."""
@@ -44,22 +44,22 @@ _TURNS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Something asked of the checks: its params, and what answers it."""
+class CheckAction:
+    """An action on sealed checks: its params, and the function that performs it."""
 
     params: tuple[str, ...]
     required: tuple[str, ...]
     answer: Callable[[Service, Mapping[str, Any]], Awaitable[Work]]
 
 
-class AskCheck(Immediate):
-    """Ask one of the questions below."""
+class CheckTask(Immediate):
+    """Perform one of the actions below."""
 
     called = stand_in("check")
 
-    def __init__(self, service: Service, question: Question, place: Place = lambda body: body) -> None:
+    def __init__(self, service: Service, action: CheckAction, place: Place = lambda body: body) -> None:
         super().__init__(service)
-        self._question = question
+        self._action = action
         self._place = place
         self._given: Mapping[str, Any] = {}
 
@@ -68,12 +68,12 @@ class AskCheck(Immediate):
 
     async def read(self, document: Any) -> RequestObject:
         """Read the params."""
-        self._given = _params(self._place(document), self._question.params, self._question.required)
+        self._given = _params(self._place(document), self._action.params, self._action.required)
         return RequestObject(self.called, {}, {}, None)
 
     async def answer(self, call: RequestedCall, started: float) -> Work:  # noqa: ARG002
         """Return the answer."""
-        return await self._question.answer(self.service, self._given)
+        return await self._action.answer(self.service, self._given)
 
 
 class Submit(Task):
@@ -113,7 +113,7 @@ class Submit(Task):
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
-        for _ in range(0 if self._case.sent else _TURNS):  # the reply may be sent, but its task not over
+        for _ in range(0 if self._case.sent else _TURNS):  # the reply may have been sent before its task has ended
             await asyncio.sleep(0)
         self._case.require_sent()
         if self._outcome is not None or not (complete or call.inputs):
@@ -124,7 +124,7 @@ class Submit(Task):
         return await prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
-        """Return the verification; the reply once more if its sender repeats an answer."""
+        """Return the verification, or the earlier reply if this answer was given before."""
         if (reply := self._replied(prepared, tensors)) is not None:
             return Answered(reply)
         self._case.require_open()
@@ -148,7 +148,7 @@ class Submit(Task):
 
 
 class Judgement(Verification):
-    """A verification whose verdict is noted in its check; the case takes another answer if it does not end."""
+    """A verification that records its verdict in the check; if it fails, the case takes another answer."""
 
     check: SealedCheck
     case: SealedCase
@@ -181,8 +181,8 @@ class Judgement(Verification):
         return self._reply
 
 
-class _Given(Answered):
-    """The reply with a case, which has been given once it was sent to its end."""
+class _SentCase(Answered):
+    """The reply with a case; marks the case as sent once the whole reply has been sent."""
 
     def __init__(self, case: SealedCase, reply: Result) -> None:
         super().__init__(reply.document, sum(len(tensor.data) for tensor in reply.outputs))
@@ -217,10 +217,10 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     }  # fmt: skip
     if sent == "seed":
         case.as_seed = True
-        return _Given(case, Result({**document, "generate": case.case.as_json()}, member="inputs"))
+        return _SentCase(case, Result({**document, "generate": case.case.as_json()}, member="inputs"))
     check_encoding(Options(encoding), [(name, spec.shape) for name, spec in case.specs.items()])
     inputs = [HeldTensor(name, spec, case.inputs[name].share()) for name, spec in case.specs.items()]
-    return _Given(case, Result(document, inputs, encoding, "inputs"))
+    return _SentCase(case, Result(document, inputs, encoding, "inputs"))
 
 
 async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
@@ -244,7 +244,7 @@ async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
 
 
 def _choice(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
-    """Return a member that is one of some words, by default the first."""
+    """Return a member that must be one of `choices`, by default the first."""
     value = given.get(name)
     if value is not None and value not in choices:
         raise refused(name, f"{name} must be {' or '.join(filter(None, choices))}", "choice")
@@ -261,8 +261,8 @@ def _params(given: Any, names: tuple[str, ...], required: tuple[str, ...]) -> di
     return bind_params(given, names, required=required)
 
 
-BEGIN = Question(("takes", "cases", "label"), (), _begin)
-NEXT = Question(("check", "send", "encoding"), ("check",), _next)
-FINISH = Question(("check",), ("check",), _finish)
-DROP = Question(("check",), ("check",), _drop)
-VERIFY_SIGNATURE = Question(("document",), ("document",), _verify_signature)
+BEGIN = CheckAction(("takes", "cases", "label"), (), _begin)
+NEXT = CheckAction(("check", "send", "encoding"), ("check",), _next)
+FINISH = CheckAction(("check",), ("check",), _finish)
+DROP = CheckAction(("check",), ("check",), _drop)
+VERIFY_SIGNATURE = CheckAction(("document",), ("document",), _verify_signature)

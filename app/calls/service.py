@@ -1,6 +1,6 @@
 """The operations of the service, shared by every API: validate, prepare, call.
 
-`app.calls.tasks` says how requests use them, and `app.api.answer` how APIs use that. A call on tensors in memory::
+Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. A call on tensors in memory::
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
@@ -71,7 +71,7 @@ class Service:
         self.unfit: tuple[str, ...] = ()
         """Targets whose code does not work on this processor, each with the reason."""
         self.on_unfit: Callable[[Unfit], None] = lambda _: None
-        """Called when the process has to restart with a narrower target."""
+        """Called when the process must restart with a narrower target."""
         self.on_failed: Callable[[str], None] = lambda _: None
         """Called with the cause when no worker can be started and the process has to exit."""
         self.draining = False
@@ -221,10 +221,10 @@ class Service:
         plan = partial(plan_call, op, self.settings, options.uses_reference, options.algorithm)
         at_once = is_planned_at_once(op, options.uses_reference)
         return Prepared(
-            op, plan() if at_once else await self.plan_apart(plan, checked.deadline), options, checked.deadline
+            op, plan() if at_once else await self.plan_in_thread(plan, checked.deadline), options, checked.deadline
         )
 
-    async def plan_apart(self, plan: Callable[[], T], deadline: float) -> T:
+    async def plan_in_thread(self, plan: Callable[[], T], deadline: float) -> T:
         """Call `plan` in the planner's thread, in order of arrival, so that the event loop is not blocked.
 
         Raises what `plan` raises, and `DeadlineExceeded`.

@@ -17,8 +17,8 @@ _ALGORITHM = "HMAC-SHA256"
 class Signer:
     """Signs with a secret key, by default a random one, which ends with the process.
 
-    `key_id` identifies the key and does not reveal it. Signed is the document without its signature, as JSON with
-    sorted names, without spaces, in ASCII.
+    `key_id` identifies the key without revealing it. The signed message is the document without its signature: JSON in
+    ASCII with sorted names and no spaces.
     """
 
     def __init__(self, key: str | None = None) -> None:

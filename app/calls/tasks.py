@@ -1,4 +1,4 @@
-"""What a request can ask for, the same for every API: to compute, verify or validate an operation, or a graph of them.
+"""What requests ask for, the same on every API: to compute, verify or validate an operation, or a graph of them.
 
 A `Task` defines how its request object is read, what is checked when, and which `Work` computes it. `RequestReceiver`
 takes one request from its first bytes to its work.
@@ -47,7 +47,7 @@ __all__ = ["Compute", "Immediate", "RequestReceiver", "RunGraph", "Task", "Valid
 
 
 class Task(ABC):
-    """One of the things that a request can ask for, for the operation `called`."""
+    """What a request asks for, about the operation `called`."""
 
     called: CalledOperation
     need_data = True
@@ -190,11 +190,11 @@ class _Graph(Task):
     async def read(self, document: Any) -> GraphRequest:
         """Read a request object and the structure of its graph."""
         deadline = self.service.deadline(Options(), current_context().started)
-        return await self.service.plan_apart(partial(read_graph_request, document), deadline)
+        return await self.service.plan_in_thread(partial(read_graph_request, document), deadline)
 
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the graph, when it has arrived."""
-        given, options = document.get("attributes", document), document.get("options")  # a form has read the request
+        given, options = document.get("attributes", document), document.get("options")  # a form's request has been read
         dump = given.get("graph")
         if not self._begun and not isinstance(dump, Partial | PartialList | None) and not isinstance(options, Partial):
             self._begun = True

@@ -1,4 +1,4 @@
-"""Verify a caller's own result: it comes beside the inputs, under the name of the output that it should be."""
+"""Verify a result of the caller's own, which is sent as one more input, under the name of the output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Verification", "prepare_verification"]
 async def prepare_verification(service: Service, call: RequestedCall, started: float) -> Prepared:
     """Check and plan the verification of a result, which is among the inputs under the name of an output.
 
-    The result is the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
+    The result becomes the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
     """
     options, settings, inputs = parse_options(call.options), service.settings, call.metas
     refuse_options(options, ("outputs", "reference", "reproducible"), "a verification")
@@ -59,7 +59,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
     deadline = service.deadline(options, started)
     plan = partial(plan_verification_call, verified, settings, explain=options.explain, fast=fast)
     at_once = fast or is_planned_at_once(op, reference=True)
-    computation = plan() if at_once else await service.plan_apart(plan, deadline)
+    computation = plan() if at_once else await service.plan_in_thread(plan, deadline)
     return Prepared(verified, (computation,), options, deadline)
 
 

@@ -14,8 +14,8 @@ from app.calls.sealed_tasks import (
     NEXT,
     SUBMIT,
     VERIFY_SIGNATURE,
-    AskCheck,
-    Question,
+    CheckAction,
+    CheckTask,
     Submit,
 )
 from app.calls.service import Service
@@ -114,8 +114,8 @@ def _of_named(task: Callable[[Service, CalledOperation], Task]) -> TaskMethod:
     return TaskMethod(task, ("op", *CALL_PARAMS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
 
 
-def _question(question: Question) -> TaskMethod:
-    return TaskMethod(lambda service, _: AskCheck(service, question), question.params, question.required)
+def _action(action: CheckAction) -> TaskMethod:
+    return TaskMethod(lambda service, _: CheckTask(service, action), action.params, action.required)
 
 
 METHODS: dict[str, Method] = {
@@ -126,12 +126,12 @@ METHODS: dict[str, Method] = {
     "ops.verify": _of_named(Verify),
     "graph.run": TaskMethod(lambda service, _: RunGraph(service), MEMBERS, ("graph",)),
     "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), MEMBERS, ("graph",)),
-    "check.begin": _question(BEGIN),
-    "check.next": _question(NEXT),
+    "check.begin": _action(BEGIN),
+    "check.next": _action(NEXT),
     "check.submit": TaskMethod(lambda service, _: Submit(service), SUBMIT, SUBMIT[:2]),
-    "check.finish": _question(FINISH),
-    "check.drop": _question(DROP),
-    "check.verify_signature": _question(VERIFY_SIGNATURE),
+    "check.finish": _action(FINISH),
+    "check.drop": _action(DROP),
+    "check.verify_signature": _action(VERIFY_SIGNATURE),
     "rpc.discover": _plain(_discover),
 }
 """Every method by its name."""

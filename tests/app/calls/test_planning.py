@@ -114,7 +114,7 @@ def test_taps_are_work_of_a_verification(fast: bool) -> None:
         check_limits(replace(op, macs=work), settings, taps)
     loc = ["attributes", "weights_shape"]
     assert caught.value.data == {"reason": "work", "limit": 1_000_000_000, "value": work, "loc": loc}
-    assert f"needs {work} multiply-adds, {taps} of which stand for" in caught.value.message
+    assert f"needs {work} multiply-adds, {taps} of them for the overhead of its" in caught.value.message
 
 
 def test_a_plan_is_described() -> None:
