@@ -32,8 +32,8 @@ REQUEST_TYPES = ("application/json", "multipart/form-data")
 async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode) -> None:
     """Answer one request, which asks for one task.
 
-    It is rejected before its body is read if the service or its key has no room, and while it arrives as soon as it is
-    known that it is invalid. Raises the error of a request that fails.
+    It is rejected before its body is read if the service is full or its key has reached a limit, and while the body
+    arrives as soon as a rule is broken. Raises the error of a request that fails.
     """
     service = task.service
     with service.admit(), service.lease(exchange.direct_body) as lease:
@@ -56,7 +56,7 @@ def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[Reques
 
 
 def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
-    """Read a body that may be missing, which is an empty object."""
+    """Read a body that may be missing, which counts as an empty object."""
     if exchange.headers.get("content-length", "0") == "0" and "transfer-encoding" not in exchange.headers:
         return whole({}, task.read, lease, need_data=task.need_data)
     return decode(exchange, task, lease)

@@ -69,7 +69,7 @@ class OpsPort:
 
 
 class _OpsProtocol(TimeoutProtocol):
-    """Close the oldest idle connection, or else the oldest, for one beyond the limit: probes always get in."""
+    """At the limit, close the oldest idle connection, or else the oldest, for a new one: probes always get in."""
 
     _since = 0.0
 

@@ -132,7 +132,7 @@ async def submit_result(request: Request, check: str) -> None:
 
 @router.post("/checks/{check}/finish")
 async def finish_check(request: Request, check: str) -> None:
-    """End a check; return the signed document that says what came of each case."""
+    """End a check; return the signed document with the outcome of each case."""
     await _act(request, FINISH, check)
 
 

@@ -1,7 +1,7 @@
-"""Routes: their endpoints return the reply, or send it piece by piece. FastAPI only holds them.
+"""Routing: an endpoint returns its reply, or sends it piece by piece.
 
-FastAPI's matching, its handlers of exceptions and its stacks of dependencies take a fifth of the time of a small call
-(`benchmarks.service`, tiny).
+FastAPI only collects the routes: its matching, exception handlers and dependency stacks take a fifth of the time of a
+small call (`benchmarks.service`, tiny).
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Application(FastAPI):
 
 
 def service_of(request: Request) -> Service:
-    """Return the service that the application of a request is for."""
+    """Return the service of the application that a request has reached."""
     service: Service = request.app.state.service
     return service
 
 
 class Routes:
-    """Call the endpoint of a route with the request and the parameters of its path, which it validates itself.
+    """Call the endpoint of a route with the request and its path parameters, which the endpoint validates.
 
-    The endpoint returns a response or a JSON value, or None if it has already replied. Raises `NotFound` and
-    `MethodNotAllowed`, and passes on the endpoint's exceptions.
+    The endpoint returns a response or a JSON value, or None if it has already replied. Raises `NotFound`,
+    `MethodNotAllowed` and the endpoint's exceptions.
     """
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
@@ -70,7 +70,7 @@ class Routes:
             await (reply if isinstance(reply, Response) else JSONResponse(reply))(scope, receive, send)
 
     def _find(self, method: str, path: str) -> tuple[APIRoute, Scope]:
-        # The server sends the head alone of what a GET would return.
+        # Of a reply to HEAD the server sends the head only.
         scope = {"type": "http", "method": "GET" if method == "HEAD" else method, "path": path}
         others = []
         for route in self._routes:
@@ -81,7 +81,7 @@ class Routes:
                 others.append(route)
         if not others:
             raise NotFound("there is no such page")
-        # A name in a path comes before a parameter in its place.
+        # A literal part of a path takes precedence over a parameter.
         allowed = {method for route in others if route.path == others[0].path for method in route.methods or ()}
         if "GET" in allowed:
             allowed.add("HEAD")

@@ -43,7 +43,7 @@ _BEAT_S = 0.1
 """Seconds between two signs of life."""
 
 _STUCK_S, _SLOW_RATE = 10.0, 50e6
-"""Seconds after which a call of Ray's is taken to block for good, and bytes a second that it copies at least."""
+"""A call to Ray counts as blocked after this many seconds, plus the time to copy its tensors at this rate (bytes/s)."""
 
 _GRACE_S = 5.0
 """Seconds that a worker may go on with an abandoned unit; its processor is given no others meanwhile."""
@@ -119,7 +119,7 @@ def _end() -> NoReturn:
 
 
 class _Bridge:
-    """Run the server's units as Ray tasks: its methods without underscores are what the server calls."""
+    """Run the server's units as Ray tasks; the server calls its public methods."""
 
     def __init__(self, sock: socket.socket, machines: Machines) -> None:
         self._sock, self._machines = sock, machines
@@ -137,7 +137,7 @@ class _Bridge:
         while time.monotonic() < self._until and not watching.done():
             self._send(Nodes(tuple(self._machines.states.values()), len(self._abandoned)))
             await asyncio.sleep(_BEAT_S)
-        raise RuntimeError("Ray does not return from a call")
+        raise RuntimeError("a call to Ray is blocked")
 
     async def begin(self, number: int, plan: Plan, nodes: int, *descriptors: int) -> None:
         """Take a job for at most `nodes` machines, with the descriptors of its inputs, its output and its scratch."""
@@ -218,7 +218,7 @@ class _Bridge:
 
 
 async def _abandon(submitted: asyncio.Future[Any]) -> None:
-    """Let a worker end its unit; kill it where that takes too long, as another process takes seconds to start."""
+    """Let a worker finish its unit, because a new process takes seconds to start; kill it if that takes too long."""
     import ray
 
     with suppress(Exception):  # it was not submitted
@@ -229,7 +229,7 @@ async def _abandon(submitted: asyncio.Future[Any]) -> None:
 
 
 def _reason(error: Exception) -> Exception:
-    """Tell a worker that has ended from a unit that has raised, and from a cluster that lacks memory."""
+    """Return `Lost` if the worker died, `KernelFailed` if the unit raised, `Away` if the cluster has no memory left."""
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
     if isinstance(error, RayTaskError):

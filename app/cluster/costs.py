@@ -44,7 +44,7 @@ class Costs:
         return self.here(plan, workers) <= self.gain * self.call_s
 
     def there(self, plan: Plan, *, here: int, there: int, nodes: int) -> float:
-        """Estimate the seconds of a plan on `here` workers of this machine and `there` on so many others."""
+        """Estimate the seconds of a plan on `here` workers of this machine and `there` workers of `nodes` others."""
         return self._there(plan, _reads(plan), here, there, nodes)
 
     def nodes(self, plan: Plan, *, here: int, there: int, nodes: int) -> int:

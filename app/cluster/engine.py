@@ -51,10 +51,10 @@ class _Shared:
 class RayEngine(LocalEngine):
     """Run jobs on the cluster at `address` when that is faster, and the others on `workers` processes (see `Engine`).
 
-    With `join` the machine is made a node with that many bytes of memory for tensors; otherwise it has to be one.
-    With `fallback`, jobs for a cluster that is away are computed here; without it they are rejected. `mixed` says what
-    is done with machines of another target: ``refuse`` them, or hold them to the server's, ``common``. The cluster
-    usually has `expected` workers. `costs` None sends every job that can travel.
+    With `join` this machine becomes a node with that many bytes of memory for tensors; otherwise it must be one.
+    With `fallback`, jobs for a cluster that is away are computed here; without it they are rejected. Machines of
+    another target get no work if `mixed` is ``refuse``, and use the server's target if it is ``common``. The cluster
+    usually has `expected` workers. Without `costs` every job that can travel is sent.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class RayEngine(LocalEngine):
                             yield unit
                 except (Away, OSError) as reason:
                     if not self._fallback:
-                        raise _overloaded(f"the cluster was lost during the call: {reason}") from None
+                        raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
                     self._counters["cluster_fallbacks"] += 1
-                    _log.warning("job %s goes on without the cluster: %s", job.id, reason)
+                    _log.warning("job %s continues on this machine: %s", job.id, reason)
             if left := tuple(unit for unit in job.plan.units if unit.index not in done):
                 async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
                     async for unit in units:
@@ -158,7 +158,7 @@ class RayEngine(LocalEngine):
         return nodes if self.cluster_workers else 0
 
     async def _share(self, job: Job, nodes: int) -> AsyncGenerator[Unit, None]:
-        """Compute the first stage on both sides; raises `Away` when that has to go on here."""
+        """Compute the first stage here and on the cluster; raises `Away` if this machine has to compute the rest."""
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
         segments = *job.inputs, job.output, *((job.scratch,) if job.scratch else ())
@@ -227,7 +227,7 @@ class RayEngine(LocalEngine):
         return index
 
     async def _next(self, shared: _Shared) -> int | None:
-        """Wait for news of a job, at most until its deadline, and raise what has gone wrong with it."""
+        """Wait for news of a job, until its deadline at most; raises its errors."""
         deadline = shared.job.deadline
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -262,9 +262,9 @@ class RayEngine(LocalEngine):
             if node.refused:
                 _log.warning("cluster: %s gets no work: %s", node.name, node.refused)
         if message is None:
-            lost = Away("the connection to it was lost")
+            lost = Away("the connection to the cluster was lost")
         elif not self._fallback and not any(not node.refused for node in self.nodes):
-            lost = Away("no machine is left")
+            lost = Away("no machine of the cluster is left")
         self._tell(lost)
 
     def _tell(self, news: Exception | None) -> None:

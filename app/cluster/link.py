@@ -25,14 +25,14 @@ __all__ = ["Link"]
 _log = logging.getLogger(__name__)
 
 _SILENT_S, _CONNECT_S = 3.0, 30.0
-"""Seconds without a sign of life after which a bridge is killed, and those that it has to connect to the cluster."""
+"""Seconds without a report after which a bridge is killed, and seconds that it has to connect to the cluster."""
 
 _RETRY_S = 2.0
 """Seconds until another bridge is started."""
 
 
 class Link:
-    """Keep a bridge running that is started with `arguments`; `on_nodes` gets its signs of life, None when it ends."""
+    """Keep a bridge running, started with `arguments`; `on_nodes` gets each of its reports, and None when it ends."""
 
     def __init__(self, arguments: Sequence[str], on_nodes: Callable[[Nodes | None], None]) -> None:
         self._arguments, self._on_nodes = arguments, on_nodes
@@ -62,7 +62,7 @@ class Link:
         Raises what the method raises, `Away` if the bridge ends, and `OSError` where too many descriptors are open.
         """
         if self._channel is None:
-            raise Away("it is not connected")
+            raise Away("the cluster is not connected")
         number = next(self._numbers)
         self._channel.send(Foreign(Request(number, method, arguments)), descriptors)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
@@ -105,7 +105,7 @@ class Link:
             await uninterrupted(asyncio.to_thread(_end, starting.result()))
             for reply in self._replies.values():
                 if not reply.done():
-                    reply.set_exception(Away("the connection to it was lost"))
+                    reply.set_exception(Away("the connection to the cluster was lost"))
             self._on_nodes(None)
 
     def _receive(self, message: Message, _: list[int]) -> None:

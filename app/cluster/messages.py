@@ -8,7 +8,7 @@ __all__ = ["Away", "KernelFailed", "Lost", "Node", "Nodes", "Reply", "Request"]
 
 
 class Request(NamedTuple):
-    """To the bridge: call its `method`, or cancel the request of that number if there is none."""
+    """To the bridge: call its `method`; without one, cancel the request of that number."""
 
     number: int
     method: str | None = None
@@ -39,12 +39,12 @@ class Nodes(NamedTuple):
 
 
 class Away(Exception):  # noqa: N818 - as the other two, no error of ours
-    """The cluster does not finish a job; the message says why."""
+    """The cluster can't finish a job, for the reason in the message."""
 
 
 class Lost(Exception):  # noqa: N818
-    """The worker that had a unit has ended."""
+    """The worker died during a unit."""
 
 
 class KernelFailed(Exception):  # noqa: N818
-    """A unit has raised."""
+    """A unit raised an exception."""

@@ -8,10 +8,11 @@ from collections import Counter, deque
 __all__ = ["Split", "processors"]
 
 _OVERDUE_S, _OVERDUE_TIMES, _SEND_RATE = 1.0, 4.0, 100e6
-"""A unit is overdue after these seconds, the transfer of all inputs, and so many times the job's slowest unit."""
+"""A unit is overdue after this many seconds, plus the transfer of all inputs (at this many bytes per second), plus this
+many times the slowest unit of the job."""
 
 _MOST_LOSSES = 3
-"""Workers of the cluster that may end during a unit; then this machine's compute it."""
+"""Workers of the cluster that a unit may lose; after that it is computed on this machine."""
 
 
 class Split:
@@ -62,8 +63,8 @@ class Split:
 
 
 def processors(workers: int, machines: int, *, most: int, jobs: int) -> int:
-    """Return how many of the `workers` on `machines` a job may use that may use `most` machines.
+    """Return how many of the `workers`, which are on `machines`, a job gets that may use `most` of the machines.
 
-    The `jobs` of its owner share them, so that the jobs of each owner together have as many.
+    The `jobs` of its owner share that number, so that all owners get the same.
     """
     return -(-(workers * min(most, machines) // max(1, machines)) // jobs)

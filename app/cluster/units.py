@@ -46,8 +46,8 @@ _MOST_STRIDED_BYTES = 64 << 20
 def can_travel(plan: Plan) -> bool:
     """Whether the units of a plan may run on other machines: each writes a box, or its share of the scratch.
 
-    Their work must be in the first stage, which is what travels. Units of a verification share their scratch in another
-    way. The reference stays here: `Costs` has the rates of the other kernels.
+    Their work must be in the first stage, the only one that is sent. Verifications lay out their scratch differently,
+    and the reference stays here because `Costs` has no rate for it.
     """
     if not isinstance(plan.problem, ConvProblem) or plan.problem.n == 0 or plan.kernel == ReferenceKernel.name:
         return False

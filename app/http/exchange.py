@@ -38,7 +38,7 @@ _KEY, _CONNECTION = "convgrad.exchange", "convgrad.connection"
 LINGER_S, LINGER_IDLE_S, LINGER_BYTES = 30.0, 3.0, 256 << 20
 # Up to this size, the rest of a rejected body is read and the connection kept open.
 _KEEP_ALIVE_REST = 1 << 20
-# Most small calls are over before watching for a disconnect is worth it.
+# Most small calls end sooner, and need not be watched for a disconnect.
 _UNWATCHED_S = 0.002
 
 
@@ -46,7 +46,7 @@ _UNWATCHED_S = 0.002
 class Limits:
     """Limits of one request: bytes of its body, seconds until it must have arrived, and the slowest client.
 
-    A client that sends or reads nothing for `slow_s`, or less than `slow_rate` bytes per second, is cut.
+    A client that sends or reads nothing for `slow_s`, or less than `slow_rate` bytes per second, is disconnected.
     """
 
     body: int
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Connection:
-    """What the connection's protocol tells a request.
+    """What the protocol of a connection passes on to its requests.
 
     `release_reservation` becomes that of the `RequestContext`; `direct_body` is set for large bodies without TLS.
     """

@@ -371,7 +371,7 @@ class Listener:
             each.shutdown()
 
     def _evict_oldest(self, queue: _Queue) -> bool:
-        """Close the connection that has waited longest, if it is old enough; one without an answer gets one first."""
+        """Close the oldest connection of a queue, if it is old enough; one that still waits gets a 503 first."""
         descriptor, oldest = next(iter(queue.items()))
         if oldest.since > time.monotonic() - _LEAST_AGE_S:
             return False
@@ -383,7 +383,7 @@ class Listener:
         return True
 
     def _no_descriptor(self, listener: socket.socket, error: OSError) -> None:
-        """Close the connection that has waited longest, or else the new one, so that none waits for ever."""
+        """Close the oldest waiting connection, or else the new one, so that none waits forever."""
         _log.warning("a connection can't be accepted: %s", error.strerror)
         for queue, _ in self._queues:
             if queue:

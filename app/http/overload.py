@@ -41,7 +41,7 @@ _PLACE = "<request id>"
 
 
 class RequestStart:
-    """The first bytes of a request, as far as its rejection depends on them."""
+    """The first bytes of a request, parsed as far as its rejection needs."""
 
     def __init__(self, data: bytes) -> None:
         line = _LINE.match(data)
@@ -107,7 +107,7 @@ def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | 
 
 
 class RejectedConnection:
-    """A rejected connection: closed once the client has finished sending, or stops.
+    """A rejected connection, closed once the client has sent everything or stopped sending.
 
     If it were closed at once, a client that sends without reading would see a reset instead of the answer.
     """

@@ -1,4 +1,4 @@
-"""A JSON body whose tensors are base64 or numbers, and what the headers of any body say."""
+"""Read a JSON body as it arrives; the length and the media type that headers declare for any body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convgrad._errors import UnsupportedMediaType
 __all__ = ["ReadRequest", "begun_documents", "declared_length", "json_events", "media_type", "whole"]
 
 ReadRequest = Callable[[Any], Awaitable[RequestObject]]
-"""Makes a request object of a document."""
+"""Turns a parsed document into a request object."""
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 

@@ -40,7 +40,7 @@ class Decompressor:
         self._members = 0
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """Decompress the next bytes of the body, in pieces of at most 128 KiB; an empty one is a turn for others."""
+        """Decompress the next bytes of the body, in pieces of at most 128 KiB; at an empty one others get a turn."""
         at, view = 0, memoryview(chunk)
         while at < len(chunk):
             step = _PIECE

@@ -61,7 +61,7 @@ class Numbers:
     If dtype and shape are `declared` before the numbers, elements are converted as they arrive; otherwise they are kept
     as float64. `bound` is the most text that can still arrive, `most` the most numbers that are allowed. A fault does
     not stop the document: it is kept in `fault`, the memory is given back, the rest of the array is skipped. With a
-    `refusal` all of it is. Text that is not JSON is no fault of the tensor: `write` raises `ParseError`.
+    `refusal` the whole array is skipped. For text that is not JSON `write` raises `ParseError` instead.
     """
 
     slow = True  # it reads a slice at a time
@@ -124,7 +124,7 @@ class Numbers:
         return self._rest.write(chunk, start)
 
     def result(self) -> Numbers:
-        """Return itself: the value that the array has in the document."""
+        """Return itself, which stands for the array in the document."""
         return self
 
     async def supply(self) -> None:
@@ -406,7 +406,7 @@ def _zeros(match: re.Match[bytes]) -> bytes:
 def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     """Round to a dtype, once, to nearest even; infinity only comes from infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
-        made = (_odd(values) if kind == _BF16 else values).astype(kind)
+        made = (_round_to_odd(values) if kind == _BF16 else values).astype(kind)
     lost = made != values if kind.kind == "i" else np.isfinite(made) != np.isfinite(values)
     if lost.any():
         limits = np.iinfo if kind.kind == "i" else ml_dtypes.finfo  # NumPy's finfo does not take bf16
@@ -415,7 +415,7 @@ def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     return made
 
 
-def _odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def _round_to_odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """Round to float32 so that rounding to bf16 gives what rounding float64 would: inexact values get an odd last bit.
 
     ml_dtypes rounds float64 to float32, to nearest, and then again.

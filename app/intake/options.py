@@ -22,7 +22,7 @@ _MOST_OUTPUTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one call, with defaults applied; without `outputs` the operation's own one is computed."""
+    """The options of one call, with defaults applied; without `outputs` the operation's first is computed."""
 
     encoding: Encoding = "base64"
     deadline_ms: int | None = None

@@ -105,15 +105,15 @@ class Begun:
 class Known:
     """Dtype and shape of every tensor are known; the last one that a decoder yields has all of their data.
 
-    `prepared` is the plan of this request, perhaps made for an earlier one that differed only in its data. `likely` is
-    that of an earlier request that may differ in a shape, too, which has not arrived.
+    `prepared` is the plan of this request; it may have been made for an earlier one with other data. `likely` is a plan
+    for an earlier request that is used while the values of the shape input have not arrived: they may differ.
     """
 
     call: RequestedCall
     prepared: Any = None
     likely: Any = None
     whole: bool = True
-    """Whether no more inputs will come, but for data of these."""
+    """Whether all inputs are described; only their data may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,11 @@ class PartialList(list[Any]):
 
 
 def partial_document(skeleton: bytes, values: Sequence[object] = ()) -> Any:
-    """Return what has arrived of a document: an object or list that is not complete has its first members or entries.
+    """Return what has arrived of a document: of an incomplete object or list its first members or entries.
 
-    Such an object is a `Partial`, such a list a `PartialList`. `values` are those of `parse_document`, and last the one
-    that is still arriving. None if nothing is known; it stops silently at a fault, which the final parse
-    reports.
+    An incomplete object is a `Partial`, an incomplete list a `PartialList`. `values` are those of `parse_document`,
+    followed by the one that is still arriving. None if nothing has arrived; at a fault it stops without an error, which
+    the final parse raises.
     """
     left = iter(values)
     decoder = JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=lambda _: next(left, None))

@@ -128,7 +128,7 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
     loc, size = ["inputs", safe_key(name)], nbytes_of(given.get("dtype"), given.get("shape"))
     if size is not None and size > memory:
         shape = tuple(given["shape"])
-        message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: it is {dims(shape)}"
+        message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: its shape is {dims(shape)}"
         raise TooLarge(message, data={"reason": "memory", "limit": memory, "value": size, "loc": loc})
     for member in ("data", "npy"):
         data = given.get(member)

@@ -42,5 +42,5 @@ def is_final(error: BaseException) -> bool:
 def how_it_ended(status: int) -> str:
     """Describe how a process ended, from its exit status, which is negative for a signal."""
     if status == -signal.SIGKILL:
-        return "by SIGKILL, as when memory runs out"
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return "was killed by SIGKILL, as when memory runs out"
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"

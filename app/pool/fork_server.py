@@ -140,7 +140,7 @@ def _compile(sock: socket.socket) -> Verdict:
             sys.exit(0)
     status = process.wait()
     if verdict is None:
-        raise missing or OSError(0, f"python -m kernels.prepare ended {how_it_ended(status)}")
+        raise missing or OSError(0, f"python -m kernels.prepare {how_it_ended(status)}")
     return verdict
 
 

@@ -148,7 +148,7 @@ class Launcher:
             channel.close()
             status = process.wait()
             self._channel, self.pid, self.loaded = None, None, False
-        return self._failed or Failed(f"the fork server ended {how_it_ended(status)}")
+        return self._failed or Failed(f"the fork server {how_it_ended(status)}")
 
     async def _wait_for_end(self, dead: asyncio.Event, channel: Channel) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]

@@ -1,4 +1,4 @@
-"""What belongs to one request and goes with it through the service: ids, key, trace, times, how it ended."""
+"""The context of a request, kept from its head to its last byte: ids, key, trace, timings, outcome."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class RequestContext:
     denied: ConvgradError | None = None
     trace: TraceParent | None = None
     release_reservation: Callable[[], object] = lambda: None
-    """Called when the request is counted as a call, or over: the listener then reserves no place for it any more."""
+    """Called when the request is counted or has ended: the listener no longer counts its new connection as a call."""
     refusals: list[str] = field(default_factory=list)
     received: int = 0
     sent: int = 0

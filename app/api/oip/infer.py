@@ -36,7 +36,7 @@ __all__ = ["OipState", "infer"]
 
 # The last one is curl's default, which the protocol's own examples rely on.
 _REQUEST_TYPES = ("application/octet-stream", "application/json", "", "application/x-www-form-urlencoded")
-# The form of a reply with binary tensors is chosen by its outputs; problem objects are for errors.
+# Whether a reply is JSON or binary depends on the requested outputs; problem objects are for errors.
 _REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, "application/problem+json")
 
 
@@ -90,7 +90,7 @@ class _Inference(Compute):
         return body.events(chunks if decompressor is None else decompressed(chunks, decompressor))
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
-        """Return the call, whose plan may be that of an earlier one, with the deadline of this request."""
+        """Return the call with the deadline of this request; its plan may have been made for an earlier one."""
         assert self._body is not None
         request = self._body.request
         assert request is not None

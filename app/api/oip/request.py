@@ -78,7 +78,7 @@ class RequestedOutput:
 class InferRequest:
     """A well-formed request; `timeout_us` is None if the caller set none.
 
-    Without any `outputs` in the request they are the operation's own one.
+    A request without `outputs` asks for the operation's first one.
     """
 
     id: str | None
@@ -277,7 +277,7 @@ def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) ->
 def _outputs(
     called: CalledOperation, given: list[Any], binary: bool, problems: list[Problem]
 ) -> tuple[RequestedOutput, ...]:
-    """Read the requested outputs, in either spelling of their names; by default the operation's own one."""
+    """Read the requested outputs, in either spelling of their names; by default the operation's first."""
     operation = called.operation
     if not given:
         return (RequestedOutput(called.wire_names[operation.output.name], binary),)

@@ -40,7 +40,12 @@ def test_only_a_missing_system_call_is_final() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"), [(-9, "by SIGKILL, as when memory runs out"), (-11, "by SIGSEGV"), (1, "with status 1")]
+    ("status", "text"),
+    [
+        (-9, "was killed by SIGKILL, as when memory runs out"),
+        (-11, "was killed by SIGSEGV"),
+        (1, "exited with status 1"),
+    ],
 )
 def test_how_a_process_ended(status: int, text: str) -> None:
     """Signals are named."""
