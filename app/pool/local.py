@@ -100,7 +100,8 @@ class LocalEngine:
         finally:
             if not run.over:
                 self._supervisor.fail(run, Cancelled("the call was cancelled"))
-            await uninterrupted(run.settled.wait())
+            if not run.settled.is_set():
+                await uninterrupted(run.settled.wait())
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
