@@ -72,18 +72,23 @@ class RayEngine(LocalEngine):
         super().__init__(segments, workers=workers)
         self._expected, self._fallback, self._costs = expected, fallback, costs
         self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
-        self._numbers = itertools.count(1)
+        self._share_numbers = itertools.count(1)
         self._shared: dict[int, _Shared] = {}
-        self._counters = {"cluster_jobs": 0, "cluster_units": 0, "cluster_retried_units": 0, "cluster_fallbacks": 0}
-        self._running, self._abandoned, self._closing = 0, 0, False
-        self._idle = asyncio.Event()
+        self._shared_counts = {
+            "cluster_jobs": 0,
+            "cluster_units": 0,
+            "cluster_retried_units": 0,
+            "cluster_fallbacks": 0,
+        }
+        self._running, self._abandoned, self._refusing = 0, 0, False
+        self._done = asyncio.Event()
         self.nodes: tuple[Node, ...] = ()
         """The machines of the cluster; none while it is away."""
 
     @property
     def ready(self) -> bool:
         """Whether jobs are accepted."""
-        return super().ready and not self._closing
+        return super().ready and not self._refusing
 
     @property
     def cluster_workers(self) -> int:
@@ -92,24 +97,23 @@ class RayEngine(LocalEngine):
 
     async def start(self) -> None:
         """Begin to warm up and to connect, in the background."""
-        self._closing = False
         await super().start()
         self._link.start()
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new jobs, finish or fail the running ones, end every process (see `Engine.stop`)."""
-        self._closing = True
+        self._refusing = True
         if self._running:
-            self._idle.clear()
+            self._done.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), drain_s)
+                await asyncio.wait_for(self._done.wait(), drain_s)
         self._tell(ShuttingDown("the service is shutting down", retry_after=1.0))
         await super().stop(0.0)
         await self._link.stop()
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
         """Compute a job and yield its units as they complete (see `Engine.run`)."""
-        if self._closing:
+        if self._refusing:
             raise ShuttingDown("the service is shutting down", retry_after=1.0)
         done: set[int] = set()
         self._running += 1
@@ -123,7 +127,7 @@ class RayEngine(LocalEngine):
                 except (Away, OSError) as reason:
                     if not self._fallback:
                         raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
-                    self._counters["cluster_fallbacks"] += 1
+                    self._shared_counts["cluster_fallbacks"] += 1
                     _log.warning("job %s continues on this machine: %s", job.id, reason)
             if left := tuple(unit for unit in job.plan.units if unit.index not in done):
                 async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
@@ -132,7 +136,7 @@ class RayEngine(LocalEngine):
         finally:
             self._running -= 1
             if not self._running:
-                self._idle.set()
+                self._done.set()
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory, counters and the cluster."""
@@ -144,7 +148,7 @@ class RayEngine(LocalEngine):
             "nodes": [node._asdict() for node in self.nodes],
             "jobs": len(self._shared),
         }
-        return {**found, "counters": {**found["counters"], **self._counters}, "cluster": cluster}
+        return {**found, "counters": {**found["counters"], **self._shared_counts}, "cluster": cluster}
 
     def _nodes_for(self, job: Job) -> int:
         """Return on how many machines of the cluster a job is computed; 0 for none."""
@@ -162,7 +166,7 @@ class RayEngine(LocalEngine):
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
         segments = *job.inputs, job.output, *((job.scratch,) if job.scratch else ())
-        shared = _Shared(job, next(self._numbers), split, nodes, tuple(segment.hold() for segment in segments))
+        shared = _Shared(job, next(self._share_numbers), split, nodes, tuple(segment.hold() for segment in segments))
         self._shared[shared.number] = shared
         try:
             if job.arrival is not None:  # the inputs travel once, in whole pieces
@@ -170,11 +174,11 @@ class RayEngine(LocalEngine):
                 while job.arrival.images < job.plan.problem.n:
                     await self._next(shared)
             descriptors = [segment.fd for segment in segments]
-            self._start(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
-            self._counters["cluster_jobs"] += 1
+            self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
+            self._shared_counts["cluster_jobs"] += 1
             job.times.queue_s = time.monotonic() - since
             while left:
-                self._fill(shared)
+                self._give(shared)
                 if (index := await self._next(shared)) is not None:
                     split.done(index)
                     left -= 1
@@ -182,17 +186,17 @@ class RayEngine(LocalEngine):
         finally:
             await self._leave(shared)
 
-    def _fill(self, shared: _Shared) -> None:
+    def _give(self, shared: _Shared) -> None:
         """Give units to whichever side is free."""
         while (unit := shared.split.next_here()) is not None:
-            self._start(shared, self._compute_here(shared, unit))
+            self._begin(shared, self._compute_here(shared, unit))
         free, ready = self.cluster_workers - self._abandoned, sum(node.ready > 0 for node in self.nodes)
         jobs = sum(other.job.owner == shared.job.owner for other in self._shared.values())
         count = processors(free, ready, most=shared.nodes, jobs=jobs)
         while (unit := shared.split.next_there(count)) is not None:
-            self._start(shared, self._compute_there(shared, unit))
+            self._begin(shared, self._compute_there(shared, unit))
 
-    def _start(self, shared: _Shared, work: Coroutine[Any, Any, int | None]) -> None:
+    def _begin(self, shared: _Shared, work: Coroutine[Any, Any, int | None]) -> None:
         def tell(task: asyncio.Task[int | None]) -> None:
             shared.tasks.discard(task)
             if not task.cancelled():
@@ -220,10 +224,10 @@ class RayEngine(LocalEngine):
             raise InternalError("a kernel failed; the log has the details") from None
         except (TimeoutError, Lost) as error:
             shared.split.returned(index, lost=(lost := isinstance(error, Lost)))
-            self._counters["cluster_retried_units"] += lost
+            self._shared_counts["cluster_retried_units"] += lost
             times.retried_units += lost
             return None
-        self._counters["cluster_units"] += 1
+        self._shared_counts["cluster_units"] += 1
         return index
 
     async def _next(self, shared: _Shared) -> int | None:

@@ -1,1 +1,1 @@
-"""Worker processes, the shared memory they compute in, and the supervisor that keeps them at work."""
+"""Worker processes, the shared memory they compute in, and the engine that keeps them at work."""

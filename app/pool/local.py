@@ -1,23 +1,73 @@
-"""The engine that computes on worker processes of this machine."""
+"""The engine that computes on worker processes of this machine: keep them alive and busy, and enforce cancellations.
+
+Everything runs on the event loop, in callbacks that take microseconds. A unit is on one worker at a time, and a worker
+has at most one more unit prefetched. A unit leaves a worker only when the worker reports it or its process is
+certainly gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import pickle
+import signal
+import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.pool.buffers import SegmentPool
+from app.pool.causes import explain, is_final
 from app.pool.engine import Job
-from app.pool.messages import Unfit
-from app.pool.supervisor import Supervisor
-from convgrad._errors import Cancelled
-from kernels import Unit
+from app.pool.handle import Assignment, PlanCopy, WorkerHandle
+from app.pool.jobs import FairQueue, JobRun
+from app.pool.launcher import Launcher
+from app.pool.messages import Done, Unfit
+from convgrad._errors import (
+    Cancelled,
+    ConvgradError,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    ShuttingDown,
+    WorkerLost,
+)
+from kernels import Plan, Unit
 
 __all__ = ["LocalEngine", "uninterrupted"]
 
+_log = logging.getLogger(__name__)
+_CHECKS = 8
+_MOST_PLANS = 256
+_EXIT_TIMEOUT_S = 1.0
+# Failed attempts in a row to start a worker: the delays between them, the number after which calls are refused, and
+# the number after which the service gives up, some 13 seconds plus the attempts themselves.
+_RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 5.0
+_TOLERATED_FAILURES = 3
+_MOST_FAILURES = 6
+# Units of up to a few milliseconds are prefetched: a prefetched unit makes the next job wait longer.
+_SMALL_MACS = 1 << 26
+# How long to wait for the fork server to report a worker's exit code.
+_EXIT_CODE_WAIT_S = 1.0
 _TRIM_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class _Counters:
+    """Events since the start."""
+
+    jobs: int = 0
+    units: int = 0
+    macs: int = 0
+    compute_s: float = 0.0
+    retried_units: int = 0
+    deaths: int = 0
+    hangs: int = 0
+    enforced_stops: int = 0
 
 
 class LocalEngine:
@@ -37,81 +87,417 @@ class LocalEngine:
         idle_s: float = 60.0,
     ) -> None:
         self._segments = segments
-        self._make = partial(Supervisor, workers, grace_s=grace_s, hang_s=hang_s)
-        self._supervisor = self._make()
+        self._wanted = workers
+        self._grace_s = grace_s
+        self._hang_s = hang_s
         self._idle_s = idle_s
+        self._numbers = itertools.count(1)
+        self._plan_numbers = itertools.count(1)
+        self._workers: dict[int, WorkerHandle] = {}
+        self._lost_units: dict[int, Assignment] = {}  # of dead workers by number, until their exit code is known
+        self._idle: list[WorkerHandle] = []  # the last one to finish is used first: its caches are warm
+        self._queue = FairQueue()
+        self._open: set[JobRun] = set()  # jobs that are not settled
+        self._timers: dict[JobRun, asyncio.TimerHandle] = {}
+        self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
+        self._counters = _Counters()
+        self._background: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._drain_until: float | None = None
+        self._changed = asyncio.Event()
+        self._stop_task: asyncio.Task[None] | None = None
         self.on_change: Callable[[], None] = lambda: None
         """See `Engine.on_change`."""
-        self._trimmer: asyncio.Task[None] | None = None
+        self.failure: str | None = None
+        """Why workers are missing, in one line; None when none failed to start."""
+        self.given_up = False
+        """Whether no more attempts to start a worker are made."""
+        self._failures = 0  # in a row
+        self._ever_answered = False  # whether any worker has become ready
+        self._fork_server_proved = False  # whether one of the current fork server has
+        self._fork_failure: tuple[str, bool] | None = None  # as the fork server last reported it
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._launcher = Launcher(
+            on_loaded=self._fill,
+            on_spawned=self._on_spawned,
+            on_exited=self._on_exited,
+            on_unfit=lambda: self.on_change(),
+            on_failed=self._on_fork_failed,
+            on_died=self._on_fork_server_died,
+        )
 
     @property
     def ready(self) -> bool:
-        """Whether jobs are accepted."""
-        return self._supervisor.ready
+        """Whether jobs are accepted: workers are ready or being replaced."""
+        being_replaced = self._ever_answered and self._failures < _TOLERATED_FAILURES
+        able = being_replaced or any(worker.ready for worker in self._workers.values())
+        return able and not self.given_up and self._drain_until is None
 
     @property
     def workers(self) -> tuple[int, int]:
         """Number of workers that are ready, and the number wanted."""
-        return self._supervisor.workers
-
-    @property
-    def failure(self) -> str | None:
-        """Why workers are missing."""
-        return self._supervisor.failure
-
-    @property
-    def given_up(self) -> bool:
-        """Whether no more attempts to start a worker are made."""
-        return self._supervisor.given_up
+        return sum(worker.ready for worker in self._workers.values()), self._wanted
 
     def progress(self) -> float:
         """Return the share of the warm-up that is done, 0 to 1."""
-        return self._supervisor.progress()
+        return self._launcher.share
 
     @property
     def unfit(self) -> Unfit | None:
-        """Why the compiled code does not work on this processor, if so."""
-        return self._supervisor.unfit
+        """Why the compiled code does not work on this processor, if so; there are no workers then."""
+        return self._launcher.unfit
 
     async def start(self) -> None:
-        """Begin to warm up, in the background; possible again after `stop`."""
-        self._supervisor = self._make()
+        """Start the fork server in the background; workers are forked when it has warmed up."""
         loop = asyncio.get_running_loop()
-        forget = self._supervisor.forget_segment
         # Segments are freed in whichever thread needs the memory.
-        self._segments.on_retire = lambda number: loop.call_soon_threadsafe(forget, number)
-        self._supervisor.on_change = lambda: self.on_change()
-        self._supervisor.start()
-        self._trimmer = loop.create_task(self._trim())
+        self._segments.on_retire = lambda number: loop.call_soon_threadsafe(self._forget_segment, number)
+        self._launcher.start()
+        self._background = [loop.create_task(self._watch()), loop.create_task(self._trim())]
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new jobs, finish or fail the running ones, end every process (see `Engine.stop`)."""
-        await self._supervisor.stop(drain_s)
-        self._segments.on_retire = None
-        if self._trimmer is not None:
-            self._trimmer.cancel()
+        until = time.monotonic() + drain_s
+        self._drain_until = until if self._drain_until is None else min(self._drain_until, until)
+        self._changed.set()
+        if self._stop_task is None:
+            self._stop_task = asyncio.get_running_loop().create_task(self._shut_down())
+        await asyncio.shield(self._stop_task)
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
         """Compute a job and yield its units as they complete (see `Engine.run`)."""
-        run = self._supervisor.submit(job)
+        run = self._submit(job)
         try:
             while (unit := await run.next()) is not None:
                 yield unit
         finally:
-            if not run.over:
-                self._supervisor.fail(run, Cancelled("the call was cancelled"))
+            self._fail(run, Cancelled("the call was cancelled"))
             if not run.settled.is_set():
                 await uninterrupted(run.settled.wait())
 
+    def _submit(self, job: Job) -> JobRun:
+        """Queue a job; raises `ShuttingDown` after `stop` and `Overloaded` after giving up."""
+        if self._drain_until is not None:
+            raise ShuttingDown("the service is shutting down", retry_after=1.0)
+        if self.given_up:
+            raise _no_workers()
+        run = JobRun(job)
+        self._open.add(run)
+        self._counters.jobs += 1
+        self._queue.add(run)
+        if job.arrival is not None:
+            job.arrival.on_more = self._dispatch
+        if job.deadline is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[run] = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._too_late, run)
+        self._dispatch()
+        return run
+
+    def _fail(self, run: JobRun, error: ConvgradError) -> None:
+        """End a job that is not over: waiting units are dropped, running ones stopped, or else their workers killed."""
+        if run.over:
+            return
+        run.fail(error)
+        loop = asyncio.get_running_loop()
+        for worker in self._workers.values():
+            if worker.assignments and (last := worker.assignments[-1]).run is run:
+                worker.stop(last)
+                loop.call_later(self._grace_s, self._enforce, worker, last)
+        self._release_if_over(run)
+
+    def _forget_segment(self, number: int) -> None:
+        """Let workers unmap a segment that no longer exists."""
+        for worker in self._workers.values():
+            worker.forget(number)
+
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
-        return {**self._supervisor.snapshot(), "segments": self._segments.stats()}
+        counters = {name: getattr(self._counters, name) for name in self._counters.__slots__}
+        return {
+            "ready": self.ready,
+            "progress": self.progress(),
+            "failure": self.failure,
+            "workers": [worker.snapshot() for worker in self._workers.values()],
+            "workers_wanted": self._wanted,
+            "tile_gflops": self._launcher.tile_gflops,
+            "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
+            "jobs": len(self._open),
+            "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),
+            "counters": counters,
+            "segments": self._segments.stats(),
+        }
+
+    # Jobs.
+
+    def _dispatch(self) -> None:
+        while self._idle and (run := self._queue.next()) is not None:
+            if run.job.times.queue_s is None:
+                run.job.times.queue_s = time.monotonic() - run.since
+            self._idle.pop().run(run, self._plan_copy(run.job.plan))
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Give each worker a second small unit of the only job: the round trip takes as long as computing it.
+
+        The last units are left to the workers that are free first.
+        """
+        if (run := self._queue.sole()) is None:
+            return
+        for worker in self._workers.values():
+            running = [each.unit.macs for each in worker.assignments if each.run is run]
+            if len(running) == 1 and running[0] <= _SMALL_MACS and run.waiting > self._wanted:
+                worker.run(run, self._plan_copy(run.job.plan))
+
+    def _plan_copy(self, plan: Plan) -> PlanCopy:
+        # Plans come from a cache: the next call of the same shape finds its plan pickled and known to the workers. Its
+        # units, often thousands, travel one by one.
+        key = id(plan)
+        if key not in self._plans:
+            pickled = pickle.dumps(replace(plan, units=()), protocol=pickle.HIGHEST_PROTOCOL)
+            self._plans[key] = plan, PlanCopy(next(self._plan_numbers), pickled)
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return self._plans[key][1]
+
+    def _on_done(self, worker: WorkerHandle, assignment: Assignment, done: Done) -> None:
+        run, unit = assignment.run, assignment.unit
+        run.job.times.compute_s += done.seconds
+        self._counters.compute_s += done.seconds
+        if done.outcome == "done":
+            self._counters.units += 1
+            self._counters.macs += unit.macs
+            run.done(unit)
+        else:
+            if done.outcome == "failed":
+                _log.error(
+                    "unit %d of job %s failed on worker %d:\n%s",
+                    unit.index,
+                    run.job.id,
+                    worker.number,
+                    done.detail,
+                )
+                self._fail(run, InternalError("a kernel failed; the log has the details"))
+            elif done.outcome == "no_memory":
+                _log.error("worker %d ran out of memory in unit %d of job %s", worker.number, unit.index, run.job.id)
+                self._fail(run, Overloaded("a worker ran out of memory", retry_after=1.0, data={"reason": "memory"}))
+            run.requeue(unit)
+        if not worker.assignments:
+            self._idle.append(worker)
+        self._release_if_over(run)
+        self._dispatch()
+
+    def _too_late(self, run: JobRun) -> None:
+        self._fail(run, DeadlineExceeded("the deadline passed before the result was complete"))
+
+    def _release_if_over(self, run: JobRun) -> None:
+        """Remove a job that is over from the queue, and forget it once it is settled."""
+        if run.over and run in self._queue:
+            self._queue.remove(run)
+            if (timer := self._timers.pop(run, None)) is not None:
+                timer.cancel()
+        if run.settled.is_set():
+            self._open.discard(run)
+            self._changed.set()
+
+    def _enforce(self, worker: WorkerHandle, assignment: Assignment) -> None:
+        if assignment in worker.assignments:
+            self._counters.enforced_stops += 1
+            _log.warning("worker %d (process %s) did not stop in time: killing it", worker.number, worker.pid)
+            worker.kill()
+
+    # Workers.
+
+    def _fill(self) -> None:
+        stopped = self._closing or self.given_up
+        while self._launcher.loaded and not stopped and len(self._workers) < self._wanted:
+            try:
+                worker = WorkerHandle(
+                    next(self._numbers), on_ready=self._on_ready, on_done=self._on_done, on_death=self._on_death
+                )
+            except OSError as error:
+                self._retry_later(explain("a worker's socket or memory can't be created", error), is_final(error))
+                return
+            self._workers[worker.number] = worker
+            self._launcher.spawn(worker.number, worker.descriptors)
+            worker.handed_over()
+
+    def _on_spawned(self, number: int, pid: int, pidfd: int | None) -> None:
+        worker = self._workers.get(number)
+        if pidfd is None:
+            _log.error("worker %d can't be watched: there are too many open files", number)
+            if worker is not None:
+                worker.hang_up()
+        elif worker is None:
+            os.close(pidfd)  # dropped meanwhile: its socket is closed, so it ends by itself
+        else:
+            worker.parent = self._launcher.pid
+            worker.spawned(pid, pidfd)
+
+    def _on_fork_server_died(self, cause: str, final: bool) -> float | None:
+        """Drop the workers that a dead fork server may have forked without reporting them: they can't be watched."""
+        for worker in tuple(self._workers.values()):
+            if worker.pid is None:
+                worker.hang_up()
+        if self._fork_server_proved:
+            self._fork_server_proved = False
+            _log.warning("%s; starting another one", cause)
+            return 0.0
+        return self._count_failure(cause, final)
+
+    def _on_fork_failed(self, cause: str, final: bool) -> None:
+        self._fork_failure = cause, final
+
+    def _on_ready(self, worker: WorkerHandle) -> None:
+        self._failures, self._ever_answered, self._fork_server_proved = 0, True, True
+        ready, wanted = self.workers
+        if ready >= wanted:
+            self.failure = None
+        self._idle.append(worker)
+        self._dispatch()
+        self.on_change()
+
+    def _on_exited(self, number: int, code: int) -> None:
+        if code:
+            reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            _log.log(logging.DEBUG if self._closing else logging.WARNING, "worker %d exited: %s", number, reason)
+        worker = self._workers.get(number)
+        if worker is not None and worker.exit_code is None:
+            worker.exit_code = code
+        self._requeue_or_fail(number, code)
+
+    def _on_death(self, worker: WorkerHandle) -> None:
+        del self._workers[worker.number]
+        if worker in self._idle:
+            self._idle.remove(worker)
+        self._changed.set()
+        if not self._closing:
+            self._counters.deaths += 1
+            self._replace(worker)
+        if not worker.assignments:
+            return
+        assignment, *prefetched = worker.assignments
+        worker.assignments.clear()
+        for waiting in prefetched:
+            waiting.run.requeue(waiting.unit)
+        self._lost_units[worker.number] = assignment
+        if worker.exit_code is not None or assignment.run.over:
+            self._requeue_or_fail(worker.number, worker.exit_code or 0)
+        else:  # the exit code of an orphan is not reported
+            wait = _EXIT_CODE_WAIT_S if worker.parent == self._launcher.pid else 0.0
+            asyncio.get_running_loop().call_later(wait, self._requeue_or_fail, worker.number, -signal.SIGKILL)
+
+    def _requeue_or_fail(self, number: int, code: int) -> None:
+        """Queue the unit of a dead worker again, or fail its job if the unit keeps killing workers."""
+        if (assignment := self._lost_units.pop(number, None)) is None:
+            return
+        run, unit = assignment.run, assignment.unit
+        if not run.over:
+            self._counters.retried_units += 1
+            if run.lost(unit, killed=code in {0, -signal.SIGKILL}):
+                message = "the same unit of work keeps crashing worker processes"
+                self._fail(run, WorkerLost(message, data={"unit": unit.index}))
+        run.requeue(unit)
+        self._release_if_over(run)
+        self._dispatch()
+
+    def _replace(self, worker: WorkerHandle) -> None:
+        if worker.ready:
+            self._fill()
+        elif self._launcher.loaded:  # otherwise the fork server's own failure is counted
+            self._launcher.drain()
+            cause, final = self._fork_failure or ("a worker exited before it was ready", False)
+            self._retry_later(cause, final)
+
+    def _retry_later(self, cause: str, final: bool) -> None:
+        """Start the missing workers after a delay; further failures before that belong to the same attempt."""
+        if self._retry_timer is None and (delay := self._count_failure(cause, final)) is not None:
+            self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = self._fork_failure = None
+        self._fill()
+
+    def _count_failure(self, cause: str, final: bool) -> float | None:
+        """Count a failed attempt; return the seconds until the next one, or None to give up."""
+        self._failures += 1
+        ready, wanted = self.workers
+        known, self.failure = self.failure, cause
+        if not ready and (final or self._failures >= _MOST_FAILURES):
+            self._give_up()
+            return None
+        delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
+        if not ready:
+            _log.error("%s (attempt %d of %d; retrying in %.1f s)", cause, self._failures, _MOST_FAILURES, delay)
+        elif cause != known:
+            _log.warning("only %d of %d workers are running: %s", ready, wanted, cause)
+        self.on_change()
+        return delay
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        for run in tuple(self._open):
+            self._fail(run, _no_workers())
+        self.on_change()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._hang_s / _CHECKS)
+            for worker in tuple(self._workers.values()):
+                if worker.stalled(_CHECKS):
+                    self._kill_hung(worker)
 
     async def _trim(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_EVERY_S)
-            with suppress(RuntimeError):  # no thread can be started
+            with contextlib.suppress(RuntimeError):  # no thread can be started
                 await asyncio.to_thread(self._segments.trim, self._idle_s)
+
+    def _kill_hung(self, worker: WorkerHandle) -> None:
+        self._counters.hangs += 1
+        if worker.pid is None:
+            _log.warning("the fork server does not respond: killing it")
+            self._launcher.kill()
+        else:
+            _log.warning("worker %d (process %d) hangs: killing it", worker.number, worker.pid)
+            worker.exit_code = -signal.SIGABRT  # a hang counts like a crash, not like a kill from outside
+            worker.kill()
+
+    # Shutdown.
+
+    async def _shut_down(self) -> None:
+        assert self._drain_until is not None
+        while self._open and (left := self._drain_until - time.monotonic()) > 0:
+            await self._wait_for_change(left)
+        for run in tuple(self._open):
+            self._fail(run, ShuttingDown("the service is shutting down", retry_after=1.0))
+        while self._open:
+            await self._wait_for_change()
+        self._closing = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        for task in self._background:
+            task.cancel()
+        for worker in tuple(self._workers.values()):
+            worker.hang_up()
+        goodbye = time.monotonic() + _EXIT_TIMEOUT_S
+        while self._workers and (left := goodbye - time.monotonic()) > 0:
+            await self._wait_for_change(left)
+        for worker in tuple(self._workers.values()):
+            worker.kill()
+        while self._workers:
+            await self._wait_for_change()
+        await self._launcher.stop()
+        self._segments.on_retire = None
+
+    async def _wait_for_change(self, within_s: float | None = None) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), within_s)
+
+
+def _no_workers() -> Overloaded:
+    return Overloaded("the service has no workers; /readyz says why", retry_after=5.0, data={"reason": "failed"})
 
 
 async def uninterrupted(work: Awaitable[object]) -> None:
