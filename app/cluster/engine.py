@@ -19,8 +19,8 @@ from app.cluster.node import identity
 from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Delivery, Job
-from app.pool.local import LocalEngine, uninterrupted
+from app.pool.engine import Delivery, Job, uninterrupted
+from app.pool.local import LocalEngine
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
 from kernels import Unit
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from app.cluster.messages import Away, Nodes, Reply, Request
 from app.pool.channel import Channel
-from app.pool.local import uninterrupted
+from app.pool.engine import uninterrupted
 from app.pool.messages import Foreign, Message
 
 __all__ = ["Link"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from app.pool.buffers import Segment
 from app.pool.messages import Unfit
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Delivery", "Engine", "Job", "JobTimes"]
+__all__ = ["Arrival", "Delivery", "Engine", "Job", "JobTimes", "uninterrupted"]
 
 
 @dataclass(slots=True)
@@ -116,3 +117,15 @@ class Engine(Protocol):
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue and counters."""
+
+
+async def uninterrupted(work: Awaitable[object]) -> None:
+    """Wait for `work` to the end, delaying a cancellation until then."""
+    waiting, cancelled = asyncio.ensure_future(work), False
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

@@ -16,13 +16,13 @@ import pickle
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.pool.buffers import SegmentPool
 from app.pool.causes import explain, is_final
-from app.pool.engine import Job
+from app.pool.engine import Job, uninterrupted
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
 from app.pool.launcher import Launcher
@@ -38,7 +38,7 @@ from convgrad._errors import (
 )
 from kernels import Plan, Unit
 
-__all__ = ["LocalEngine", "uninterrupted"]
+__all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
 _CHECKS = 8
@@ -498,15 +498,3 @@ class LocalEngine:
 
 def _no_workers() -> Overloaded:
     return Overloaded("the service has no workers; /readyz says why", retry_after=5.0, data={"reason": "failed"})
-
-
-async def uninterrupted(work: Awaitable[object]) -> None:
-    """Wait for `work` to the end, delaying a cancellation until then."""
-    waiting, cancelled = asyncio.ensure_future(work), False
-    while not waiting.done():
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
