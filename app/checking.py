@@ -34,7 +34,7 @@ def describe(settings: Settings) -> Iterator[str]:
     """Yield a line for each thing the service would do; raises `OSError` or `ValueError` for one it can't do."""
     rows = {
         "listens on": _address(settings),
-        "operators": _operators(settings),
+        "ops port": _ops_port(settings),
         "keys": _keys(settings),
         "workers": f"{settings.worker_count}, on {cpu_count()} processors",
         "memory": f"{_human(settings.memory_budget)} for tensors, of {_human(memory_bytes())}",
@@ -59,8 +59,8 @@ def _address(settings: Settings) -> str:
     return f"{settings.host or 'all addresses'}, {port}, {protocol}{clients}"
 
 
-def _operators(settings: Settings) -> str:
-    return "no port of their own" if settings.ops_port is None else f"{settings.ops_host}, {settings.ops_port}, HTTP"
+def _ops_port(settings: Settings) -> str:
+    return "none" if settings.ops_port is None else f"{settings.ops_host}, {settings.ops_port}, HTTP"
 
 
 def _keys(settings: Settings) -> str:

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     uds: Path | None = Field(
         default=None,
-        description="Unix socket to listen on instead of host and port; who may open it may call.",
+        description="Unix socket to listen on instead of host and port; whoever can open it can make calls.",
     )
     ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
     ops_port: int | None = Field(
@@ -127,19 +127,19 @@ class Settings(BaseSettings):
     )
     ray_address: str = Field(
         default="",
-        description="Address of the Ray cluster's head, such as 10.0.0.1:6379; by default this machine's node's.",
+        description="Address of the Ray cluster's head, such as 10.0.0.1:6379; by default that of this machine's node.",
     )
     ray_join: ByteSize = Field(
         default=ByteSize(0),
-        description="Memory of a node of the cluster that the service runs on this machine to send tensors, without "
-        "processors; 0 means that the machine is a node already.",
+        description="Memory for tensors of a node without processors, which the service starts on this machine to send "
+        "them; 0 means that the machine is a node already.",
     )
     ray_workers: int = Field(
         default=8,
         ge=1,
         le=1024,
-        description="Workers of the cluster for which a call is cut into units: the number of processors that the "
-        "cluster usually has.",
+        description="Usual number of processors of the cluster: calls are cut into units for as many workers, in "
+        "addition to the service's own.",
     )
     ray_away: Literal["fall_back", "refuse"] = Field(
         default="fall_back",
@@ -148,8 +148,8 @@ class Settings(BaseSettings):
     )
     ray_mixed: Literal["refuse", "common"] = Field(
         default="refuse",
-        description="Nodes with another kind of processor: refuse gives them no work, common has them compute for the "
-        "target of this machine.",
+        description="Nodes with another kind of processor: refuse gives them no work, common compiles their kernels "
+        "for the target of this machine.",
     )
     queue_length: int = Field(
         default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."

@@ -140,7 +140,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         """Compute `op` like `run`, and return its outputs, resolved attributes and statistics.
 
         `outputs` are the names of those to compute in the one call, such as `diff_weights`, `diff_bias` and `diff_src`
-        of a weight gradient; by default the operation's own one.
+        of a weight gradient; by default its first.
         """
         request = await self._call(
             op,

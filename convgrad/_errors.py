@@ -11,12 +11,12 @@ ConvgradError                     error
 |  |- TooLarge                    too_large               bytes, output, scratch or work exceed a limit
 |  |- Unsupported                 unsupported             the dtype or layout is not supported
 |  |- Unauthorised                unauthorised            the API key is missing or not valid
-|  |- Forbidden                   forbidden               the host name or web origin is not allowed
-|  |- NotFound                    not_found               no such page
+|  |- Forbidden                   forbidden               the host name, the web origin or the key is not allowed
+|  |- NotFound                    not_found               no such page, sealed check or shared memory
 |  `- MethodNotAllowed            method_not_allowed      the page does not support the HTTP method
 |- ServiceError                   service_error           the call is right and may succeed later
 |  |- Overloaded                  overloaded              the queue or the memory is full
-|  |- RateLimited                 rate_limited            the key has used up its share
+|  |- RateLimited                 rate_limited            the key or address has used up its share
 |  |- ShuttingDown                shutting_down           the service is draining
 |  |- DeadlineExceeded            deadline_exceeded       the deadline passed
 |  |- Cancelled                   cancelled               the caller cancelled or disconnected
@@ -168,7 +168,7 @@ class Unauthorised(CallerError):
 
 
 class Forbidden(CallerError):
-    """The request's host name, or the origin of the web page that sent it, is not allowed."""
+    """The host name, or the origin of the web page, is not allowed; or the sealed check belongs to another key."""
 
     code = "forbidden"
 

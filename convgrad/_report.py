@@ -48,7 +48,7 @@ class Report:
         lines = [
             f"{data['output']} of {data['op']}, {data['dtype']} {shape}: {'passed' if self.passed else 'FAILED'}",
             f"  {data['unequal']} of {_compared(data)} elements differ from the rounded float64 reference"
-            + (f", {data['not_finite']} of them in being Inf or NaN" if data["not_finite"] else ""),
+            + (f", {data['not_finite']} of them because one is Inf or NaN" if data["not_finite"] else ""),
             (
                 f"  error: max {_short(data['max_error'])}, mean {_short(data['mean_error'])}, "
                 f"RMS {_short(data['rms_error'])}, max relative {_short(data['max_relative_error'])}"

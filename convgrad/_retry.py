@@ -1,4 +1,4 @@
-"""When to retry. Every call may be repeated but that which begins a sealed check (`Request.repeatable`)."""
+"""When to retry. Every call may be repeated except the one that begins a sealed check (`Request.repeatable`)."""
 
 from __future__ import annotations
 

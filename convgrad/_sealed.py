@@ -39,7 +39,7 @@ class SealedCase:
 
 
 def asked(what: str, document: Mapping[str, Any], check: str | None = None) -> Request:
-    """Build a request about a check, or one without a check; raises `NotFound` for what is no id of a check."""
+    """Build a request about a check, or one without a check; raises `NotFound` for a malformed id."""
     text = json_bytes(document)
     return Request("POST", _path(check, what), body=Body("application/json", len(text), lambda: [text]))
 
@@ -87,5 +87,5 @@ def case_of(content_type: str, body: bytes) -> SealedCase | None:
 
 def _path(check: str | None, what: str) -> str:
     if check is not None and not (isinstance(check, str) and _ID.fullmatch(check)):
-        raise NotFound("an id of a check must be letters and digits")
+        raise NotFound("the id of a check must be letters and digits")
     return f"/v1/checks{'' if check is None else f'/{check}'}{what}"

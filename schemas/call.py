@@ -75,7 +75,7 @@ def read_call(
 
 
 def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
-    """Return the canonical names of the outputs asked for; by default the operation's own one."""
+    """Return the canonical names of the outputs asked for; by default the operation's first."""
     spellings, found = called.operation.output_spellings, []
     for index, name in enumerate(asked):
         output = spellings.get(name)
@@ -93,7 +93,7 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: lis
 
 
 def _check_needed(call: Call, problems: list[Problem]) -> None:
-    """Check that what only some outputs need is there for them; warn where it is not needed."""
+    """Check the inputs that only some outputs read: a missing one is an error, an unneeded one gets a warning."""
     for row in call.called.operation.inputs:
         if row.only_for is None:
             continue

@@ -1,4 +1,4 @@
-"""What other frameworks call an operation, an attribute, a tensor, a layout or a dtype, for errors that translate it.
+"""Names of operations, attributes, tensors, layouts and dtypes in other frameworks, for errors that translate them.
 
 docs/names.md has the same names; a test compares them.
 """
@@ -15,9 +15,10 @@ __all__ = ["NAMES", "OPERATIONS", "Here", "dtype_here", "format_here", "name_her
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What a thing is called here: `names` in order of preference, each one name or several as `a b`, and a note.
+    """What to use here for a name of another framework: `names` in order of preference, and a note.
 
-    `transposed` is a further note for operations of transposed convolutions.
+    Each of the `names` may be several, as `a b`. `transposed` is a further note for operations of transposed
+    convolutions.
     """
 
     names: tuple[str, ...] = ()
@@ -101,17 +102,17 @@ def format_here(text: object, choices: tuple[str, ...]) -> str | None:
 
 
 def dtype_here(name: str) -> DType | None:
-    """Return what an element type elsewhere is here; its module may precede it: `float32`, `torch.half`, `<f4`."""
+    """Return the element type that another framework calls `float32`, `torch.half` or `<f4`, with or without module."""
     return _DTYPES.get(name[:_LONGEST].lower().rpartition(".")[2])
 
 
 def name_here(name: object) -> Here | None:
-    """Return what an attribute or tensor of another framework is here."""
+    """Return the name here of another framework's attribute or tensor."""
     return NAMES.get(name.lower()) if isinstance(name, str) and len(name) <= _LONGEST else None
 
 
 def operation_here(name: object) -> Here | None:
-    """Return what an operation of another framework is here; its module may precede it."""
+    """Return the name here of another framework's operation, given with or without its module."""
     if not isinstance(name, str) or len(name) > _LONGEST:
         return None
     plain = re.sub(r"(?<=[a-z])[123]d", "nd", name.lower().replace("_", "").removesuffix("v2"))

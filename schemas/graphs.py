@@ -146,7 +146,7 @@ def read_graph(dump: object) -> Graph:
 def resolve_graph(graph: Graph, given: Mapping[int, TensorMeta] | None = None) -> ResolvedGraph:
     """Resolve every node in order, shapes of results included.
 
-    `given` are the tensors at hand, whose shapes are taken where the dump has none. Raises `InvalidParams` with the
+    Shapes that the dump lacks are taken from `given`, the tensors of the request. Raises `InvalidParams` with the
     broken rules of all nodes, and `Unsupported` if only dtypes are wrong.
     """
     tensors, problems = dict(graph.tensors), list[Problem]()
@@ -366,7 +366,7 @@ def _in_order(nodes: list[Node], problems: list[Problem]) -> list[Node]:
 
 
 def _cycle(nodes: list[Node]) -> Problem:
-    """Return the error of nodes of which each needs the result of the one before it, and the first that of the last."""
+    """Return the error for a cycle of nodes, each of which reads the result of the one before it."""
     names = ", ".join(node.label for node in nodes[:_MOST_NAMES])
     needed = "needs its own result" if len(nodes) == 1 else "need each other's results"
     return problem(["graph", nodes[0].position], f"{names} {needed}: a graph must have no cycle", "cycle")

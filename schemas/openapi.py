@@ -1,8 +1,8 @@
 """The OpenAPI document: the pages of `openapi.json`, and three paths for each operation, made from the tables.
 
-`openapi.json` has components of the document, and `pages`: of each its paths, and what the document has of them.
-`problems` are the statuses that are problem objects (`call`: those of every call, `check`: of a sealed check), or
-`oip`: the errors of the Open Inference Protocol. `method` names the JSON-RPC method that does the same.
+`openapi.json` has the document's components, and `pages`: for each its paths and what the document says about them.
+`problems` lists the statuses whose replies are problem objects (`call` stands for those of every call, `check` for
+those of a sealed check), or is `oip`, for the errors of that protocol. `method` names the equivalent JSON-RPC method.
 
 A body of an operation's path has the plain form of a call, which generated clients can type: the names of the new
 edition, no wrapped values. The service accepts the others too, and OpenRPC describes them.
@@ -52,7 +52,7 @@ Page = dict[str, Any]
 
 
 class _WithoutDefaults(GenerateJsonSchema):
-    """Leave out defaults, which the descriptions have: generators make a member with a default a required one."""
+    """Leave out defaults, which are in the descriptions: generators take a member with a default for a required one."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         """Return the schema of the member alone."""

@@ -34,7 +34,7 @@ def resolve(
 
     `attributes` may be a whole dumped op, whose inputs replace absent `inputs`. An input is a `TensorMeta`, a mapping
     with `dtype` and `shape`, or, for `weights_shape`, a list. `output` is what the caller expects, and
-    `outputs` are the names of the outputs asked for, in either spelling; by default the operation's own one.
+    `outputs` are the names of the outputs asked for, in either spelling; by default the operation's first.
 
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
     f32, f16, bf16, and f64, for which see `require_reference`.
@@ -48,7 +48,7 @@ _MEMO = Memo()
 
 
 def require_reference(op: ResolvedOp) -> None:
-    """Raise `Unsupported` for a dtype that no other kernel than the reference computes."""
+    """Raise `Unsupported` for a dtype that only the reference kernel computes."""
     if op.dtype in REFERENCE_DTYPES:
         rule = f"is {op.dtype}, which only the reference kernel computes, slowly: send f32, or set options.reference"
         names = [op.wire_name(spec.name) for spec in op.inputs]
@@ -152,10 +152,10 @@ def _check_output(call: Call, output: str, found: TensorMeta, problems: list[Pro
     if expected is None or output != call.called.operation.output.name:
         return
     if expected.dtype != found.dtype:
-        msg = f"{name} must be {found.dtype} like the inputs, but the spec has another dtype"
+        msg = f"{name} must be {found.dtype} like the inputs, but has another dtype in the dump"
         problems.append(problem(["outputs", name, "dtype"], msg, "mixed_dtypes"))
     if expected.shape != found.shape:
-        msg = f"{name} must have shape {dims(found.shape)}, but has {dims(expected.shape)} in the spec"
+        msg = f"{name} must have shape {dims(found.shape)}, but has {dims(expected.shape)} in the dump"
         problems.append(problem(["outputs", name, "shape"], msg, "output_shape"))
 
 
@@ -202,7 +202,7 @@ def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Pr
 
 
 def _fitting_formats(call: Call, data_format: str, weights_format: str) -> dict[str, list[str]]:
-    """Return the weights formats that the shapes fit by data format, the call's own one first."""
+    """Return the weights formats that the shapes fit, by data format, the call's own first."""
     found: dict[str, list[str]] = {}
     for data in (data_format, *(other for other in DATA_FORMATS if other != data_format)):
         for order in WEIGHTS_FORMATS if call.called.operation.convolves else ("",):

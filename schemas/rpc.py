@@ -141,7 +141,7 @@ def bind_params(
 
 def _unknown(name: object, names: Sequence[str]) -> Problem:
     hint = near_miss(name, tuple(names))
-    msg = f"unknown member: the members are {', '.join(names)}"
+    msg = f"there is no such parameter; the parameters are {', '.join(names)}"
     return problem([safe_key(name)], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_parameter")
 
 

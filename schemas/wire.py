@@ -109,7 +109,7 @@ class Verdict(_Reply):
 
 
 class Rule(_Reply):
-    """One rule of the verdict: what it measured of so many elements, and its limit.
+    """One rule of the verdict: how many elements it is about, what was measured, and the limit.
 
     `exact` counts wrong elements. `mean_square` is the mean of squared errors in units of those that are expected,
     `largest` the largest error as a share of what is allowed, `hypotheses` the correlation with the likeliest cause.
@@ -124,7 +124,7 @@ class Rule(_Reply):
 
 
 class Cause(_Reply):
-    """What the errors are made of: their correlation with those of a cause, and their size as a multiple of them."""
+    """A cause of the errors: their correlation with those that it predicts, and their size as a multiple of these."""
 
     cause: str
     text: str
@@ -174,7 +174,7 @@ class RelativeErrors(_Reply):
 class Projections(_Reply):
     """What a fast verification found: how many random projections, their errors, and which part was checked in full.
 
-    `exact` is whether all projections are exact, null where sums are not. All else of the report is about `checked`.
+    `exact` is whether all projections are exact, null where sums are not. The rest of the report is about `checked`.
     """
 
     count: int

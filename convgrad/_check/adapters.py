@@ -47,7 +47,7 @@ class CrashedError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A problem with its inputs, and memory for the result, which holds other data before."""
+    """A problem with its inputs, and memory for the result, filled with other data."""
 
     problem: Problem
     inputs: dict[str, Array]
@@ -132,7 +132,9 @@ class PythonKernel:
         try:
             parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
         except (TypeError, ValueError) as error:
-            raise ValueError("the parameters of the function are not known: wrap it in one of your own") from error
+            raise ValueError(
+                "the function's parameters can't be inspected: wrap it in a function of your own"
+            ) from error
         kinds = inspect.Parameter
         self._all = any(each.kind is kinds.VAR_KEYWORD for each in parameters)
         plain = [each for each in parameters if each.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)]

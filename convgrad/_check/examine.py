@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass
 class Tried:
-    """What became of a case before the verdict; `result` is what to judge, None if there is nothing."""
+    """The outcome of running a case, before the verdict; `result` is None if there is nothing to judge."""
 
     case: Case
     outcome: Outcome
@@ -86,7 +86,7 @@ def fault_of(report: Report) -> Fault | None:
 
 
 def _first_reason(report: Report) -> str:
-    """Return the best single line of why a result is wrong."""
+    """Return the line that best explains why a result is wrong."""
     data = report.data
     where = data["where"]["text"] if data["where"] else ""
     reasons = [*(cause["text"] for cause in data["causes"]), *data["hints"], where]

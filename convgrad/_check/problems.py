@@ -222,7 +222,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """What a kernel takes; problems are drawn, or changed, so that they are within it.
+    """What a kernel takes; problems are drawn, or changed, to fit.
 
     `uneven_pads` are pads that differ at both ends, `empty` is a batch of no images.
     """

@@ -36,7 +36,7 @@ _SAID = 4000
 
 @dataclass(frozen=True)
 class Memory:
-    """Where the tensors of a call lie, and what the result's memory holds before: bytes of `poison`."""
+    """Placement of a call's tensors; the memory of the result is filled with bytes of `poison` before."""
 
     poison: int = 0xFF  # NaN, in every dtype
     at_end: bool = True
@@ -45,7 +45,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: `done`, `unsupported`, or a fault that `text` describes.
+    """The outcome of a call: `done`, `unsupported`, or a fault that `text` describes.
 
     Faults are `raised`, `crashed`, `hung`, `dtype` and `shape`. `modified` are the inputs that were changed, `outside`
     the tensors beside which memory was written.
@@ -102,7 +102,7 @@ class KernelProcess:
 
     @contextlib.contextmanager
     def limited(self, seconds: float | None) -> Iterator[None]:
-        """Lower the time limit in the block, if a limit is given: what hangs needs no long wait to show it again."""
+        """Lower the time limit in the block, if one is given: a kernel that hung is not waited for as long again."""
         whole = self._limit
         self._limit = whole if seconds is None else min(whole, seconds)
         try:
@@ -173,7 +173,7 @@ class KernelProcess:
         return bool(new)
 
     def _ended(self, slow: str) -> Outcome:
-        """Return what became of a process that does not answer, and end it if it still runs."""
+        """Return the outcome of a process that does not answer, and end it if it still runs."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be writing a core file
             self._process.wait(0.0 if _is_open(self._process) else 5.0)

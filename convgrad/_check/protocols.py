@@ -1,4 +1,4 @@
-"""What must hold between several results of one kernel, whatever the right one is.
+"""Relations between several results of one kernel that must hold whatever the right result is.
 
 Each protocol makes another call that has a known relation to the first one, and compares all bits. Those that change
 the order of sums are for data whose sums are exact in any order.

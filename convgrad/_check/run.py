@@ -26,7 +26,7 @@ from convgrad._report import Report
 __all__ = ["Choice", "check", "chosen"]
 
 _AHEAD = 8
-"""Cases that the kernel is ahead of the judge."""
+"""Cases by which the kernel may be ahead of the judge."""
 
 _JUDGES = 4
 _SHRUNK = 16
@@ -36,7 +36,7 @@ _SHARE = 0.15
 """Share of the whole time that shrinking one fault may take."""
 
 _HANGS_S = 2.0
-"""A smaller case hangs if it takes longer: what hangs needs no long wait to show it again."""
+"""Time limit of smaller cases of a kernel that hung: it need not be waited for as long again."""
 
 _CALLS = ("repeat", "alignment", "memory")
 
@@ -159,7 +159,7 @@ class _Check:
         return case, tries, fault
 
     def _soon(self) -> float:
-        """Return a time after which a call has probably hung: many times that of all calls before that did not."""
+        """Return the seconds after which a call has probably hung: many times the longest call so far."""
         longest = max((each["seconds"] for each in self.data["cases"]), default=0.0)
         return min(_HANGS_S, max(0.5, 20 * longest))
 
@@ -174,7 +174,7 @@ def _cause(fault: Fault) -> str:
 
 
 def _features(case: Case) -> list[str]:
-    """Return what a smallest case still has, beyond the plainest one: it is what the fault needs."""
+    """Return the features of a shrunk case that the plainest one does not have: the fault needs them."""
     problem = case.problem
     plain = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0, "kernel": 1}
     found = [name for name, least in plain.items() if max(getattr(problem, name), default=least) > least]

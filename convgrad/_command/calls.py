@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("run needs .npy files: a tensor given as dtype and shape is for validate and bench")
     several = len(_outputs_of(spec, options) or ()) > 1
     if several and options.output and not options.output.endswith(".npz"):
-        raise ValueError("several outputs need a .npz file: give -o a name that ends so")
+        raise ValueError("several outputs need a .npz file: give -o a name that ends in .npz")
     with connected(options) as client:
         result = _compute(client, spec, options)
     for warning in [] if options.json else result.warnings:

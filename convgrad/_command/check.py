@@ -33,7 +33,7 @@ def check(options: argparse.Namespace) -> int:
     check_folders(options)
     resumed = load(options.resume) if options.resume else None
     if resumed is not None and options.seed is not None:
-        raise ValueError("--seed is for a new check: --resume goes on with the seed of the report")
+        raise ValueError("--seed is for a new check: --resume continues with the seed of the report")
     before = resumed or {"kernel": None, "arrays": "numpy", "takes": {}, "options": {}}
     kernel, arrays = options.kernel or before["kernel"], options.arrays or before["arrays"]
     if kernel is None:

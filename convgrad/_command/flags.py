@@ -129,12 +129,17 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     _add_graph(command)
     add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
     _add_local(command)
-    add("--explain", action="store_true", help="test every hypothesis about the errors, also if the result passes")
-    add("--fast", action="store_true", default=None, help="verify by random projections, also where there is time")
+    add("--explain", action="store_true", help="test every hypothesis about the errors, even if the result passes")
+    add(
+        "--fast",
+        action="store_true",
+        default=None,
+        help="verify by random projections, even if the reference is not too slow",
+    )
     add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
     add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
-    add("-q", "--quiet", action="store_true", help="print nothing but errors")
+    add("-q", "--quiet", action="store_true", help="print errors only")
 
 
 _KERNELS = """KERNEL is one of
@@ -180,7 +185,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
     add("--verify-signature", metavar="FILE", help="ask the service whether it signed the report of a sealed check")
     add("--kernel-api-key", metavar="KEY", help="key of the server that is checked")
     _add_local(command)
-    add("-q", "--quiet", action="store_true", help="print nothing but errors")
+    add("-q", "--quiet", action="store_true", help="print errors only")
 
 
 def _positive(text: str) -> float:

@@ -148,7 +148,7 @@ def test_an_impossible_output_is_rejected() -> None:
     op = forward()
     op["outputs"] = [logical(2, [1, 128, 16, 17])]
     message = refused(FORWARD, op, {})["outputs", "dst", "shape"]
-    assert message == "dst must have shape (1, 128, 16, 16), but has (1, 128, 16, 17) in the spec"
+    assert message == "dst must have shape (1, 128, 16, 16), but has (1, 128, 16, 17) in the dump"
 
 
 def test_three_inputs() -> None:
@@ -186,7 +186,7 @@ def test_the_output_of_a_request_that_is_a_dump() -> None:
     """A dump's output is checked against the dump's own inputs, also after these were moved out of it."""
     called = find_operation(FORWARD)
     call = call_of_dump(called, forward() | {"outputs": [logical(2, [1, 128, 16, 17])]})
-    assert "in the spec" in refused(FORWARD, call["attributes"], call["inputs"])["outputs", "dst", "shape"]
+    assert "in the dump" in refused(FORWARD, call["attributes"], call["inputs"])["outputs", "dst", "shape"]
     other = {"src": logical(0, [7, 32, 28, 28]), "weights": logical(1, [32, 128, 3, 3])}
     template = forward() | {"outputs": [logical(2, [1, 128, 16, 17])]}
     assert resolve(FORWARD, template, other).n == 7
