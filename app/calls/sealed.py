@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -193,7 +193,7 @@ class SealedCheck:
         taken = counted["passed"] + counted["unsupported"] == self.asked
         return {
             "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "key": self.key,
-            "begun": self.begun, "finished": _now(), "takes": _as_json(self.takes), "asked": self.asked,
+            "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(), "asked": self.asked,
             "passed": taken and any(case.varied for case in self.cases if case.status == "passed"),
             "counts": {"not_given": self.asked - len(self.cases), **counted},
             "cases": [case.as_entry() for case in self.cases],
@@ -357,10 +357,6 @@ def _takes(given: object, problems: list[Problem]) -> Takes | None:
     except ValueError as error:
         problems.append(problem(["takes"], str(error), "value"))
         return None
-
-
-def _as_json(takes: Takes) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(takes).items()}
 
 
 def _now() -> str:

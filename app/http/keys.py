@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.telemetry.context import ANYONE
-from convgrad._keys import add_key_flags, checked_key
+from convgrad._command.keys import add_key_flags
+from convgrad._keys import checked_key
 
 __all__ = ["Key", "KeyRing", "main", "parse_keys"]
 

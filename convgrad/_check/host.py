@@ -119,7 +119,7 @@ def main() -> None:
         message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         pipe.send({"error": " ".join(message.split())[:600]})
         return
-    pipe.send({"takes": {name: getattr(kernel.takes, name) for name in kernel.takes.__dataclass_fields__}})
+    pipe.send({"takes": kernel.takes.as_json()})
     while (head := pipe.receive()) is not None:
         pipe.send(*_run(kernel, head, pipe.reads))
 

@@ -197,7 +197,7 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON; `from_json` reads them."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return _json_of(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
@@ -245,6 +245,10 @@ class Takes:
             object.__setattr__(self, "ops", tuple([op for op in self.ops if op != "BiasAddBackward"]))
         if not self.ops:
             raise ValueError("BiasAddBackward has at least two spatial axes: takes.ranks must have 2 or 3")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON; `from_json` reads them."""
+        return _json_of(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Takes:
@@ -295,6 +299,11 @@ class Takes:
             extents = [(k - 1) * d + 1 for k, d in zip(problem.kernel, problem.dilations, strict=True)]
             new["wide"] = tuple(map(max, problem.wide, extents))
         return replace(problem, **new) if new else problem
+
+
+def _json_of(record: Problem | Takes) -> dict[str, Any]:
+    """Return the fields of a record, with lists for tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
 
 
 def random_problem(rng: np.random.Generator, takes: Takes, op: str, dtype: str, macs: int) -> Problem:

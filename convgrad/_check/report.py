@@ -42,7 +42,7 @@ def new(kernel: str, arrays: str, seed: int, takes: Takes, options: Mapping[str,
     return {
         "format": FORMAT, "version": __version__, "kernel": kernel, "arrays": arrays, "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": 0.0, "next": 0,
-        "takes": {name: getattr(takes, name) for name in Takes.__dataclass_fields__}, "options": dict(options),
+        "takes": takes.as_json(), "options": dict(options),
         "cases": [], "faults": [], "unjudged": [], "restarts": 0, "shrunk": 0,
     }  # fmt: skip
 

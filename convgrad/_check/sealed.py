@@ -22,8 +22,7 @@ def check_sealed(
     kernel: KernelProcess, client: Client, *, cases: int | None, label: str, on_progress: Callable[[str, float], object]
 ) -> dict[str, Any]:
     """Check a kernel on cases of the service; return the signed document."""
-    takes = {name: getattr(kernel.takes, name) for name in kernel.takes.__dataclass_fields__}
-    check, failed = client.begin_check(takes, cases=cases, label=label), 0
+    check, failed = client.begin_check(kernel.takes.as_json(), cases=cases, label=label), 0
     try:
         while (case := client.next_case(check)) is not None:
             on_progress(f"{failed} failed, {case.number}: {case.op} {case.dtype}", case.number / case.cases)

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from convgrad._base import OnProgress
-from convgrad._bench import measure, random_tensor
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
 from convgrad._command.exits import FAILED, say
+from convgrad._command.measure import measure, random_tensor
+from convgrad._command.spec import SHAPES, TENSORS, CallSpec
 from convgrad._command.streams import STREAM, Source, check_output, show, write
 from convgrad._dtypes import dtype_of_array
 from convgrad._events import Array, Result
 from convgrad._progress import ProgressBar
 from convgrad._report import Report, junit
-from convgrad._spec import SHAPES, TENSORS, CallSpec
 from convgrad._tensors import NpyFile, part
 
 __all__ = ["bench", "run", "validate", "verify"]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 
 from convgrad._command import flags
-from convgrad._spec import ATTRIBUTES, OPERATIONS
+from convgrad._command.spec import ATTRIBUTES, OPERATIONS
 
 __all__ = ["completion"]
 

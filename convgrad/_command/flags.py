@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from convgrad import __version__
 from convgrad._base import DEFAULT_URL
 from convgrad._command.exits import EXITS, UsageError
-from convgrad._keys import add_key_flags
-from convgrad._spec import SHAPES, TENSORS, attribute, integers, named, names
+from convgrad._command.keys import add_key_flags
+from convgrad._command.spec import SHAPES, TENSORS, attribute, integers, named, names
 
 __all__ = ["COMMANDS", "SHELLS", "Command", "parser"]
 

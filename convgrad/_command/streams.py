@@ -12,11 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from convgrad._command.spec import CallSpec, parse_spec, read_spec, tensor
 from convgrad._dtypes import dtype_of_array
 from convgrad._errors import ParseError
 from convgrad._events import Array
 from convgrad._npy import write_header
-from convgrad._spec import CallSpec, parse_spec, read_spec, tensor
 from convgrad._tensors import NpyFile
 
 __all__ = ["STREAM", "Source", "check_output", "show", "write"]
@@ -51,7 +51,7 @@ class Source:
         return found
 
     def tensor(self, text: str) -> NpyFile | Array | dict[str, Any]:
-        """Parse a tensor: a `.npy` file, or a dtype and shape; see `convgrad._spec.tensor`."""
+        """Parse a tensor: a `.npy` file, or a dtype and shape; see `convgrad._command.spec.tensor`."""
         return self.array() if text == STREAM else tensor(text, self._dtype)
 
     def file(self, path: str) -> NpyFile | Array:

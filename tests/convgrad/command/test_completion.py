@@ -11,7 +11,7 @@ import pytest
 
 from convgrad._cli import main
 from convgrad._command.flags import COMMANDS, SHELLS
-from convgrad._spec import ATTRIBUTES, OPERATIONS
+from convgrad._command.spec import ATTRIBUTES, OPERATIONS
 from schemas.tables import OPERATIONS as TABLES
 
 # As readline does: the words of the line and the index of the last one, which is being completed.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from convgrad import NpyFile
-from convgrad._spec import CallSpec, attribute, integers, named, read_spec, tensor
+from convgrad._command.spec import CallSpec, attribute, integers, named, read_spec, tensor
 
 DUMP: dict[str, Any] = {
     "id": 0,
