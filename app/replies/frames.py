@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.types import Send
@@ -15,8 +16,8 @@ from starlette.types import Send
 from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
-from app.replies.body import send_bytes, send_data, send_head, send_piece
-from app.replies.heartbeat import Heartbeat
+from app.replies.body import send_bytes, send_piece
+from app.replies.stream import Stream
 from app.telemetry.context import Timings, current_context
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode
@@ -41,35 +42,27 @@ async def send_frames(call: Work, send: Send) -> None:
     Errors are raised before the first frame is sent; after it they become the last frame, of type `error`.
     """
     assert isinstance(call, Call)
-    stream = _FrameStream(send, call.timings)
-    try:
-        async with aclosing(call.events()) as events:
-            async for event in events:
-                await stream.put(await _header(call, event), event)
-        await stream.finish()
-    except Exception as caught:
-        await stream.finish_write()
-        if not stream.started or isinstance(caught, Cancelled):
-            raise
-        await stream.put(_error(caught))
-        await stream.finish()
-    finally:
-        stream.stop()
+    async with _FrameStream(send, call.timings) as stream:
+        try:
+            async with aclosing(call.events()) as events:
+                async for event in events:
+                    await stream.put(await _header(call, event), event)
+        except Exception as caught:
+            if not stream.started or isinstance(caught, Cancelled):
+                stream.held.clear()  # which releases the tensor's memory
+                raise
+            await stream.put(_error(caught))
 
 
-class _FrameStream:
-    """Gather small frames and send them together; `started` once anything was sent."""
+class _FrameStream(Stream):
+    """Gather small frames and send them together; a reply that is small as a whole has a length."""
 
     def __init__(self, send: Send, timings: Timings) -> None:
-        self._send = send
+        super().__init__(send, MEDIA_TYPE, _HEADERS)
         self._timings = timings
-        self._heartbeat = Heartbeat(self._beat)
-        self._progress: dict[str, Any] | None = None
-        self._held: list[Bytes] = []
         self._size = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._flushing: asyncio.Task[None] | None = None
-        self.started = False
+        self.held: list[Bytes] = []
+        """Frames that are not sent yet, in pieces."""
 
     async def put(self, header: dict[str, Any], event: Event | None = None) -> None:
         """Send a frame, now or together with the next ones."""
@@ -80,64 +73,31 @@ class _FrameStream:
             else:
                 frame = encode(header, body)
         if isinstance(event, Progress):
-            self._progress = header
-        self._held += frame
+            self.beat = b"".join(frame)
+        first = not self.held
+        self.held += frame
         self._size += sum(map(len, frame))
         if self._size > _GATHER:
-            await self._flush()
-        elif self._timer is None and (self._flushing is None or self._flushing.done()):
-            self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._start_flush)
+            await self.write(self._gathered())
+        elif first:
+            self._start(self._send_soon())
 
-    async def finish(self) -> None:
-        """Send the remaining frames and end the reply."""
-        await self.finish_write()
-        if not self.started:
-            await send_bytes(self._send, b"".join(self._held), MEDIA_TYPE, headers=_HEADERS)
-            self.started = True
-            return
-        self._heartbeat.stop()
-        await send_piece(self._send, b"".join(self._held), last=True)
+    async def _send_soon(self) -> None:
+        await asyncio.sleep(_LINGER_S)
+        with suppress(Cancelled):  # the client reads too slowly, which the next write finds too
+            await self.write(self._gathered())
 
-    async def finish_write(self) -> None:
-        """Wait for a running write; start none."""
-        self._stop_timer()
-        if self._flushing is not None:
-            await self._flushing
+    def _gathered(self) -> Iterator[Bytes]:
+        while self.held:  # more may be gathered while a slow client reads
+            held, size, self.held, self._size = self.held, self._size, [], 0
+            yield from held if size > _GATHER else [b"".join(held)]
 
-    def stop(self) -> None:
-        """Send nothing more, and release the tensor's memory."""
-        self._stop_timer()
-        self._heartbeat.stop()
-        if self._flushing is not None:
-            self._flushing.cancel()
-        self._held = []
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _start_flush(self) -> None:
-        self._timer = None
-        self._flushing = asyncio.ensure_future(self._flush())
-
-    async def _flush(self) -> None:
-        self._stop_timer()
-        await self._heartbeat.write(self._write)
-
-    async def _write(self) -> None:
-        if not self.started:
-            self.started = True
-            await send_head(self._send, MEDIA_TYPE, headers=_HEADERS)
-            self._heartbeat.start()
-        while self._held:  # more may be gathered while a slow client reads
-            held, size, self._held, self._size = self._held, self._size, [], 0
-            for piece in held if size > _GATHER else [b"".join(held)]:
-                await send_data(self._send, piece)
-
-    async def _beat(self) -> None:
-        if self._progress is not None:
-            await send_piece(self._send, b"".join(encode(self._progress)))
+    async def _end(self) -> None:
+        rest = b"".join(self.held)
+        if self.started:
+            await send_piece(self._send, rest, last=True)
+        else:
+            await send_bytes(self._send, rest, MEDIA_TYPE, headers=_HEADERS)
 
 
 async def _header(call: Call, event: Event) -> dict[str, Any]:

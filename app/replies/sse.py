@@ -10,8 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from itertools import chain
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from starlette.types import Send
@@ -20,11 +19,11 @@ from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
 from app.calls.work import Progress, TileReady, Work
 from app.intake.options import Encoding
-from app.replies.body import json_bytes, send_head, send_piece
+from app.replies.body import json_bytes
 from app.replies.errors import rpc_error
-from app.replies.heartbeat import INTERVAL_S, Heartbeat
 from app.replies.numbers import list_pieces
 from app.replies.result import JsonResult, base64_pieces, encoded
+from app.replies.stream import Stream
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
@@ -38,46 +37,25 @@ _log = logging.getLogger("convgrad.request")
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-class EventStream:
-    """Send messages as events, with pings while idle; use with ``async with``.
+class EventStream(Stream):
+    """Send messages as events, with comments while idle."""
 
-    The head is sent with the first message, so that an earlier error can still have its own status.
-    """
+    beat = b": ping\n\n"
 
-    def __init__(self, send: Send, *, ping_s: float = INTERVAL_S) -> None:
-        self._send = send
-        self._heartbeat = Heartbeat(self._ping, ping_s)
-        self.started = False
+    def __init__(self, send: Send, **options: float) -> None:
+        super().__init__(send, MEDIA_TYPE, _HEADERS, **options)
 
-    async def __aenter__(self) -> Self:
-        self._heartbeat.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._heartbeat.stop()
-        if kind is None:
-            await send_piece(self._send, b"", last=True)
-
-    async def pieces(self, pieces: Iterable[bytes]) -> None:
+    async def message(self, pieces: Iterable[bytes]) -> None:
         """Send one message, given as pieces of text without line breaks."""
+        await self.write(_event(pieces))
 
-        async def write() -> None:
-            if not self.started:
-                self.started = True
-                await send_head(self._send, MEDIA_TYPE, headers=_HEADERS)
-            before = b"data: "
-            for piece in pieces:
-                await send_piece(self._send, before + piece)
-                before = b""
-            await send_piece(self._send, b"\n\n")
 
-        await self._heartbeat.write(write)
-
-    async def _ping(self) -> None:
-        if self.started:
-            await send_piece(self._send, b": ping\n\n")
+def _event(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    before = b"data: "
+    for piece in pieces:
+        yield before + piece
+        before = b""
+    yield b"\n\n"
 
 
 async def send_events(work: Work, send: Send) -> None:
@@ -97,19 +75,19 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
         async with aclosing(work.events()) as events:
             async for event in events:
                 if isinstance(event, Progress):
-                    await stream.pieces([_progress(request_id, event)])
+                    await stream.message([_progress(request_id, event)])
                 elif isinstance(event, TileReady) and call is not None:
                     tile = _tile(event, request_id, call.prepared.options.encoding)
-                    await stream.pieces(call.timings.each("encode", tile))
+                    await stream.message(call.timings.each("encode", tile))
         if call is None:
             result = (await encoded(work.result(), JsonResult)).pieces()
         else:
             result = iter([json_bytes(await _result(call))])
-        await stream.pieces(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % json_bytes(request_id)], result, [b"}"]))
+        await stream.message(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % json_bytes(request_id)], result, [b"}"]))
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        await stream.pieces([json_bytes({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})])
+        await stream.message([json_bytes({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})])
 
 
 def _error(caught: Exception) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class _Message:
                 async with AsyncExitStack() as opened:
                     text = await self._answer(items[number], opened, None if silent else stream)
                     if text.length != 0 and not silent:
-                        await stream.pieces(text.pieces)
+                        await stream.message(text.pieces)
 
             await self._run_concurrently(one, len(items))
 
