@@ -34,7 +34,7 @@ from app.calls.service import Service
 from app.checking import check_tls_files, describe
 from app.flags import parse_settings
 from app.http.listener import Listener, bind
-from app.http.timeouts import timeout_protocol
+from app.http.protocol import http_protocol
 from app.main import create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, unknown_variables
@@ -241,7 +241,7 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http=timeout_protocol(settings.slow_s, int(settings.slow_rate)),
+        http=http_protocol(settings.slow_s, int(settings.slow_rate)),
         ws="none",
         lifespan="on",
         access_log=False,

@@ -23,12 +23,10 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import Message
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import app.__main__ as service_main
 from app.api.oip.head_cache import HeadCache
-from app.http import direct_body, exchange, timeouts
-from app.http.pipelining import PipeliningProtocol
+from app.http import exchange, protocol
 from app.intake.upload_slots import UploadSlots
 from benchmarks.overload import flood, large_call
 from benchmarks.service_cases import APIS, CASES, Wire
@@ -44,25 +42,23 @@ _LARGE_CALLS, _LARGE_MIB = 200, 16
 _CONNECTIONS, _LINE = 20, b"GET /v1/ops HTTP/1.1\r\nhost: localhost\r\n"
 _PIPELINED = 5_999 * (_LINE + b"\r\n") + _LINE + b"connection: close\r\n\r\n"
 """A quarter of a megabyte, which one read may bring."""
-_OVERRIDDEN = vars(HttpToolsProtocol).keys() & vars(PipeliningProtocol).keys() - {"__module__", "__doc__"}
 
 
 def take_out(part: str) -> None:
     """Replace a part in this process by what uvicorn has."""
     if part == "direct_body":
-        direct_body._LEAST = 1 << 60
+        protocol.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
     elif part == "head_cache":
         HeadCache.find = lambda *_: None  # type: ignore[method-assign]
     elif part == "upload_slots":
         UploadSlots.__init__ = _begin_with_many  # type: ignore[method-assign]
     elif part == "pipelining":
-        for name in _OVERRIDDEN:
-            delattr(PipeliningProtocol, name)
+        protocol.MAX_WAITING = 1 << 60
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
         exchange.Exchange._receive_in_time = _receive  # type: ignore[method-assign]
-        timeouts.TimeoutProtocol._arm_head_timer = lambda _: None  # type: ignore[method-assign,assignment]
+        protocol.HttpProtocol._arm_head_timer = lambda _: None  # type: ignore[method-assign,assignment]
 
 
 async def _startup(self: service_main.Server, sockets: list[socket.socket] | None = None) -> None:

@@ -15,7 +15,7 @@ from app.api import pages as ops_pages
 from app.api.routing import Application, Routes
 from app.calls.service import Service
 from app.http.exchange import Exchanges, Limits
-from app.http.timeouts import TimeoutProtocol
+from app.http.protocol import HttpProtocol
 from app.settings import Settings
 
 __all__ = ["OpsPort", "listen_for_operators"]
@@ -68,7 +68,7 @@ class OpsPort:
             await self._serving
 
 
-class _OpsProtocol(TimeoutProtocol):
+class _OpsProtocol(HttpProtocol):
     """At the limit, close the oldest idle connection, or else the oldest, for a new one: probes always get in."""
 
     _since = 0.0

@@ -10,46 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import ClassVar, cast
+from typing import ClassVar
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.http.exchange import connection_of
-from app.http.upgrades import UpgradeIgnoringProtocol, make_parser
+from app.http.upgrades import make_parser
 
-__all__ = ["DirectBodyProtocol", "DirectReader"]
+__all__ = ["LARGE", "DirectReader"]
 
-# Smaller bodies arrive in a few pieces: there is nothing to gain.
-_LEAST = 1 << 20
+LARGE = 1 << 20
+"""Smaller bodies arrive in a few pieces: there is nothing to gain."""
+
 # Bytes of one read: larger reads are no faster. libuv reads from one socket up to 32 times before it serves others:
 # 4 MiB, about 2 ms. Several bodies share these reads, so that a turn of the event loop does not grow with their number.
 _ROOM, _READS = 1 << 17, 32
-
-
-class DirectBodyProtocol(UpgradeIgnoringProtocol):
-    """Give every request with a large body of known length its `DirectReader`."""
-
-    _direct_body: DirectReader | None = None
-
-    def on_headers_complete(self) -> None:
-        """Handle the request, with a `DirectReader` if its body is large."""
-        super().on_headers_complete()
-        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._direct_body = None
-        if length >= _LEAST and self.scheme == "http":
-            self._direct_body = connection_of(cast("Scope", self.scope)).direct_body = DirectReader(self, length)
-
-    def on_body(self, body: bytes) -> None:
-        """Receive bytes of a body whose destination is not known yet."""
-        super().on_body(body)
-        if self._direct_body is not None:
-            self._direct_body.passed(len(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the body."""
-        self._direct_body = None
-        super().connection_lost(exc)
 
 
 class DirectReader(asyncio.BufferedProtocol):

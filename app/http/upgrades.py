@@ -11,19 +11,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.http.pipelining import PipeliningProtocol
-
-__all__ = ["UpgradeIgnoringProtocol", "make_parser"]
+__all__ = ["make_parser"]
 
 _FRAMING = (b"content-length", b"transfer-encoding")
-
-
-class UpgradeIgnoringProtocol(PipeliningProtocol):
-    """Handle requests with an `Upgrade` header as if they had none."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.parser = make_parser(self)
 
 
 def make_parser(http: HttpToolsProtocol) -> httptools.HttpRequestParser:
@@ -42,7 +32,7 @@ class _Parser(httptools.HttpRequestParser):
     def feed_data(self, data: Any) -> None:
         """Parse the next bytes; raises `HttpParserError`, and `HttpParserUpgrade` for CONNECT only.
 
-        Calls itself for what follows a head with `Upgrade`: `PipeliningProtocol` bounds how many of them `data` has.
+        Calls itself for what follows a head with `Upgrade`: `HttpProtocol` bounds how many of them `data` has.
         """
         try:
             super().feed_data(data)

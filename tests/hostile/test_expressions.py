@@ -35,7 +35,7 @@ WORST: dict[str, list[str]] = {
     "app.http.overload._GIVEN_ID": ["\nx-request-id:" + " " * SIZE, "\nx-request-id:" * (SIZE // 14), "\n" * SIZE],
     "app.http.overload._LINE": ["GET " + "a" * SIZE, "GET /" + "?" * SIZE + " HTTP/1.1", "G" * SIZE],
     "app.http.overload._PROXIED": ["\nforwarded" + " " * SIZE, "\nforwarded " * (SIZE // 11)],
-    "app.http.pipelining._EMPTY_LINE": ["\n\r" * SIZE, "\r" * SIZE, "\n" * SIZE],
+    "app.http.protocol._EMPTY_LINE": ["\n\r" * SIZE, "\r" * SIZE, "\n" * SIZE],
     "app.intake.json._GAP": [" " * SIZE, " " * SIZE + ":" + " " * SIZE],
     "app.intake.json._STRING": ["\\" * SIZE, "a" * SIZE, "\\a" * SIZE],
     "app.intake.numbers._STRING": ['"' + "a" * SIZE, '"' * SIZE, '"' + "\\" * SIZE],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.http.heads import MAX_FIELDS
+from app.http.protocol import MAX_FIELDS
 from tests.app import oip
 from tests.app.resident import Resident
 from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.http.pipelining import MAX_WAITING
+from app.http.protocol import MAX_WAITING
 from tests.app.bare import connected, form, multipart, replies
 from tests.app.resident import Resident
 from tests.app.samples import NPY, SLOW, doubled, parts, read_npy, same_bits
