@@ -11,10 +11,8 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from app.api import docs as docs_pages
 from app.api import pages as ops_pages
 from app.api import rest, web
-from app.api.oip import extensions
 from app.api.oip import routes as oip
 from app.api.oip.body import HEAD_LENGTH
 from app.api.routing import Application, Routes
@@ -36,12 +34,10 @@ __all__ = ["ROUTERS", "create_app"]
 ROUTERS = (
     rest.router,
     oip.router,
-    extensions.router,
     rpc.router,
     ops_pages.health,
     ops_pages.router,
     web.router,
-    docs_pages.router,
 )
 """The routes of the application; the first match wins."""
 
@@ -70,7 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = Application(lifespan=lifespan)
     app.state.service = service
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
-    free = FREE_PAGES | docs_pages.PATHS | web.PATHS
+    free = FREE_PAGES | web.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
     checks = [CrossOriginProtection(settings).check, Authentication(make_key_ring(settings), free).check]

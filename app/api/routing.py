@@ -6,13 +6,8 @@ small call (`benchmarks.service`, tiny).
 
 from __future__ import annotations
 
-import asyncio
-import gzip
-import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
@@ -21,10 +16,9 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.calls.service import Service
-from app.replies.coding import accepts
 from convgrad._errors import MethodNotAllowed, NotFound
 
-__all__ = ["Application", "Routes", "file_router", "service_of"]
+__all__ = ["Application", "Routes", "service_of"]
 
 # Limits of the cache of routes: the APIs have some dozens of paths, and other requests must not fill the memory.
 _MOST_PATHS = 256
@@ -86,45 +80,3 @@ class Routes:
         if "GET" in allowed:
             allowed.add("HEAD")
         raise MethodNotAllowed("this page does not support that method", data={"allow": sorted(allowed)})
-
-
-def file_router(files: Mapping[str, tuple[Path, str]], policy: str) -> APIRouter:
-    """Return routes that send a file with its media type for each path.
-
-    `policy` is their Content-Security-Policy. Browsers ask each time whether a file has changed, so that no page mixes
-    the files of two versions; files are compressed for clients that decode gzip.
-    """
-    router = APIRouter()
-    headers = {
-        "content-security-policy": policy,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",
-        "vary": "accept-encoding",
-    }
-
-    def add(path: str, file: Path, media_type: str) -> None:
-        @router.get(path)
-        async def page(request: Request) -> Response:
-            gzipped = accepts(request.headers.get("accept-encoding"), "gzip")
-            content, tag = await asyncio.to_thread(_sent, file, gzipped)
-            sent = {**headers, "etag": tag, **({"content-encoding": "gzip"} if gzipped else {})}
-            if tag in re.findall(r'"[^"]*"', request.headers.get("if-none-match", "")):
-                return Response(status_code=304, headers=sent)
-            return Response(content, media_type=media_type, headers=sent)
-
-    for path, (file, media_type) in files.items():
-        add(path, file, media_type)
-    return router
-
-
-def _sent(file: Path, gzipped: bool) -> tuple[bytes, str]:
-    """Return the bytes of a file as they are sent, and their entity tag, which the compression changes."""
-    return _content(file, gzipped, file.stat().st_mtime_ns)
-
-
-@lru_cache(128)
-def _content(file: Path, gzipped: bool, _changed_ns: int) -> tuple[bytes, str]:
-    content = file.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()[:32]
-    return (gzip.compress(content, mtime=0), f'"{digest}-gzip"') if gzipped else (content, f'"{digest}"')

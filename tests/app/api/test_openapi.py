@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 
-from app.api import docs, web
+from app.api import web
 from app.main import ROUTERS
 from kernels.target import target
 from schemas.openapi import openapi_document
@@ -62,7 +62,7 @@ def test_every_page_is_described(openapi: dict[str, Any]) -> None:
     """The document has every route, but files and what only some clients of Triton need, and lists its answers."""
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     served = {(method.lower(), route.path) for route in routes for method in route.methods or ()}
-    files = {(method, path) for path in docs.PATHS | web.PATHS for method in ("get", "head")}
+    files = {(method, path) for path in web.PATHS for method in ("get", "head")}
     others = {("get", "/openapi.json"), ("get", "/v2/"), ("post", "/v2/cudasharedmemory/unregister")}
     heads = {("head", f"/{path}") for path in ("healthz", "readyz", "v2/health/live", "v2/health/ready")}
     described = {(method, path) for path, page in openapi["paths"].items() for method in page}
