@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Any
 
 from app.telemetry.context import Timings
@@ -13,66 +13,42 @@ __all__ = ["Statistics"]
 # Triton's names for the parts of a request, and ours.
 _PARTS = {"queue": "queue", "compute_input": "decode", "compute_infer": "compute", "compute_output": "encode"}
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
-
-
-@dataclass(slots=True)
-class _Duration:
-    count: int = 0
-    ns: int = 0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.ns += round(seconds * 1e9)
-
-    def report(self) -> dict[str, int]:
-        return {"count": self.count, "ns": self.ns}
-
-
-def _durations() -> dict[str, _Duration]:
-    return {name: _Duration() for name in ("success", "fail", *_PARTS)}
-
-
-@dataclass(slots=True)
-class _Model:
-    last_ms: int = 0
-    durations: dict[str, _Duration] = field(default_factory=_durations)
+# There is no response cache.
+_DURATIONS = ("success", "fail", *_PARTS, "cache_hit", "cache_miss")
 
 
 class Statistics:
     """Count the inferences of each model name since the service started."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _Model] = {}
+        self._last_ms: dict[str, int] = {}
+        self._counts, self._ns = Counter[tuple[str, str]](), Counter[tuple[str, str]]()  # by model and duration
 
     def succeeded(self, model: str, seconds: float, timings: Timings) -> None:
         """Count a successful request and its timings."""
-        entry = self._entry(model)
-        entry.durations["success"].add(seconds)
-        for name, part in _PARTS.items():
-            entry.durations[name].add(timings.seconds.get(part, 0.0))
+        parts = {name: timings.seconds.get(part, 0.0) for name, part in _PARTS.items()}
+        self._add(model, {"success": seconds, **parts})
 
     def failed(self, model: str, seconds: float) -> None:
         """Count a request that was rejected, failed or abandoned by its client."""
-        self._entry(model).durations["fail"].add(seconds)
+        self._add(model, {"fail": seconds})
 
     def report(self, model: str, version: str) -> dict[str, Any]:
         """Return the protocol's object for one model; zeros if it was never called."""
-        entry = self._models.get(model) or _Model()
-        done = entry.durations["success"].count
-        durations = {name: duration.report() for name, duration in entry.durations.items()}
-        unused = _Duration().report()  # there is no response cache
+        durations = {name: {"count": self._counts[model, name], "ns": self._ns[model, name]} for name in _DURATIONS}
+        done = self._counts[model, "success"]
         return {
             "name": model,
             "version": version,
-            "last_inference": entry.last_ms,
+            "last_inference": self._last_ms.get(model, 0),
             "inference_count": done,
             "execution_count": done,
-            "inference_stats": {**durations, "cache_hit": unused, "cache_miss": unused},
+            "inference_stats": durations,
             "batch_stats": [{"batch_size": 1, **{name: durations[name] for name in _COMPUTE}}] if done else [],
         }
 
-    def _entry(self, model: str) -> _Model:
-        if (entry := self._models.get(model)) is None:
-            entry = self._models[model] = _Model()
-        entry.last_ms = int(time.time() * 1000)
-        return entry
+    def _add(self, model: str, durations: dict[str, float]) -> None:
+        self._last_ms[model] = int(time.time() * 1000)
+        for name, seconds in durations.items():
+            self._counts[model, name] += 1
+            self._ns[model, name] += round(seconds * 1e9)
