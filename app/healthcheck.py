@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _connection() -> http.client.HTTPConnection:
-    """Open a connection as the settings say; the operators' port is preferred because it needs no certificate."""
+    """Open a connection by the settings; the operators' port is preferred because it needs no certificate."""
     if ops_port := _setting("OPS_PORT"):
         host = _probe_address(_setting("OPS_HOST") or "127.0.0.1")
         return http.client.HTTPConnection(host, int(ops_port), timeout=_TIMEOUT_S)
@@ -55,7 +55,7 @@ def _connection() -> http.client.HTTPConnection:
     if not _setting("TLS_CERTIFICATE"):
         return http.client.HTTPConnection(host, main_port, timeout=_TIMEOUT_S)
     if _setting("TLS_CLIENT_CA"):
-        raise ValueError("clients need a certificate: set CONVGRAD_OPS_PORT, which does not ask for one")
+        raise ValueError("clients need a certificate: set CONVGRAD_OPS_PORT, which needs none")
     # The certificate is for the service's public name, not for the loopback address.
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE

@@ -311,11 +311,11 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
 
     async def submit_outcome(self, case: SealedCase, outcome: str) -> None:
         """Say that the kernel has no result of a sealed case: it is `unsupported`, or the kernel `failed`."""
-        await self._fetch(sealed.asked("/submit", {"case": case.number, "outcome": outcome}, case.check))
+        await self._fetch(sealed.post("/submit", {"case": case.number, "outcome": outcome}, case.check))
 
     async def finish_check(self, check: str) -> dict[str, Any]:
         """End a sealed check; return its signed document."""
-        return core.object_of(await self._fetch(sealed.asked("/finish", {}, check)))
+        return core.object_of(await self._fetch(sealed.post("/finish", {}, check)))
 
     async def drop_check(self, check: str) -> None:
         """Have the service forget a sealed check."""
@@ -323,7 +323,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
 
     async def verify_signature(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the service whether it signed the document of a sealed check; return `valid`, `reason` and `key_id`."""
-        return core.object_of(await self._fetch(sealed.asked("/verify-signature", document)))
+        return core.object_of(await self._fetch(sealed.post("/verify-signature", document)))
 
     async def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

@@ -203,7 +203,7 @@ class _RetryLater(ServiceError):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds to wait before retrying, or None when the service did not say."""
+        """Seconds to wait before retrying, or None if the service gave none."""
         value = self.data.get("retry_after")
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 

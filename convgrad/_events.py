@@ -57,7 +57,7 @@ class Result:
 
     @property
     def array(self) -> Array:
-        """The first output; there is one unless the call asked for several."""
+        """The first output, and the only one unless the call requested several."""
         return next(iter(self.outputs.values()))
 
 

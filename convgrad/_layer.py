@@ -123,7 +123,7 @@ class Layer:
         return client.run_detailed(op, inputs, attributes, outputs=names, **how).outputs
 
     def folded(self) -> Layer:
-        """Return the same layer with an output padding of less than its stride, as the service wants it.
+        """Return the same layer with an output padding below its stride, as the service requires.
 
         Frameworks allow more where the dilation is larger than the stride; it is the same as less padding at the end.
         Raises `Unsupported` where the padding is too small for that.

@@ -16,7 +16,7 @@ from convgrad._inference import json_bytes
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
 
-__all__ = ["SealedCase", "asked", "beginning", "case_of", "deletion", "next_request", "submission"]
+__all__ = ["SealedCase", "beginning", "case_of", "deletion", "next_request", "post", "submission"]
 
 _ID = re.compile(r"[0-9a-z]{1,64}")
 
@@ -38,7 +38,7 @@ class SealedCase:
     """The fields of the problem that the attributes are made of: channels, groups, pads, .."""
 
 
-def asked(what: str, document: Mapping[str, Any], check: str | None = None) -> Request:
+def post(what: str, document: Mapping[str, Any], check: str | None = None) -> Request:
     """Build a request about a check, or one without a check; raises `NotFound` for a malformed id."""
     text = json_bytes(document)
     return Request("POST", _path(check, what), body=Body("application/json", len(text), lambda: [text]))
@@ -46,7 +46,7 @@ def asked(what: str, document: Mapping[str, Any], check: str | None = None) -> R
 
 def beginning(document: Mapping[str, Any]) -> Request:
     """Build the request that begins a check. Sent twice, it would begin two."""
-    return replace(asked("", document), repeatable=False)
+    return replace(post("", document), repeatable=False)
 
 
 def deletion(check: str) -> Request:
@@ -56,7 +56,7 @@ def deletion(check: str) -> Request:
 
 def next_request(check: str, *, seed: bool) -> Request:
     """Build the request for the next case."""
-    request = asked("/next", {"send": "seed" if seed else "tensors"}, check)
+    request = post("/next", {"send": "seed" if seed else "tensors"}, check)
     return Request("POST", request.path, "multipart/form-data, application/problem+json", request.body)
 
 

@@ -19,7 +19,7 @@ __all__ = ["Call", "read_call"]
 class Call:
     """The valid parts of a call.
 
-    `outputs` are the canonical names of the outputs asked for. `weights` is the weights' shape and `weights_loc` where
+    `outputs` are the canonical names of the requested outputs. `weights` is the weights' shape and `weights_loc` where
     it was given; `result` and `result_loc` are the same for the shape of `diff_src` where the call gives it. `output`
     is the output tensor of a dumped op, or None.
     """
@@ -75,7 +75,7 @@ def read_call(
 
 
 def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
-    """Return the canonical names of the outputs asked for; by default the operation's first."""
+    """Return the canonical names of the requested outputs; by default the operation's first."""
     spellings, found = called.operation.output_spellings, []
     for index, name in enumerate(asked):
         output = spellings.get(name)
@@ -85,7 +85,7 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: lis
             msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
             problems.append(problem(loc, msg + advice(called, name, "output"), "unknown_output"))
         elif output in found:
-            msg = f"outputs must name each output once, but {safe_key(name)} is asked for again"
+            msg = f"outputs must name each output once, but repeats {safe_key(name)}"
             problems.append(problem(loc, msg, "conflict"))
         else:
             found.append(output)
@@ -99,7 +99,7 @@ def _check_needed(call: Call, problems: list[Problem]) -> None:
             continue
         output, given = call.called.wire_names[row.only_for], row.name in call.inputs.metas
         if given and row.only_for not in call.outputs:
-            call.warnings.append(f"{call.name(row.name)} is not read: {output} is not among the outputs asked for")
+            call.warnings.append(f"{call.name(row.name)} is not read: {output} is not among the requested outputs")
         elif not given and row.only_for in call.outputs and row.name not in call.inputs.bad:
             name = call.called.wire_names[row.name]
             problems.append(problem(["inputs", name], f"{name} is required for {output}", "missing"))

@@ -34,7 +34,7 @@ def resolve(
 
     `attributes` may be a whole dumped op, whose inputs replace absent `inputs`. An input is a `TensorMeta`, a mapping
     with `dtype` and `shape`, or, for `weights_shape`, a list. `output` is what the caller expects, and
-    `outputs` are the names of the outputs asked for, in either spelling; by default the operation's first.
+    `outputs` are the names of the requested outputs, in either spelling; by default the operation's first.
 
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
     f32, f16, bf16, and f64, for which see `require_reference`.

@@ -19,8 +19,8 @@ class ResolvedOp:
 
     Names are canonical; `wire_name` and `reply_attributes` translate them to the call's dialect. `inputs` are the
     tensors that the computation reads, in the order of the operation's table, and `outputs` what it computes, in the
-    order asked for. `dst_shape` is the shape of `diff_src`,
-    like the attribute of that name. `macs` counts multiply-adds, including those with padding.
+    requested order. `dst_shape` is the shape of `diff_src`, like the attribute of that name. `macs` counts
+    multiply-adds, including those with padding.
     """
 
     called: CalledOperation

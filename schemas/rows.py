@@ -63,7 +63,7 @@ class AttributeRow:
 class TensorRow:
     """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape.
 
-    An input that is `only_for` an output is read when a call asks for that one; then it is required.
+    An input that is `only_for` an output is read, and required, when a call requests that output.
     """
 
     name: str
@@ -82,7 +82,7 @@ class TensorRow:
 class Operation:
     """One operation: its names, attributes, inputs, outputs, and the pages that specify it.
 
-    `extras` are outputs that a call may ask for beside `output` or in its place (`options.outputs`).
+    `extras` are outputs that a call may request in addition to `output` or instead of it (`options.outputs`).
     """
 
     name: str
@@ -100,7 +100,7 @@ class Operation:
 
     @property
     def outputs(self) -> tuple[TensorRow, ...]:
-        """Everything that a call may ask for."""
+        """All outputs that a call may request."""
         return self.output, *self.extras
 
     @cached_property
@@ -110,7 +110,7 @@ class Operation:
 
     @property
     def computes(self) -> Literal["dst", "diff_src", "diff_weights", "diff_bias"]:
-        """What the operation computes unless a call asks for something else, by its new name."""
+        """The output that the operation computes by default, by its new name."""
         return self.output.name  # type: ignore[return-value] # as the tests of the tables check
 
     @cached_property

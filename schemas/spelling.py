@@ -105,7 +105,7 @@ def _normalised(name: str, value: Any) -> Any:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Tell whether two spellings of one attribute say the same."""
+    """Whether the values of two spellings of one attribute are the same."""
     # Nested lists are not compared: they are wrong anyway, and deep ones would exhaust the stack.
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) <= MAX_DIMS and all(

@@ -406,7 +406,7 @@ def find_operation(name: object) -> CalledOperation:
 
 
 def operation_hint(name: object, problems: Sized = ()) -> tuple[str | None, str]:
-    """Return what an unknown operation may be here, if that is known, and the end of the message that says so.
+    """Return the operation that an unknown name may stand for, if any, and the end of the error message.
 
     `problems` are as in `near_miss`.
     """

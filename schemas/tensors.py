@@ -116,7 +116,7 @@ class TensorDescription(_Closed):
 
 
 class TensorReply(_Closed):
-    """An output tensor in the encoding that the call asked for; a streamed one has a checksum instead of data."""
+    """An output tensor in the requested encoding; a streamed one has a checksum instead of data."""
 
     dtype: WireDType
     shape: Shape | None = None

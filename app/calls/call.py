@@ -111,7 +111,7 @@ class Call:
         self.outputs = tuple(
             [CallOutput(prepared.op.wire_name(each.output.name), each) for each in prepared.computations]
         )
-        """The results, in the order asked for."""
+        """The results, in the requested order."""
         self._resources = resources
         self._inputs = _segments_of(prepared.op, tensors)
         self._lease = lease

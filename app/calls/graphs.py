@@ -180,7 +180,7 @@ class GraphRun:
 
     @property
     def output_bytes(self) -> int:
-        """Size of the tensors asked for."""
+        """Size of the requested tensors."""
         tensors = self._prepared.graph.tensors
         return sum(_bytes(tensors[number], self._prepared.layout) for number in self._prepared.wanted)
 
@@ -194,7 +194,7 @@ class GraphRun:
         self._admitted.close()
 
     def result(self) -> Result:
-        """Return the tensors asked for, and what was computed."""
+        """Return the requested tensors, and the statistics of all nodes."""
         assert self._result is not None
         return self._result
 
@@ -259,7 +259,7 @@ def _segment(call: Call) -> Segment:
 
 
 async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> HeldTensor:
-    """Return a result, in the memory layout of its logical tensor if the request asks for that."""
+    """Return a result, in the memory layout of its logical tensor if that was requested."""
     tensor = prepared.graph.tensors[number]
     assert tensor.shape is not None
     if prepared.layout == "logical" or tensor.strides is None:

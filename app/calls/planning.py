@@ -191,7 +191,7 @@ def plan_call(
 
 
 def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
-    """Whether the result of `op` is verified by projections: if that was asked for, or the reference takes too long."""
+    """Whether the result of `op` is verified by projections: if requested, or if the reference takes too long."""
     beyond = work_of_verification(op, fast=False) > settings.work_limit
     return asked is not False and bool(asked or beyond) and is_projectable(problem_of(op))
 

@@ -75,7 +75,7 @@ class Service:
         self.on_failed: Callable[[str], None] = lambda _: None
         """Called with the cause when no worker can be started and the process has to exit."""
         self.draining = False
-        """Whether the process is about to exit, which /readyz says."""
+        """Whether the process is about to exit; /readyz then replies with 503."""
         self.admitting = True
         """Whether requests are admitted; `draining` alone does not refuse them."""
         self.on_ready: Callable[[], None] = lambda: None
@@ -169,7 +169,9 @@ class Service:
         if not self.admitting:
             raise ShuttingDown("the service is shutting down", retry_after=5)
         if not self.engine.ready and self.engine.failure is not None:
-            raise Overloaded("the service has no workers; /readyz says why", retry_after=5, data={"reason": "failed"})
+            raise Overloaded(
+                "the service has no workers; /readyz has the cause", retry_after=5, data={"reason": "failed"}
+            )
         if not self.engine.ready:
             raise Overloaded(
                 "the service is starting: its kernels are being compiled",

@@ -21,7 +21,7 @@ __all__ = ["check", "compute", "identity", "load"]
 
 @cache
 def identity() -> str:
-    """Name what decides the bits of a result: target, sources of the kernels and of this package, NumPy, compiler."""
+    """Return what decides the bits of a result: target, sources of the kernels and this package, NumPy, compiler."""
     from importlib.metadata import version
 
     import kernels

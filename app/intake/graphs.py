@@ -72,7 +72,7 @@ def read_graph_request(request: Any) -> GraphRequest:
 
 
 def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
-    """Return the ids of the tensors asked for: any that a node computes, by default those that no node reads."""
+    """Return the ids of the requested tensors: any that a node computes, by default those that no node reads."""
     if asked is None:
         return tuple(graph.outputs)
     made = {node.output for node in graph.nodes}
@@ -91,7 +91,7 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
             msg = f"outputs[{index}] must be the id of a tensor that a node computes: {known}"
             problems.append(problem(["outputs", index], msg, "unknown_output"))
         elif number in wanted:
-            problems.append(problem(["outputs", index], f"tensor {number} is asked for twice", "conflict"))
+            problems.append(problem(["outputs", index], f"tensor {number} is requested twice", "conflict"))
         else:
             wanted.append(number)
     if problems:

@@ -68,7 +68,7 @@ class MultipartIntake:
         self._body: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
         self._coming: dict[str, _TensorPart] = {}  # those that were not complete at the last `supply`
-        self._missing: set[str] = set()  # inputs of which the rules need to know more
+        self._missing: set[str] = set()  # inputs whose dtype, shape or values are not known yet
         self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
 
     async def events(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[RequestEvent]:

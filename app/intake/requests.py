@@ -90,7 +90,7 @@ class RequestedCall:
 
     @property
     def metas(self) -> dict[str, TensorMeta | list[int]]:
-        """What the operation's rules need to know about the inputs."""
+        """Dtype and shape of the inputs, and the values of shapes, for the operation's rules."""
         return metas(self.inputs)
 
 

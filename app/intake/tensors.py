@@ -59,7 +59,7 @@ class Elements(Protocol):
 class Tensor:
     """One input: its dtype and shape, and what holds its elements, or None if it was only described.
 
-    `fortran` and `swapped` tell `collect_tensors` to change the order of its elements or of their bytes.
+    `collect_tensors` reorders the elements if they are in `fortran` order, and their bytes if those are `swapped`.
     """
 
     dtype: DType
@@ -70,7 +70,7 @@ class Tensor:
 
     @property
     def meta(self) -> TensorMeta:
-        """What the operation's rules need to know."""
+        """Dtype and shape, for the operation's rules."""
         return TensorMeta(self.dtype.name, self.shape)
 
     @property
@@ -121,7 +121,7 @@ async def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_d
 
 
 def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None:
-    """Check the size of a tensor that is still arriving, as far as its description tells.
+    """Check the size of a tensor that is still arriving, if its description has arrived.
 
     Raises `InvalidParams` if the body can't contain it, and `TooLarge` if it exceeds the `memory` of the service.
     """
@@ -138,7 +138,7 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
 
 
 def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
-    """Return what the operation's rules need to know about each input."""
+    """Return dtype and shape of each input, or the values of a shape, for the operation's rules."""
     return {name: value.meta if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 

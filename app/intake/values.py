@@ -61,7 +61,7 @@ class TensorStrings:
         return _String(self, name, skeleton, bound)
 
     def begin(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
-        """Begin to decode a string; dtype and shape, if they come before it, say how long it must be."""
+        """Begin to decode a string; dtype and shape, if they come before it, give its length."""
         self._count += 1
         if self._count > _MOST_STRINGS:
             raise TooLarge(
@@ -143,7 +143,7 @@ class _String:
             if region[end] == _QUOTE:
                 return self._close(tensor, start + end - len(cut))
             if not _ESCAPE_CUT.match(region, end):
-                raise ParseError("the body is not JSON: a string has an escape that JSON does not know")
+                raise ParseError("the body is not JSON: a string has an invalid escape")
             self._cut_escape = region[end:]
         return start + len(region) - len(cut), False
 

@@ -497,4 +497,4 @@ class LocalEngine:
 
 
 def _no_workers() -> Overloaded:
-    return Overloaded("the service has no workers; /readyz says why", retry_after=5.0, data={"reason": "failed"})
+    return Overloaded("the service has no workers; /readyz has the cause", retry_after=5.0, data={"reason": "failed"})

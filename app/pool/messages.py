@@ -98,7 +98,7 @@ class Failed(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Server to worker: write `token` to the control page, and say hello."""
+    """Server to worker: write `token` to the control page, and reply with `Hello`."""
 
     token: int
 

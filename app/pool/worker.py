@@ -48,7 +48,7 @@ def work(sock: socket.socket, control: ControlPage) -> None:
 
 
 class _Worker:
-    """Cache mapped segments and unpickled plans; the server says when to drop one."""
+    """Cache mapped segments and unpickled plans, until the server sends `Forget`."""
 
     def __init__(self, sock: socket.socket, control: ControlPage) -> None:
         self._control = control

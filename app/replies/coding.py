@@ -23,7 +23,7 @@ _INLINE = 32 << 10
 
 
 def choose_coding(accept_encoding: str | None) -> str | None:
-    """Return the content coding that a client asked for; None to send the reply as it is.
+    """Return the content coding that a client requests; None to send the reply as it is.
 
     HTTP libraries list every coding they can decode by default (`gzip, deflate, br`), and compressing a tensor takes
     longer than sending it. So a reply is compressed only for a client that names a single coding, or that rates one

@@ -1,6 +1,6 @@
 """The `application/x-tensor-stream` reply: `begin`, then `progress` and `tile`, then `end` or `error`.
 
-Several outputs are as many such streams in one, in the order asked for; each `begin` has the names of all `outputs`.
+Several outputs follow each other in the requested order; each `begin` has the names of all `outputs`.
 """
 
 from __future__ import annotations

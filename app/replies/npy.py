@@ -41,10 +41,10 @@ class ReadyRows:
 
 
 def check_outputs(prepared: Prepared) -> None:
-    """Raise `NotAcceptable` for a call of several outputs, of which a `.npy` file has one."""
+    """Raise `NotAcceptable` for a call with several outputs: a `.npy` file holds one."""
     if len(prepared.computations) > 1:
         raise NotAcceptable(
-            f"{MEDIA_TYPE} has one output, but the call asks for {len(prepared.computations)}",
+            f"{MEDIA_TYPE} can hold one output, but the call requests {len(prepared.computations)}",
             data={"supported": ["application/json", "multipart/form-data", "application/x-tensor-stream"]},
         )
 

@@ -59,7 +59,7 @@ def _event(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 async def send_events(work: Work, send: Send) -> None:
-    """Run the work and send its messages as the whole reply; they name it by the id of the request."""
+    """Run the work and send its messages as the whole reply, with the request id as their id."""
     async with EventStream(send) as stream:
         await stream_work(work, stream, current_context().request_id)
 

@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 class Unsupported(Exception):  # noqa: N818 - a kernel that takes fewer problems is no error
-    """The kernel says that it does not take the problem."""
+    """The kernel does not take the problem."""
 
 
 class CrashedError(Exception):
@@ -64,7 +64,7 @@ class Adapter(Protocol):
 
 
 def adapter(kernel: str, arrays: str, takes: Mapping[str, Any], api_key: str | None = None) -> Adapter:
-    """Load a kernel by its name; `takes` overrides what it says itself. Raises `ValueError` if it can't be used."""
+    """Load a kernel by its name; `takes` overrides its own. Raises `ValueError` if it can't be used."""
     name, _, rest = kernel.partition(":")
     if kernel.startswith(("http://", "https://")):
         from convgrad._check.remote import remote  # only this kind needs httpx

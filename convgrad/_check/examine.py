@@ -153,7 +153,7 @@ def _faults_of(outcome: Outcome) -> list[Fault]:
 def _repeated(
     case: Case, inputs: dict[str, Array], result: Array, run: Callable[..., Array], wanted: Collection[str]
 ) -> list[Fault]:
-    """Call again with the tensors elsewhere and other data in the result's memory; tell causes apart by more calls."""
+    """Call again with other addresses and other data in the result's memory; if the bits differ, find out why."""
     elsewhere = Memory(poison=0x7B, at_end=case.number % 4 != 3, aligned=False)
     other: Any = run(case.problem, inputs, elsewhere)
     if same_bits(result, other):

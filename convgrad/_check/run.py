@@ -165,7 +165,7 @@ class _Check:
 
 
 def _cause(fault: Fault) -> str:
-    """Return what may tell causes apart: the best hint of a wrong result without its numbers, the error raised."""
+    """Return what may distinguish causes: the best hint of a wrong result without its numbers, the error raised."""
     if fault.report is None:
         return fault.text.partition(":")[0] if fault.kind == "raised" else ""
     data = fault.report.data

@@ -81,18 +81,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _outputs_of(spec: CallSpec, options: argparse.Namespace) -> list[str] | None:
-    """Return the outputs that the command line, or else the spec, asks for."""
+    """Return the outputs requested on the command line, or else by the spec."""
     asked = options.outputs or spec.options.get("outputs")
     return asked if isinstance(asked, list) else None
 
 
 def _algorithm_of(spec: CallSpec, options: argparse.Namespace) -> Any:
-    """Return the algorithm that the command line, or else the spec, asks for."""
+    """Return the algorithm requested on the command line, or else by the spec."""
     return options.algorithm or spec.options.get("algorithm") or "direct"
 
 
 def _reproducible(spec: CallSpec, options: argparse.Namespace) -> bool:
-    """Return whether the command line or the spec asks for a `reproducible` result."""
+    """Return whether the command line or the spec requests a `reproducible` result."""
     return bool(options.reproducible) or spec.options.get("reproducible") is True
 
 

@@ -56,7 +56,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def takes_of(options: argparse.Namespace, client: Client) -> dict[str, Any]:
-    """Return what the flags say that the kernel takes."""
+    """Return what the kernel takes according to the flags."""
     takes = dict(map(_field, options.takes or []))
     takes |= {"ops": _canonical(client, _words(options.ops))} if options.ops else {}
     return takes | ({"dtypes": _words(options.dtypes)} if options.dtypes else {})
@@ -89,7 +89,7 @@ def progress(options: argparse.Namespace) -> Iterator[Callable[[str, float], obj
 
 
 def _write(data: Data, options: argparse.Namespace) -> None:
-    """Write the reports that were asked for, and print one."""
+    """Write the requested reports, and print one."""
     scripts = {}
     if options.scripts:
         Path(options.scripts).mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Ask the service whether it signed a document, and say what the document says."""
+    """Ask the service whether it signed a document, and print the document's result."""
     document = json.loads(Path(options.verify_signature).read_bytes())
     options.url = options.sealed or options.url
     with connected(options) as client:

@@ -49,8 +49,8 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
         }
         for row in operation.inputs
     ]
-    told = {row.spelled(called.dialect): f"{row.kind}: {row.doc}" for row in operation.attributes}
-    told |= {
+    parameters = {row.spelled(called.dialect): f"{row.kind}: {row.doc}" for row in operation.attributes}
+    parameters |= {
         "datatypes": ", ".join(dtype(name).oip for name in DTYPE_NAMES),
         "reference": "bool: use the slow kernel that accumulates in float64; it alone computes "
         + ", ".join(dtype(name).oip for name in REFERENCE_DTYPES),
@@ -70,7 +70,7 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
             {**_config(called, row), "label_filename": "", "is_shape_tensor": False} for row in operation.outputs
         ],
         "instance_group": [{"name": called.called_as, "kind": "KIND_CPU", "count": workers}],
-        "parameters": {name: {"string_value": text} for name, text in told.items()},
+        "parameters": {name: {"string_value": text} for name, text in parameters.items()},
         "model_transaction_policy": {"decoupled": False},
     }
 

@@ -37,7 +37,7 @@ _WHOLE = 64 << 10
 async def send_inference(
     call: Call, request: InferRequest, send: Send, *, coding: str | None, regions: Mapping[str, Region]
 ) -> None:
-    """Reply with the outputs of a finished call, each in the form that the request asked for.
+    """Reply with the outputs of a finished call, each in the requested form.
 
     Raises, before the reply begins, what `Region.write` raises.
     """

@@ -181,7 +181,7 @@ def test_an_npy_reply_has_one_output(http: httpx.Client) -> None:
     ("outputs", "loc", "rule"),
     [
         (["dst"], ["options", "outputs", 0], "dst is not an output"),
-        (["diff_bias", "bias_delta"], ["options", "outputs", 1], "asked for again"),
+        (["diff_bias", "bias_delta"], ["options", "outputs", 1], "but repeats bias_delta"),
         ([], ["options", "outputs"], "1 to 16 names"),
         ("diff_bias", ["options", "outputs"], "1 to 16 names"),
         ([1], ["options", "outputs"], "1 to 16 names"),
