@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from convgrad._dtypes import DTYPES
+from convgrad._dtypes import DTYPES, MAX_RANK
 from convgrad._errors import BrokenStream, ProtocolError, error_from_code
 from convgrad._events import Array, Event, Progress, Result, Tile
 from convgrad._frames import Bytes, Frame, FrameDecoder
 
 __all__ = ["Assembly"]
-
-_MAX_RANK = 64
 
 
 class Assembly:
@@ -170,8 +168,8 @@ def _integers(header: dict[str, Any], key: str) -> tuple[int, ...]:
     value = header.get(key)
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         raise _wrong(key, "a list of integers of at least 0")
-    if len(value) > _MAX_RANK or math.prod(item for item in value if item) >= 2**60:
-        raise _wrong(key, f"at most {_MAX_RANK} axes of fewer than 2^60 elements")
+    if len(value) > MAX_RANK or math.prod(item for item in value if item) >= 2**60:
+        raise _wrong(key, f"at most {MAX_RANK} axes of fewer than 2^60 elements")
     return tuple(value)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from convgrad import _frames
 from convgrad._assembly import Assembly
 from convgrad._errors import (
+    PROBLEM_JSON,
     CallerError,
     ConnectFailed,
     ConvgradError,
@@ -100,7 +101,6 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     503: Overloaded,
     504: DeadlineExceeded,
 }
-_PROBLEM = "application/problem+json"
 # Largest call, in bytes of tensors, whose reply is not streamed.
 _SMALL = 8 << 20
 # Suffix of the inputs that are lists of integers.
@@ -143,7 +143,7 @@ def call(
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE
-    return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
+    return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {PROBLEM_JSON}", body)
 
 
 def with_upload_progress(request: Request, on_upload: OnUpload | None) -> Request:
@@ -211,7 +211,7 @@ def verification(
 ) -> Request:
     """Build the multipart request that verifies a result, which is among the inputs."""
     computed = multipart_call(op, inputs, attributes, options=options, verified=True)
-    return replace(computed, path=_op_path(op) + "/verify", accept=f"{MEDIA_TYPE}, {_PROBLEM}")
+    return replace(computed, path=_op_path(op) + "/verify", accept=f"{MEDIA_TYPE}, {PROBLEM_JSON}")
 
 
 def validation(
@@ -234,7 +234,7 @@ def validation(
 def graph_run(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, options: Mapping[str, Any]) -> Request:
     """Build the request that computes a dumped graph."""
     body = graph_body(graph, inputs, outputs, options)
-    return Request("POST", "/v1/graphs", f"multipart/form-data, {_PROBLEM}", body)
+    return Request("POST", "/v1/graphs", f"multipart/form-data, {PROBLEM_JSON}", body)
 
 
 def graph_validation(graph: Dump, options: Mapping[str, Any]) -> Request:

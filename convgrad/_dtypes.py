@@ -10,7 +10,10 @@ import numpy as np
 
 from convgrad._errors import Unsupported
 
-__all__ = ["DTYPES", "DType", "dtype", "dtype_of_array", "dtype_of_oip"]
+__all__ = ["DTYPES", "MAX_RANK", "DType", "dtype", "dtype_of_array", "dtype_of_oip"]
+
+MAX_RANK = 64
+"""Axes that an array of NumPy may have."""
 
 
 @dataclass(frozen=True, slots=True)

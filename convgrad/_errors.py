@@ -37,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 __all__ = [
+    "PROBLEM_JSON",
     "BrokenStream",
     "CallerError",
     "Cancelled",
@@ -67,6 +68,9 @@ __all__ = [
     "error_classes",
     "error_from_code",
 ]
+
+PROBLEM_JSON = "application/problem+json"
+"""The media type of errors over HTTP, RFC 9457."""
 
 
 class ConvgradError(Exception):

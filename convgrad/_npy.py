@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
-from convgrad._dtypes import DTYPES, DType
+from convgrad._dtypes import DTYPES, MAX_RANK, DType
 from convgrad._errors import InvalidParams, ParseError, TooLarge, Unsupported
 
 __all__ = ["HEADER_LIMIT", "NpyHeader", "parse_header", "write_header"]
@@ -27,7 +27,6 @@ _USUAL = 256
 
 _MAGIC = b"\x93NUMPY"
 _ALIGNMENT = 64
-_MAX_RANK = 64
 _MAX_BYTES = 2**63 - 1
 # NumPy leaves room for the first axis to grow in place; the same room gives the same bytes as `numpy.save`.
 _GROWTH_DIGITS = 21
@@ -151,8 +150,8 @@ def _check_descr(descr: str) -> None:
 
 
 def _check_shape(shape: tuple[int, ...], itemsize: int) -> None:
-    if len(shape) > _MAX_RANK:
-        raise ParseError(f"a .npy shape must have at most {_MAX_RANK} axes, but has {len(shape)}")
+    if len(shape) > MAX_RANK:
+        raise ParseError(f"a .npy shape must have at most {MAX_RANK} axes, but has {len(shape)}")
     # Empty axes are left out: with them the product would hide sizes that overflow elsewhere.
     if math.prod(dim for dim in shape if dim) * itemsize > _MAX_BYTES:
         raise ParseError("the axes of a .npy shape must multiply to at most 2**63 - 1 bytes")

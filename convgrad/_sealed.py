@@ -9,7 +9,7 @@ from typing import Any
 
 from convgrad._check.cases import Case
 from convgrad._core import Request
-from convgrad._errors import NotFound, ProtocolError
+from convgrad._errors import PROBLEM_JSON, NotFound, ProtocolError
 from convgrad._events import Array
 from convgrad._graphs import tensors_of
 from convgrad._inference import json_bytes
@@ -57,7 +57,7 @@ def deletion(check: str) -> Request:
 def next_request(check: str, *, seed: bool) -> Request:
     """Build the request for the next case."""
     request = post("/next", {"send": "seed" if seed else "tensors"}, check)
-    return Request("POST", request.path, "multipart/form-data, application/problem+json", request.body)
+    return Request("POST", request.path, f"multipart/form-data, {PROBLEM_JSON}", request.body)
 
 
 def submission(case: SealedCase, result: Tensor) -> Request:

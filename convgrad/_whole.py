@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convgrad._dtypes import dtype_of_oip
+from convgrad._dtypes import MAX_RANK, dtype_of_oip
 from convgrad._errors import BrokenStream, ProtocolError, Unsupported
 from convgrad._events import Event, Result
 from convgrad._frames import Bytes
@@ -18,7 +18,6 @@ from convgrad._shared import SharedBuffer
 __all__ = ["Whole"]
 
 _MAX_HEAD = 1 << 20
-_MAX_RANK = 64
 
 
 class Whole:
@@ -76,10 +75,8 @@ class Whole:
             size = output["parameters"]["binary_data_size"] if self._shared is None else self._shared.size
         except (ValueError, KeyError, TypeError, RecursionError, Unsupported) as error:
             raise ProtocolError("the head of the reply must describe one binary output") from error
-        if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > _MAX_RANK:
-            raise ProtocolError(
-                f"the shape in the head of the reply must have up to {_MAX_RANK} integers of at least 0"
-            )
+        if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > MAX_RANK:
+            raise ProtocolError(f"the shape in the head of the reply must have up to {MAX_RANK} integers of at least 0")
         if math.prod(shape) * kind.itemsize != size:
             raise ProtocolError(f"the output needs {math.prod(shape) * kind.itemsize} bytes, but its head says {size}")
         if self._on_output is not None:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
+from convgrad._errors import PROBLEM_JSON
 from schemas.checks import CHECK_METHODS
 from schemas.rows import Operation
 from schemas.tables import OPERATIONS, find_operation, operation_names, verified
@@ -114,7 +115,7 @@ def _page(given: Page, static: dict[str, Any]) -> Page:
         content = {_JSON: {"schema": {"$ref": _REF.format(model="OipError")}}}
         errors = static["oip"]
     else:
-        content = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
+        content = {PROBLEM_JSON: {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
         statuses = problems if isinstance(problems, list) else static["problems"][problems]
         errors = {str(status): static["statuses"][str(status)] for status in statuses}
     errors = {status: {"description": text, "content": content} for status, text in errors.items()}

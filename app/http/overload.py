@@ -21,7 +21,7 @@ from app.http.exchange import LINGER_BYTES, LINGER_IDLE_S, LINGER_S
 from app.replies.body import json_bytes
 from app.replies.errors import error_reply, rpc_error
 from app.telemetry.context import MONITORED, REQUEST_ID, api_of
-from convgrad._errors import Overloaded
+from convgrad._errors import PROBLEM_JSON, Overloaded
 
 __all__ = ["RejectedConnection", "RequestStart", "rejection"]
 
@@ -36,7 +36,6 @@ _LINE = re.compile(rb"([A-Z]++) ([^ ?\r\n]*+)[^ \r\n]*+ HTTP/1\.[01]\r?\n")
 _GIVEN_ID = re.compile(rb"\nx-request-id: *+([^\r\n]*+)\r?\n", re.IGNORECASE)
 _PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *+:", re.IGNORECASE)
 _CALL = re.compile(r"/v1/ops/[^/]+(?:/verify)?|/v1/graphs|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
-_PROBLEM = "application/problem+json"
 _PLACE = "<request id>"
 
 
@@ -78,7 +77,7 @@ class RequestStart:
     @property
     def wants_problem(self) -> bool:
         """Whether it accepts problem objects instead of the errors of its protocol."""
-        return _PROBLEM.encode() in self._data
+        return PROBLEM_JSON.encode() in self._data
 
 
 def rejection(head: RequestStart, error: Overloaded) -> bytes:

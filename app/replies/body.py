@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from starlette.types import Send
 
-__all__ = ["json_bytes", "send_bytes", "send_data", "send_head", "send_piece"]
+__all__ = ["SMALL", "json_bytes", "send_bytes", "send_data", "send_head", "send_piece", "slices"]
+
+SMALL = 64 << 10
+"""A reply up to this size is sent in one piece: copying its parts is cheaper than another write to the socket."""
 
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
@@ -48,9 +51,15 @@ async def send_piece(send: Send, piece: bytes | memoryview, *, last: bool = Fals
 
 async def send_data(send: Send, data: bytes | bytearray | memoryview) -> None:
     """Send a part of the body of any size, in slices; more has to follow."""
+    for piece in slices(data):
+        await send_piece(send, piece)
+
+
+def slices(data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
+    """Cut data into pieces to write at a time."""
     view = memoryview(data)
     for start in range(0, len(view), _SLICE):
-        await send_piece(send, view[start : start + _SLICE])
+        yield view[start : start + _SLICE]
 
 
 async def send_bytes(

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.replies.body import json_bytes
 from convgrad import _errors as errors
-from convgrad._errors import ConvgradError
+from convgrad._errors import PROBLEM_JSON, ConvgradError
 
 __all__ = [
     "MAPPING",
@@ -21,7 +21,6 @@ __all__ = [
     "rpc_error",
 ]
 
-_PROBLEM = "application/problem+json"
 _PROBLEM_TYPE = "urn:convgrad:problem:"
 
 
@@ -112,10 +111,10 @@ def error_reply(error: ConvgradError, api: str, request_id: str, *, accept: str 
     detail, gets one.
     """
     status, headers = codes_of(error).status, error_headers(error)
-    if api == "oip" and _PROBLEM not in accept:
+    if api == "oip" and PROBLEM_JSON not in accept:
         status, body = 400 if status == 422 else status, json_bytes({"error": _all_rules(error)})
         return ErrorReply(status, body, "application/json", headers)
-    return ErrorReply(status, json_bytes(problem_object(error, request_id)), _PROBLEM, headers)
+    return ErrorReply(status, json_bytes(problem_object(error, request_id)), PROBLEM_JSON, headers)
 
 
 def _all_rules(error: ConvgradError) -> str:

@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from app.calls.call import Call, Prepared
 from app.calls.work import TileReady, Work, finish
-from app.replies.body import send_bytes, send_data, send_head, send_piece
+from app.replies.body import SMALL, send_bytes, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
 from convgrad._npy import write_header
@@ -18,9 +18,6 @@ from convgrad._npy import write_header
 __all__ = ["MEDIA_TYPE", "ReadyRows", "check_outputs", "send_npy"]
 
 MEDIA_TYPE = "application/x-npy"
-
-# A file up to this size is sent in one piece: copying it is cheaper than another write to the socket.
-_WHOLE = 1 << 16
 
 
 class ReadyRows:
@@ -61,7 +58,7 @@ async def send_npy(call: Work, send: Send) -> None:
     header = write_header(kind, spec.shape)
     headers = {"x-tensor-dtype": spec.dtype}
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
-    if output.nbytes <= _WHOLE:
+    if output.nbytes <= SMALL:
         await finish(call)
         with call.timings.measure("encode"):
             body = b"".join((header, output.data))

@@ -28,7 +28,7 @@ from app.pool.buffers import Segment
 from app.replies import frames
 from app.replies.accept import choose
 from app.replies.coding import choose_coding
-from convgrad._errors import InvalidParams, InvalidRequest
+from convgrad._errors import PROBLEM_JSON, InvalidParams, InvalidRequest
 from schemas.problems import problem
 from schemas.tables import CalledOperation
 
@@ -37,7 +37,7 @@ __all__ = ["OipState", "infer"]
 # The last one is curl's default, which the protocol's own examples rely on.
 _REQUEST_TYPES = ("application/octet-stream", "application/json", "", "application/x-www-form-urlencoded")
 # Whether a reply is JSON or binary depends on the requested outputs; problem objects are for errors.
-_REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, "application/problem+json")
+_REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, PROBLEM_JSON)
 
 
 class OipState:

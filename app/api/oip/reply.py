@@ -17,7 +17,7 @@ from app.api.oip.regions import Region
 from app.api.oip.request import InferRequest, RequestedOutput
 from app.calls.call import Call
 from app.calls.outputs import CallOutput
-from app.replies.body import json_bytes, send_bytes, send_head, send_piece
+from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece, slices
 from app.replies.coding import coded
 from app.replies.numbers import NUMBERS, list_pieces
 from convgrad._dtypes import dtype
@@ -28,11 +28,6 @@ __all__ = ["VERSION", "send_inference"]
 VERSION = "1"
 """The only version of every model."""
 
-# Bytes written to the socket at a time.
-_SLICE = 1 << 20
-# A reply up to this size is sent in one piece: cheaper than two system calls.
-_WHOLE = 64 << 10
-
 
 async def send_inference(
     call: Call, request: InferRequest, send: Send, *, coding: str | None, regions: Mapping[str, Region]
@@ -42,29 +37,23 @@ async def send_inference(
     Raises, before the reply begins, what `Region.write` raises.
     """
     pairs = list(zip(request.outputs, call.outputs, strict=True))
-    numbers = [pair for pair in pairs if not pair[0].binary and pair[0].place is None]
     with call.timings.measure("encode"):
         for wanted, output in pairs:
             if wanted.place is not None:
                 await regions[wanted.name].write(wanted.place.offset, output.data)
     start, described = _head(
         call.prepared.op.called_as,
-        # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
-        tuple(
-            [
-                (wanted.name, output.spec, output.nbytes if wanted.binary and wanted.place is None else None)
-                for wanted, output in pairs
-            ]
-        ),
+        tuple([(wanted.name, output.spec, output.nbytes if wanted.binary else None) for wanted, output in pairs]),
     )
     if request.id is not None:
         start = json_bytes({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
-    binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
+    binary = [output.data for wanted, output in pairs if wanted.binary]
+    numbers = [prod(output.spec.shape) for wanted, output in pairs if wanted.in_json]
     pieces: AsyncGenerator[bytes | memoryview, None] = _with_numbers(call, start, described, pairs)
     parts: list[bytes | memoryview] = []
     if not numbers:
         parts = [start + b",".join(described) + b"]}", *binary]
-    elif binary or sum(prod(output.spec.shape) for _, output in numbers) <= NUMBERS:
+    elif binary or sum(numbers) <= NUMBERS:
         parts = [b"".join([piece async for piece in pieces]), *binary]  # its length is sent before it
     headers, media_type, length = {}, "application/json", None
     if binary:
@@ -74,7 +63,7 @@ async def send_inference(
     if coding is not None:
         headers |= {"content-encoding": coding, "vary": "accept-encoding"}
         pieces, length = coded(pieces, coding), None
-    elif length is not None and length <= _WHOLE:
+    elif length is not None and length <= SMALL:
         await send_bytes(send, b"".join(parts), media_type, headers=headers)
         return
     await send_head(send, media_type, length=length, headers=headers)
@@ -91,7 +80,10 @@ Described = tuple[str, TensorSpec, int | None]
 # The same call has the same head, but for the caller's id.
 @lru_cache(256)
 def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
-    """Return the head as text: what is before its outputs, and each of them."""
+    """Return the head as text: what is before its outputs, and each of them.
+
+    An output in shared memory has no parameters: Triton's clients would take any for those of binary data.
+    """
     called = {"model_name": model, "model_version": VERSION}
     described = []
     for name, spec, size in outputs:
@@ -102,8 +94,8 @@ def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes
 
 async def _slices(parts: Sequence[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview, None]:
     for part in parts:
-        for start in range(0, len(part), _SLICE):
-            yield part[start : start + _SLICE]
+        for piece in slices(part):
+            yield piece
 
 
 async def _with_numbers(
@@ -112,7 +104,7 @@ async def _with_numbers(
     """Yield the head, with the elements of those outputs that are neither binary nor in shared memory."""
     before = start
     for text, (wanted, output) in zip(described, pairs, strict=True):
-        if wanted.binary or wanted.place is not None:
+        if not wanted.in_json:
             yield before + text
             before = b","
             continue

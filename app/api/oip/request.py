@@ -67,11 +67,20 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """A requested output: its name as the caller spelled it, and how to return it."""
+    """A requested output: its name as the caller spelled it, and where its elements go.
+
+    They are bytes after the JSON if it is `binary`, in shared memory if it has a `place`, and otherwise numbers in the
+    JSON.
+    """
 
     name: str
     binary: bool
     place: MemoryRange | None = None
+
+    @property
+    def in_json(self) -> bool:
+        """Whether the elements are numbers in the JSON."""
+        return not self.binary and self.place is None
 
 
 @dataclass(slots=True)
@@ -303,4 +312,5 @@ def _output(given: Mapping[str, Any], binary: bool, problems: list[Problem]) -> 
     own = parameters.get("binary_data")
     if own is not None and not isinstance(own, bool):
         problems.append(problem(["outputs", name], f"binary_data of {name} must be a bool", "bool_type"))
-    return RequestedOutput(name, binary if own is None else own is True, _place(parameters, name, problems))
+    place = _place(parameters, name, problems)
+    return RequestedOutput(name, place is None and (binary if own is None else own is True), place)
