@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
         return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening and computing; the operators' port answers until the end."""
+        """Stop listening and computing; the ops port answers until the end."""
         await super().shutdown(sockets)
         if self._ops is not None:
             await self._ops.stop(at_once=self.force_exit)

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _connection() -> http.client.HTTPConnection:
-    """Open a connection by the settings; the operators' port is preferred because it needs no certificate."""
+    """Open a connection by the settings; the ops port is preferred because it needs no certificate."""
     if ops_port := _setting("OPS_PORT"):
         host = _probe_address(_setting("OPS_HOST") or "127.0.0.1")
         return http.client.HTTPConnection(host, int(ops_port), timeout=_TIMEOUT_S)

@@ -30,7 +30,7 @@ REQUEST_TYPES = ("application/json", "multipart/form-data")
 
 
 async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode) -> None:
-    """Answer one request, which asks for one task.
+    """Answer one request for one task.
 
     It is rejected before its body is read if the service is full or its key has reached a limit, and while the body
     arrives as soon as a rule is broken. Raises the error of a request that fails.

@@ -1,4 +1,4 @@
-"""The operators' port: health and metrics without keys, separate from the APIs."""
+"""The ops port: health and metrics without keys, separate from the APIs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_CONNECTIONS = 64
 
 
 def listen_for_operators(settings: Settings) -> socket.socket | None:
-    """Listen on the operators' port; None when the settings name none. Raises `OSError` when it is in use."""
+    """Listen on the ops port; None when the settings name none. Raises `OSError` when it is in use."""
     if settings.ops_port is None:
         return None
     family = socket.AF_INET6 if ":" in settings.ops_host else socket.AF_INET

@@ -17,7 +17,7 @@ __all__ = ["health", "router"]
 
 router = APIRouter()
 health = APIRouter()
-"""Pages that the operators' port serves too: health and metrics."""
+"""Pages that the ops port serves too: health and metrics."""
 
 
 @health.get("/healthz")

@@ -14,7 +14,7 @@ __all__ = ["FREE_PAGES", "Authentication", "make_key_ring"]
 
 # The descriptions of the APIs are the same in every installation.
 FREE_PAGES = MONITORED | {"/openapi.json", "/openrpc.json"}
-"""Pages that need no key; `/metrics` only without a separate operators' port."""
+"""Pages that need no key; `/metrics` only without a separate ops port."""
 
 _RPC = "/rpc"
 

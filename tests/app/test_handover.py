@@ -83,13 +83,13 @@ def accepts(url: str) -> bool:
 
 
 def answers(service: LiveService, operator: httpx.Client) -> None:
-    """Wait until the operators' port accepts connections; retries of httpx would sleep through the start."""
+    """Wait until the ops port accepts connections; retries of httpx would sleep through the start."""
     while not accepts(str(operator.base_url).rstrip("/")):
         assert service.process.poll() is None
 
 
 def test_connections_are_refused_while_starting() -> None:
-    """With listen_when_ready a connection is refused until a worker is ready; the operators' port answers before."""
+    """With listen_when_ready a connection is refused until a worker is ready; the ops port answers before."""
     main, ops = free_ports(2)
     flags = ("--port", str(main), "--ops-port", str(ops), "--listen-when-ready", "true")
     url = f"http://127.0.0.1:{main}"

@@ -61,7 +61,7 @@ async def infer(exchange: Exchange, called: CalledOperation, service: Service, s
 
 
 class _Inference(Compute):
-    """Compute an operation, as one inference request asks for it."""
+    """Compute an operation for one inference request."""
 
     def __init__(self, service: Service, called: CalledOperation, state: OipState, exchange: Exchange) -> None:
         super().__init__(service, called)
