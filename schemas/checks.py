@@ -1,4 +1,4 @@
-"""Sealed checks in the API documents: what each method takes and returns, for OpenAPI and OpenRPC alike."""
+"""The methods of sealed checks: the params that each takes, and what it returns."""
 
 from __future__ import annotations
 

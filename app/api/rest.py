@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
 from app.api.routing import service_of
-from app.calls.sealed_tasks import BEGIN, DROP, FINISH, NEXT, VERIFY_SIGNATURE, CheckAction, CheckTask, Submit
+from app.calls.sealed_tasks import CheckTask, Submit
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of
 from app.replies import frames, multipart, npy, sse
@@ -95,8 +95,8 @@ async def validate_graph(request: Request) -> None:
     await _answer(request, ValidateGraph(service_of(request)), JSON)
 
 
-async def _act(request: Request, action: CheckAction, check: str | None, *reply_types: str) -> None:
-    task = CheckTask(service_of(request), action, _of(check) if check else lambda body: body)
+async def _answer_check(request: Request, method: str, check: str | None, *reply_types: str) -> None:
+    task = CheckTask(service_of(request), method, _of(check) if check else lambda body: body)
     await _answer(request, task, *(reply_types or (JSON,)), decode=decode_optional)
 
 
@@ -108,20 +108,20 @@ def _of(check: str) -> Callable[[Any], Any]:
 @router.post("/checks")
 async def begin_check(request: Request) -> None:
     """Begin a sealed check of a kernel that takes the operations, dtypes and attributes in `takes`."""
-    await _act(request, BEGIN, None)
+    await _answer_check(request, "check.begin", None)
 
 
 @router.post("/checks/verify-signature")
 async def verify_signature(request: Request) -> None:
     """Say whether this service signed the document of a check, which is the body."""
-    task = CheckTask(service_of(request), VERIFY_SIGNATURE, lambda body: {"document": body})
+    task = CheckTask(service_of(request), "check.verify_signature", lambda body: {"document": body})
     await _answer(request, task, JSON)
 
 
 @router.post("/checks/{check}/next")
 async def next_case(request: Request, check: str) -> None:
     """Return the next case: operation, attributes and inputs; the same one again until it is answered or late."""
-    await _act(request, NEXT, check, JSON, multipart.MEDIA_TYPE)
+    await _answer_check(request, "check.next", check, JSON, multipart.MEDIA_TYPE)
 
 
 @router.post("/checks/{check}/submit")
@@ -133,10 +133,10 @@ async def submit_result(request: Request, check: str) -> None:
 @router.post("/checks/{check}/finish")
 async def finish_check(request: Request, check: str) -> None:
     """End a check; return the signed document with the outcome of each case."""
-    await _act(request, FINISH, check)
+    await _answer_check(request, "check.finish", check)
 
 
 @router.delete("/checks/{check}")
 async def drop_check(request: Request, check: str) -> None:
     """Forget a check."""
-    await _act(request, DROP, check)
+    await _answer_check(request, "check.drop", check)

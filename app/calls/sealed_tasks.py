@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 from app.calls.call import Prepared
@@ -27,39 +26,28 @@ from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import NotFound
+from schemas.checks import CHECK_METHODS
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
 
-__all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "CheckAction", "CheckTask", "Submit"]
+__all__ = ["CheckTask", "Submit"]
 
 Place = Callable[[Any], Any]
 """Adds the path's parameters to the body."""
-
-SUBMIT = ("check", "case", "inputs", "outcome")
-"""The params of a submission; the first two are required."""
 
 _SENT = ("tensors", "seed")
 _TURNS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class CheckAction:
-    """An action on sealed checks: its params, and the function that performs it."""
-
-    params: tuple[str, ...]
-    required: tuple[str, ...]
-    answer: Callable[[Service, Mapping[str, Any]], Awaitable[Work]]
-
-
 class CheckTask(Immediate):
-    """Perform one of the actions below."""
+    """Answer one of the `CHECK_METHODS`, all but `check.submit`."""
 
     called = stand_in("check")
 
-    def __init__(self, service: Service, action: CheckAction, place: Place = lambda body: body) -> None:
+    def __init__(self, service: Service, method: str, place: Place = lambda body: body) -> None:
         super().__init__(service)
-        self._action = action
+        self._method = method
         self._place = place
         self._given: Mapping[str, Any] = {}
 
@@ -68,12 +56,12 @@ class CheckTask(Immediate):
 
     async def read(self, document: Any) -> RequestObject:
         """Read the params."""
-        self._given = _params(self._place(document), self._action.params, self._action.required)
+        self._given = _params(self._place(document), self._method)
         return RequestObject(self.called, {}, {}, None)
 
     async def answer(self, call: RequestedCall, started: float) -> Work:  # noqa: ARG002
         """Return the answer."""
-        return await self._action.answer(self.service, self._given)
+        return await _ANSWERS[self._method](self.service, self._given)
 
 
 class Submit(Task):
@@ -93,7 +81,7 @@ class Submit(Task):
 
     async def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
-        given = _params(self._place(document), SUBMIT, SUBMIT[:2])
+        given = _params(self._place(document), "check.submit")
         self._find(given)
         self._outcome, inputs = _choice(given, "outcome", (None, *OUTCOMES)), given.get("inputs") or {}
         if not isinstance(inputs, Mapping):
@@ -255,14 +243,16 @@ def _found(service: Service, given: Mapping[str, Any]) -> SealedCheck:
     return service.sealed_checks.find(current_context(), given["check"])
 
 
-def _params(given: Any, names: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+def _params(given: Any, method: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise invalid_params("check", [problem([], "the request must be an object", "object_type")])
-    return bind_params(given, names, required=required)
+    return bind_params(given, tuple(CHECK_METHODS[method].params), required=CHECK_METHODS[method].required)
 
 
-BEGIN = CheckAction(("takes", "cases", "label"), (), _begin)
-NEXT = CheckAction(("check", "send", "encoding"), ("check",), _next)
-FINISH = CheckAction(("check",), ("check",), _finish)
-DROP = CheckAction(("check",), ("check",), _drop)
-VERIFY_SIGNATURE = CheckAction(("document",), ("document",), _verify_signature)
+_ANSWERS: dict[str, Callable[[Service, Mapping[str, Any]], Awaitable[Work]]] = {
+    "check.begin": _begin,
+    "check.next": _next,
+    "check.finish": _finish,
+    "check.drop": _drop,
+    "check.verify_signature": _verify_signature,
+}

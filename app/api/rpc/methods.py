@@ -7,22 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from app.calls.sealed_tasks import (
-    BEGIN,
-    DROP,
-    FINISH,
-    NEXT,
-    SUBMIT,
-    VERIFY_SIGNATURE,
-    CheckAction,
-    CheckTask,
-    Submit,
-)
+from app.calls.sealed_tasks import CheckTask, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.intake.graphs import MEMBERS
 from app.replies.body import json_bytes
 from convgrad._errors import UnknownOperation
+from schemas.checks import CHECK_METHODS
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
 from schemas.openrpc import openrpc_document
@@ -114,8 +105,11 @@ def _of_named(task: Callable[[Service, CalledOperation], Task]) -> TaskMethod:
     return TaskMethod(task, ("op", *CALL_PARAMS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
 
 
-def _action(action: CheckAction) -> TaskMethod:
-    return TaskMethod(lambda service, _: CheckTask(service, action), action.params, action.required)
+def _check(name: str) -> TaskMethod:
+    def make(service: Service, _: CalledOperation | None) -> Task:
+        return Submit(service) if name == "check.submit" else CheckTask(service, name)
+
+    return TaskMethod(make, tuple(CHECK_METHODS[name].params), CHECK_METHODS[name].required)
 
 
 METHODS: dict[str, Method] = {
@@ -126,12 +120,7 @@ METHODS: dict[str, Method] = {
     "ops.verify": _of_named(Verify),
     "graph.run": TaskMethod(lambda service, _: RunGraph(service), MEMBERS, ("graph",)),
     "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), MEMBERS, ("graph",)),
-    "check.begin": _action(BEGIN),
-    "check.next": _action(NEXT),
-    "check.submit": TaskMethod(lambda service, _: Submit(service), SUBMIT, SUBMIT[:2]),
-    "check.finish": _action(FINISH),
-    "check.drop": _action(DROP),
-    "check.verify_signature": _action(VERIFY_SIGNATURE),
+    **{name: _check(name) for name in CHECK_METHODS},
     "rpc.discover": _plain(_discover),
 }
 """Every method by its name."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from app.calls.sealed_tasks import NEXT, CheckTask, Submit
+from app.calls.sealed_tasks import CheckTask, Submit
 from app.telemetry.context import RequestContext
 from convgrad import SealedCase
 from convgrad._check.cases import draw
@@ -347,7 +347,7 @@ def test_an_answer_while_the_inputs_are_sent(resident: Resident, http: httpx.Cli
 async def begin_to_send(resident: Resident, check: str) -> Any:
     """Prepare the reply with a case of the first key, and send none of it."""
     RequestContext("test", key="one").enter()
-    task = CheckTask(resident.service, NEXT)
+    task = CheckTask(resident.service, "check.next")
     with resident.service.lease() as lease:
         call = await (await task.read({"check": check})).read(lease, need_data=False)
         work = await task.answer(call, 0.0)
