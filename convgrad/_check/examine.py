@@ -12,7 +12,7 @@ from convgrad._check.cases import Array, Case
 from convgrad._check.judge import Judge
 from convgrad._check.problems import Problem
 from convgrad._check.process import KernelProcess, Memory, Outcome
-from convgrad._check.protocols import PROTOCOLS, applicable, same_bits
+from convgrad._check.relations import RELATIONS, applicable, same_bits
 from convgrad._report import Report
 
 __all__ = ["FAULTS", "Fault", "Tried", "examine", "fault_of", "shows"]
@@ -29,7 +29,7 @@ FAULTS = {
     "repeat": "the bits differ when the call is repeated",
     "alignment": "the bits depend on the alignment of the tensors",
     "memory": "the result depends on what its memory held before",
-    **{name: f"the result is not right when {protocol.text}" for name, protocol in PROTOCOLS.items()},
+    **{name: f"the result is not right when {relation.text}" for name, relation in RELATIONS.items()},
 }
 """The kinds of faults, and what each means."""
 
@@ -53,7 +53,7 @@ class Tried:
     outcome: Outcome
     inputs: dict[str, Array]
     faults: list[Fault] = field(default_factory=list)
-    protocols: list[str] = field(default_factory=list)
+    relations: list[str] = field(default_factory=list)
 
     @property
     def result(self) -> Array | None:
@@ -62,16 +62,16 @@ class Tried:
 
 
 def examine(kernel: KernelProcess, case: Case, skip: Collection[str] = ()) -> Tried:
-    """Call the kernel on a case: twice, and once or twice more for a protocol, which take turns."""
+    """Call the kernel on a case: twice, and once or twice more for a relation, which take turns."""
     fitting = [name for name in applicable(case) if name not in skip]
     chosen = fitting[case.number % len(fitting)] if fitting else None
-    wanted = {*FAULTS} - {*PROTOCOLS} - {*skip}
+    wanted = {*FAULTS} - {*RELATIONS} - {*skip}
     return _tried(kernel, case, wanted | ({chosen} if chosen else set()))
 
 
 def shows(kernel: KernelProcess, case: Case, kind: str, judge: Judge) -> Fault | None:
     """Return the fault of a kind that a case shows, or None."""
-    if kind in PROTOCOLS and not PROTOCOLS[kind].fits(case):
+    if kind in RELATIONS and not RELATIONS[kind].fits(case):
         return None
     tried = _tried(kernel, case, {kind})
     found = next((fault for fault in tried.faults if fault.kind == kind), None)
@@ -113,11 +113,11 @@ def _tried(kernel: KernelProcess, case: Case, wanted: Collection[str]) -> Tried:
 
     try:
         if {"repeat", "alignment", "memory"} & {*wanted}:
-            tried.protocols.append("repeat")
+            tried.relations.append("repeat")
             tried.faults += _repeated(case, inputs, first.result, run, wanted)
-        for name in [name for name in PROTOCOLS if name in wanted]:
-            tried.protocols.append(name)
-            pairs = PROTOCOLS[name].expect(case, inputs, first.result, run)
+        for name in [name for name in RELATIONS if name in wanted]:
+            tried.relations.append(name)
+            pairs = RELATIONS[name].expect(case, inputs, first.result, run)
             if not all(same_bits(got, expected) for got, expected in pairs):
                 tried.faults.append(Fault(name, FAULTS[name]))
     except _FailedError as failed:

@@ -10,8 +10,8 @@ from typing import Any
 
 from convgrad._check.cases import KINDS, Case
 from convgrad._check.examine import FAULTS
-from convgrad._check.protocols import PROTOCOLS
-from convgrad._check.report import Data, accuracy, counts, headline, protocols, table
+from convgrad._check.relations import RELATIONS
+from convgrad._check.report import Data, accuracy, counts, headline, relations, table
 from convgrad._report import Report
 
 __all__ = ["page"]
@@ -39,7 +39,7 @@ _LEFT, _BELOW = 30, 16
 def page(data: Data) -> str:
     """Return the page."""
     failed = counts(data)["failed"]
-    parts = [*_head(data), *_matrix(data), *_faults(data), *_protocols(data), *_accuracy(data), *_named(data)]
+    parts = [*_head(data), *_matrix(data), *_faults(data), *_relations(data), *_accuracy(data), *_named(data)]
     return _PAGE.format(
         title=_text(headline(data)), style=_STYLE, verdict="bad" if failed else "good", body="\n".join(parts)
     )
@@ -202,8 +202,8 @@ def _histogram(buckets: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _protocols(data: Data) -> Iterator[str]:
-    found = protocols(data)
+def _relations(data: Data) -> Iterator[str]:
+    found = relations(data)
     if not found:
         return
     yield '<section><h2>Relations between results</h2><div class="wide"><table><tbody>'
@@ -212,7 +212,7 @@ def _protocols(data: Data) -> Iterator[str]:
             "the same bits when the call is repeated, with the tensors elsewhere and other data in the result's memory"
         )
         if name != "repeat":
-            text = f"the right bits when {PROTOCOLS[name].text}"
+            text = f"the right bits when {RELATIONS[name].text}"
         yield f'<tr><th>{_text(text)}</th><td class="{"bad" if bad else "good"}">{run - bad} of {run}</td></tr>'
     yield "</tbody></table></div></section>"
 

@@ -17,7 +17,7 @@ from convgrad._check.problems import Takes
 from convgrad._report import Report
 
 __all__ = [
-    "FORMAT", "accuracy", "compared", "comparison", "counts", "headline", "junit", "load", "new", "protocols", "table",
+    "FORMAT", "accuracy", "compared", "comparison", "counts", "headline", "junit", "load", "new", "relations", "table",
     "text",
 ]  # fmt: skip
 
@@ -108,8 +108,8 @@ def accuracy(data: Data) -> list[dict[str, Any]]:
     return found
 
 
-def protocols(data: Data) -> dict[str, tuple[int, int]]:
-    """Return how often each protocol was run, and in how many cases it failed."""
+def relations(data: Data) -> dict[str, tuple[int, int]]:
+    """Return how often each relation was tried, and in how many cases it failed."""
     found: dict[str, tuple[int, int]] = {}
     for entry in data["cases"]:
         failed = {"repeat" if fault in ("alignment", "memory") else fault for fault in entry["faults"]}
@@ -139,7 +139,7 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
         failed = f", {row['failed']} FAILED" if row["failed"] else ""
         skipped = f", {row['unsupported']} not taken" if row["unsupported"] else ""
         lines.append(f"  {op:{width}}  {dtype:4}  {row['passed']:5} passed{failed}{skipped}, {row['seconds']:.3g} s")
-    for name, (run, bad) in protocols(data).items():
+    for name, (run, bad) in relations(data).items():
         what = "the same bits when repeated" if name == "repeat" else f"right when {name}"
         lines.append(f"  {what}: {run - bad} of {run}")
     lines += [

@@ -19,7 +19,7 @@ from convgrad._check.cases import EXACT, Array, Case
 from convgrad._check.examine import FAULTS, Fault
 from convgrad._check.judge import Judge
 from convgrad._check.problems import DATA_FORMATS, DTYPES, OPS, WEIGHTS_FORMATS, Problem
-from convgrad._check.protocols import PROTOCOLS
+from convgrad._check.relations import RELATIONS
 from convgrad._errors import CallerError
 
 __all__ = ["reproducer"]
@@ -43,8 +43,8 @@ def reproducer(case: Case, fault: Fault, kernel: str, arrays: str, judge: Judge)
     again = f"convgrad check {kernel} --only {case.number} --seed {case.seed}"
     try:
         first = run(case.problem, inputs)
-        if fault.kind in PROTOCOLS:
-            list(PROTOCOLS[fault.kind].expect(case, inputs, first, run))
+        if fault.kind in RELATIONS:
+            list(RELATIONS[fault.kind].expect(case, inputs, first, run))
     except CallerError as error:
         return f"# There is no reference to compare with ({error}): {again}\n"
     if sum(array.size for _, tensors, right in calls for array in (*tensors.values(), right)) > _LARGEST:

@@ -17,7 +17,7 @@ from convgrad._check.examine import Fault, Tried, examine, fault_of, shows
 from convgrad._check.judge import Judge
 from convgrad._check.named import LAYERS, TRAPS
 from convgrad._check.process import KernelProcess
-from convgrad._check.protocols import PROTOCOLS
+from convgrad._check.relations import RELATIONS
 from convgrad._check.reproducer import reproducer
 from convgrad._check.shrink import shrunk
 from convgrad._errors import CallerError
@@ -64,8 +64,8 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
             more = "part of the name of a trap or layer, or the number of a case"
             raise ValueError(f"--only {word[:40]!r} is none of {', '.join(known)}, {more}")
     for word in skip:
-        if word not in (*known, *_CALLS, *PROTOCOLS):
-            raise ValueError(f"--skip {word[:40]!r} is none of {', '.join((*known, *_CALLS, *PROTOCOLS))}")
+        if word not in (*known, *_CALLS, *RELATIONS):
+            raise ValueError(f"--skip {word[:40]!r} is none of {', '.join((*known, *_CALLS, *RELATIONS))}")
     kinds = [kind for kind in KINDS if kind in only] or [kind for kind in KINDS if kind not in skip]
     sources = [source for source in SOURCES if source in only] or [each for each in SOURCES if each not in skip]
     if not kinds or not sources:
@@ -94,7 +94,7 @@ class _Check:
         entry: dict[str, Any] = {
             "number": case.number, "op": problem.op, "dtype": problem.dtype, "kind": case.kind, "name": case.name,
             "status": status, "seconds": round(outcome.seconds, 6), "macs": problem.macs,
-            "faults": sorted({fault.kind for fault in faults}), "protocols": tried.protocols,
+            "faults": sorted({fault.kind for fault in faults}), "protocols": tried.relations,
         }  # fmt: skip
         if report is not None and (errors := report.data.get("errors")):
             entry |= {"length": problem.sum_length, "to_naive": errors["to_naive"], "to_best": errors["to_best"]}
@@ -243,5 +243,5 @@ def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None
         else:
             faults += [fault] if (fault := fault_of(report)) else []
     if report is None or not report.passed or {*_CALLS} & {fault.kind for fault in faults}:
-        faults = [fault for fault in faults if fault.kind not in PROTOCOLS]  # which follow from the others
+        faults = [fault for fault in faults if fault.kind not in RELATIONS]  # which follow from the others
     state.record(tried, faults, report)

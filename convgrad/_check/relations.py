@@ -1,7 +1,7 @@
-"""Relations between several results of one kernel that must hold whatever the right result is.
+"""Metamorphic relations: between several results of one kernel, and they must hold whatever the right result is.
 
-Each protocol makes another call that has a known relation to the first one, and compares all bits. Those that change
-the order of sums are for data whose sums are exact in any order.
+Each needs another call, whose result follows from that of the first, and compares all bits. Those that change the
+order of sums are for data whose sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 from convgrad._check.cases import EXACT, Array, Case
 from convgrad._check.problems import Problem
 
-__all__ = ["PROTOCOLS", "Protocol", "applicable", "same_bits"]
+__all__ = ["RELATIONS", "Relation", "applicable", "same_bits"]
 
 Run = Callable[[Problem, dict[str, Array]], Array]
 Axes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """A relation: `fits` says for which cases it holds, `expect` yields pairs of results that must have equal bits.
+class Relation:
+    """A relation: it holds for the cases that it `fits`; `expect` yields pairs of results that must have equal bits.
 
-    `text` completes "the result is not the same when ..".
+    `text` completes "the result is not right when ..".
     """
 
     text: str
@@ -45,8 +45,8 @@ def same_bits(one: Array, other: Array) -> bool:
 
 
 def applicable(case: Case) -> list[str]:
-    """Return the names of the protocols that fit a case."""
-    return [name for name, protocol in PROTOCOLS.items() if protocol.fits(case)]
+    """Return the names of the relations that fit a case."""
+    return [name for name, relation in RELATIONS.items() if relation.fits(case)]
 
 
 def _images(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Iterator[tuple[Array, Array]]:
@@ -111,21 +111,21 @@ def _doubles(case: Case) -> bool:
     return case.problem.dtype != "f16" and case.kind in (*EXACT, "normal", "positive", "smooth")
 
 
-PROTOCOLS: dict[str, Protocol] = {
-    "zeros": Protocol("one factor is zero: it must be zero", lambda case: case.kind != "special", _zeros),
-    "doubled": Protocol("one factor is doubled: it must be twice the result", _doubles, _doubled),
-    "images": Protocol(
+RELATIONS: dict[str, Relation] = {
+    "zeros": Relation("one factor is zero: it must be zero", lambda case: case.kind != "special", _zeros),
+    "doubled": Relation("one factor is doubled: it must be twice the result", _doubles, _doubled),
+    "images": Relation(
         "the images come in reverse order", lambda case: _is_exact(case) and case.problem.n > 1, _images
     ),
-    "split": Protocol(
+    "split": Relation(
         "the batch is split and the results are joined",
         lambda case: _is_exact(case) and case.problem.n > 1 and case.problem.dtype in ("f32", "f64"),
         _split,
     ),
-    "channels": Protocol(
+    "channels": Relation(
         "the channels are rotated by one",
         lambda case: _is_exact(case) and (case.problem.groups == 1 or case.problem.of_bias),
         _channels,
     ),
 }  # fmt: skip
-"""The protocols by name."""
+"""The relations by name."""
