@@ -83,7 +83,7 @@ class InlineTensor:
         bound = None if raw_bound is None else raw_bound // 4 * 3
         self.key = key
         self.fault: TensorFault | ConvgradError | None = refusal
-        self.sink: RawSink | NpySink | None = None
+        self.sink: RawSink | None = None
         self._feed = Base64Feed()
         if refusal is not None:
             return

@@ -109,11 +109,6 @@ class JsonIntake:
         self._removed = 0  # bytes of the open value
         self._slow = False
 
-    def feed(self, chunk: bytes) -> None:
-        """Process the next bytes of the body without yielding."""
-        for _ in self._steps(chunk):
-            pass
-
     async def take(self, chunk: bytes) -> None:
         """Process the next bytes of the body; yield to other requests when that takes many steps.
 
@@ -158,7 +153,7 @@ class JsonIntake:
                 yield
 
     async def supply(self) -> None:
-        """Allocate the memory that the bytes so far need; to be awaited between calls of `feed`."""
+        """Allocate the memory that the bytes so far need; to be awaited between calls of `take`."""
         for reader in self._readers[self._supplied :]:
             await reader.supply()
         self._supplied = max(0, len(self._readers) - 1)  # the last one may still be open

@@ -5,7 +5,6 @@ The call is known as soon as the header of the last tensor is, before that tenso
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,8 +14,7 @@ from python_multipart.multipart import parse_options_header
 
 from app.intake.body import ReadRequest
 from app.intake.json import HEAD_LIMIT, JsonIntake
-from app.intake.numbers import NUMBER_SLICE
-from app.intake.parts import PartReader
+from app.intake.parts import PartEvent, PartReader
 from app.intake.requests import Arrived, Begun, Known, RequestedCall, RequestEvent, RequestObject
 from app.intake.sinks import Lease, NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
@@ -69,7 +67,7 @@ class MultipartIntake:
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
         self._coming: dict[str, _TensorPart] = {}  # those that were not complete at the last `supply`
         self._missing: set[str] = set()  # inputs whose dtype, shape or values are not known yet
-        self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
+        self._reader = PartReader(_boundary(content_type), max_header_bytes=_HEADER_BYTES)
 
     async def events(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[RequestEvent]:
         """Read the whole body."""
@@ -78,17 +76,13 @@ class MultipartIntake:
                 if (arrived := self._placed(len(chunk))) is not None:
                     yield arrived
             else:
-                at = 0
-                while at < len(chunk):
-                    if at:
-                        await asyncio.sleep(0)
-                    # Numbers in the request are parsed a slice at a time.
-                    stop = at + NUMBER_SLICE if self._body is None else len(chunk)
-                    await self._feed(chunk[at:stop])
-                    if (known := await self._known()) is not None:
-                        yield known
-                    await self._supply()
-                    at = stop
+                for event in self._reader.feed(chunk):
+                    await self._take(event)
+                if self._bound is not None:
+                    self._bound -= len(chunk)
+                if (known := await self._known()) is not None:
+                    yield known
+                await self._supply()
                 if self._body is not None and self._reader.in_body:
                     self._lease.place([self._body.sink.room()])
         if not self._reader.ended:
@@ -97,15 +91,16 @@ class MultipartIntake:
             raise _no_request()
         yield Known(await self._call(need_data=self._need_data))
 
-    async def _feed(self, chunk: bytes) -> None:
-        self._reader.feed(chunk)
-        if self._reader.paused:
-            assert self._head is not None
+    async def _take(self, event: PartEvent) -> None:
+        if isinstance(event, dict):
+            self._open(event)
+        elif self._body is not None:
+            self._body.write(event)
+        elif self._head is not None and event is not None:
+            await self._head.take(bytes(event))
+        elif self._head is not None:
             self._request = await self._read_request(await self._head.finish_async())
             self._missing = _needed(self._request)
-            self._reader.feed(b"")
-        if self._bound is not None:
-            self._bound -= len(chunk)
 
     def _placed(self, count: int) -> Arrived | None:
         """Count bytes that were read straight into their tensor."""
@@ -115,7 +110,7 @@ class MultipartIntake:
             self._bound -= count
         if not self._told:
             return None
-        there = {row: part.sink.data for row, part in self._parts.items() if part.in_place}
+        there = {row: part.sink for row, part in self._parts.items() if part.in_place}
         segments = {row: sink.segment for row, sink in there.items()}
         return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
@@ -140,10 +135,7 @@ class MultipartIntake:
             await part.supply()
         self._coming = {row: part for row, part in self._coming.items() if not part.closed}
 
-    # Called by the reader, in this order for each part.
-
-    def open(self, headers: dict[bytes, bytes]) -> None:
-        """Begin a part."""
+    def _open(self, headers: dict[bytes, bytes]) -> None:
         name = _name(headers.get(b"content-disposition", b""), headers.get(b"content-transfer-encoding", b""))
         if self._head is None:
             if name != "request":
@@ -151,20 +143,6 @@ class MultipartIntake:
             self._head = JsonIntake(TensorValues(self._lease), length=self._bound, max_skeleton=self._max_request)
             return
         self._body = self._tensor_part(name)
-
-    def data(self, data: memoryview) -> None:
-        """Read the next bytes of the part."""
-        if self._body is not None:
-            self._body.write(data)
-        elif self._head is not None:
-            self._head.feed(bytes(data))
-
-    def close(self) -> None:
-        """End the part."""
-        if self._body is not None:
-            self._body.close()
-        elif self._head is not None:
-            self._reader.paused = True  # the names of the next parts depend on the request
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None
@@ -215,20 +193,20 @@ class _TensorPart:
         """Whether the bytes received so far are where and in the order that the kernels read them."""
         header = self.sink.header
         moves = header is None or header.big_endian or (header.fortran_order and len(header.shape) > 1)
-        return not (moves or self._is_shape) and self.sink.data.in_place
+        return not (moves or self._is_shape) and self.sink.in_place
 
-    def write(self, data: memoryview) -> None:
+    def write(self, data: memoryview | None) -> None:
+        """Take the next bytes of the file, or None at its end."""
         with self._named():
-            self.sink.write(data)
+            if data is not None:
+                self.sink.write(data)
+                return
+            self.sink.close()
+        self.closed = True
 
     async def supply(self) -> None:
         with self._named():
             await self.sink.supply()
-
-    def close(self) -> None:
-        with self._named():
-            self.sink.close()
-        self.closed = True
 
     def input(self) -> Input:
         """Return the tensor; `supply` allocates its memory."""

@@ -7,11 +7,11 @@ than everything else in a small request.
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Iterator
 
 from convgrad._errors import ParseError
 
-__all__ = ["PartReader", "PartSink"]
+__all__ = ["PartEvent", "PartReader"]
 
 _MAX_HEADERS = 8
 # A field name, a colon, and text without control characters.
@@ -21,51 +21,39 @@ _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00-\x08\x0a-\x1f\x7f
 _PADDING = re.compile(rb"[ \t]*+")
 
 
-class PartSink(Protocol):
-    """Receive the parts in order: `open`, any number of `data`, `close`, and so on."""
-
-    def open(self, headers: dict[bytes, bytes]) -> None:
-        """Begin a part; header names are in lower case."""
-
-    def data(self, data: memoryview) -> None:
-        """Receive the next bytes of the part."""
-
-    def close(self) -> None:
-        """End the part."""
+PartEvent = dict[bytes, bytes] | memoryview | None
+"""The headers of a part, by lower-case name, then any number of pieces of its data, then None at its end."""
 
 
 class PartReader:
     """Parse a body from chunks of any size; `ended` once its closing boundary has arrived, whatever follows.
 
-    A sink that sets `paused` gets what follows when `feed` is called again, perhaps with no bytes.
-
     Raises `ParseError` when it is not multipart with this boundary, when the headers of a part are malformed, more than
     eight, or longer than `max_header_bytes`, and when the text before the first part is longer than that.
     """
 
-    def __init__(self, boundary: bytes, sink: PartSink, *, max_header_bytes: int) -> None:
+    def __init__(self, boundary: bytes, *, max_header_bytes: int) -> None:
         self._delimiter = b"\r\n--" + boundary
-        self._sink = sink
+        self._events: list[PartEvent] = []
         self._max_header_bytes = max_header_bytes
         self._rest = b""  # bytes that can't be interpreted before more arrive
         self._state = self._start
-        self.ended = self.paused = False
+        self.ended = False
 
     @property
     def in_body(self) -> bool:
         """Whether the next bytes belong to the open part unless they are a boundary."""
         return self._state == self._body and not self._rest
 
-    def feed(self, chunk: bytes) -> None:
-        """Parse the next bytes."""
-        data, at = self._rest + chunk if self._rest else chunk, 0
-        self._rest, self.paused = b"", False
-        while at < len(data) and not self.ended:
+    def feed(self, chunk: bytes) -> Iterator[PartEvent]:
+        """Parse the next bytes; yield what is in them."""
+        data, at, after = self._rest + chunk if self._rest else chunk, 0, 0
+        while at < len(data) and after >= 0 and not self.ended:
             after = self._state(data, at)
             at = max(at, after)
-            if after < 0 or self.paused:  # more bytes are needed, or not yet wanted
-                self._rest = data[at:]
-                return
+            yield from self._events
+            self._events.clear()
+        self._rest = b"" if self.ended else data[at:]
 
     # Each state parses the bytes from a position and returns the position after them, or -1 if it needs more.
 
@@ -107,7 +95,7 @@ class PartReader:
         lines = [_HEADER.fullmatch(line) for line in block]
         if len(lines) > _MAX_HEADERS or not all(lines):
             raise _not_multipart()
-        self._sink.open({line[1].lower(): line[2].strip(b" \t") for line in lines if line})
+        self._events.append({line[1].lower(): line[2].strip(b" \t") for line in lines if line})
         self._state = self._body
         return after
 
@@ -115,8 +103,8 @@ class PartReader:
         end = data.find(self._delimiter, at)
         if end >= 0:
             if end > at:
-                self._sink.data(memoryview(data)[at:end])
-            self._sink.close()
+                self._events.append(memoryview(data)[at:end])
+            self._events.append(None)
             self._state = self._after_delimiter
             return end + len(self._delimiter)
         # The last bytes may be the beginning of a delimiter, which has only one line break.
@@ -124,7 +112,7 @@ class PartReader:
         if end < 0 or not self._delimiter.startswith(data[end:]):
             end = len(data)
         if end > at:
-            self._sink.data(memoryview(data)[at:end])
+            self._events.append(memoryview(data)[at:end])
             return end
         return -1
 

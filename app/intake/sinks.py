@@ -159,17 +159,20 @@ class RawSink:
     """
 
     def __init__(self, lease: Lease, *, expected: int | None, bound: int | None) -> None:
-        if expected is not None and bound is not None and expected > bound:
-            raise TensorFault(f"dtype and shape need {expected} bytes, but at most {bound} can still arrive", "size")
         self.nbytes = 0
         self._lease = lease
-        self._expected = expected
         self._bound = bound
+        self._expect(expected, bound)
         self._pieces: list[tuple[Segment, int]] = []
         self._small = bytearray()
         self._shared: tuple[Segment, int] | None = None  # where a small tensor was moved once it was complete
         self._complete = self._counted = False
         self._waiting: list[bytes | memoryview] = []
+
+    def _expect(self, expected: int | None, bound: int | None) -> None:
+        self._expected = expected
+        if expected is not None and bound is not None and expected > bound:
+            raise TensorFault(f"dtype and shape need {expected} bytes, but at most {bound} can still arrive", "size")
 
     @property
     def small(self) -> bool:
@@ -298,7 +301,7 @@ def _copy(target: Segment, at: int, source: Segment, used: int) -> None:
     np.copyto(np.frombuffer(target.view, np.uint8)[at : at + used], np.frombuffer(source.view, np.uint8)[:used])
 
 
-class NpySink:
+class NpySink(RawSink):
     """Receive a `.npy` file: its header is parsed, its data goes to byte 0 of a segment.
 
     `on_header` is called before any memory is allocated; it rejects the tensor by raising.
@@ -307,65 +310,32 @@ class NpySink:
     def __init__(
         self, lease: Lease, *, bound: int | None, on_header: Callable[[NpyHeader], None] | None = None
     ) -> None:
-        self._lease = lease
-        self._bound = bound
+        super().__init__(lease, expected=None, bound=bound)
         self._on_header = on_header
         self._head = bytearray()
-        self._data: RawSink | None = None
         self.header: NpyHeader | None = None
-
-    @property
-    def data(self) -> RawSink:
-        """The sink of the data; only once the header has arrived."""
-        assert self._data is not None
-        return self._data
-
-    async def supply(self) -> None:
-        """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
-        if self._data is not None:
-            await self._data.supply()
 
     def write(self, data: bytes | memoryview) -> None:
         """Receive the next bytes of the file."""
-        if self._data is not None:
-            self._data.write(data)
+        if self.header is not None:
+            super().write(data)
             return
         before = len(self._head)
         self._head += data[:_HEAD]
         try:
-            header = parse_header(self._head)
+            self.header = parse_header(self._head)
         except ParseError as error:
             raise TensorFault(error.message, "npy") from None
-        if header is None:
+        if self.header is None:
             return
-        self._open(header)
-        assert self._data is not None
-        self._data.write(memoryview(data)[header.offset - before :])
-
-    def room(self) -> memoryview:
-        """Return the memory for the bytes that are still to come; empty while there is none."""
-        return memoryview(b"") if self._data is None else self._data.room()
-
-    def placed(self, count: int) -> None:
-        """Count bytes that were written to `room` directly."""
-        self.data.placed(count)
+        if self._on_header is not None:
+            self._on_header(self.header)
+        self._expect(self.header.nbytes, None if self._bound is None else self._bound - self.header.offset)
+        self._head = bytearray()
+        super().write(memoryview(data)[self.header.offset - before :])
 
     def close(self) -> None:
         """Raise `TensorFault` unless the header and all of its data have arrived."""
-        if self._data is None:
+        if self.header is None:
             raise TensorFault("the .npy data ends inside its header", "npy")
-        self._data.close()
-
-    def discard(self) -> None:
-        """Return the memory to the pool."""
-        if self._data is not None:
-            self._data.discard()
-        self._head = bytearray()
-
-    def _open(self, header: NpyHeader) -> None:
-        self.header = header
-        if self._on_header is not None:
-            self._on_header(header)
-        bound = None if self._bound is None else self._bound - header.offset
-        self._data = RawSink(self._lease, expected=header.nbytes, bound=bound)
-        self._head = bytearray()
+        super().close()

@@ -160,7 +160,7 @@ def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
     return Tensor(
         header.dtype(declared),
         header.shape,
-        sink.data,
+        sink,
         fortran=header.fortran_order and len(header.shape) > 1,
         swapped=header.big_endian,
     )
@@ -238,7 +238,6 @@ def _data(value: Any, tensor: Tensor, lease: Lease) -> RawSink | Numbers:
         value.check(tensor.dtype, tensor.shape)
         return value
     sink = _sink(value, "data", lease, tensor.nbytes)
-    assert isinstance(sink, RawSink)
     if sink.nbytes != tensor.nbytes:
         raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes, but {sink.nbytes} arrived", "size")
     return sink
@@ -253,7 +252,7 @@ def _npy(wire: WireTensor, lease: Lease) -> Tensor:
         raise TensorFault(error.errors[0]["msg"], error.errors[0]["type"]) from None
 
 
-def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> RawSink | NpySink:
+def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> RawSink:
     if isinstance(value, str):
         text = value.encode("ascii", "replace")
         size = len(text) // 4 * 3 - text[-2:].count(b"=")

@@ -16,7 +16,7 @@ from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
 from schemas.rows import MAX_DIMS
 from schemas.tensors import MAX_NUMBERS
 
-__all__ = ["LONG_STRING", "NumberLists", "TensorStrings", "TensorValues"]
+__all__ = ["LONG_STRING", "TensorValues"]
 
 LONG_STRING = 512
 """A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
@@ -40,30 +40,37 @@ _MOST_LISTS = 4096
 _DTYPES = DTYPES | {entry.oip: entry for entry in DTYPES.values()}
 
 
-class TensorStrings:
-    """Decode long strings into segments while they arrive; in the document each becomes an `InlineTensor`.
+class TensorValues:
+    """Decode tensors into segments while they arrive; in the document each becomes an `InlineTensor` or a `Numbers`.
 
-    A fault inside a string is kept in its `InlineTensor`, so that it affects only the call that the tensor belongs to.
-    With a `refusal` no tensor is received: each is skipped and has that fault. Raises `TooLarge` for too many strings.
+    A fault inside a tensor is kept there, so that it affects only the call that the tensor belongs to. With a `refusal`
+    no tensor is received: each is skipped and has that fault. With `only_lists` strings stay in the document, and lists
+    may have any length. Raises `TooLarge` for too many strings, and `InvalidRequest` for too many lists.
     """
 
-    names: tuple[str, ...] = ("data", "npy")
-    openings = b'"'
-    plural = "its tensors' data and npy strings"
-
-    def __init__(self, lease: Lease, refusal: ConvgradError | None = None) -> None:
+    def __init__(self, lease: Lease, refusal: ConvgradError | None = None, *, only_lists: bool = False) -> None:
+        self.names: tuple[str, ...] = ("data",) if only_lists else ("data", "npy")
+        self.openings = b"[" if only_lists else b'"['
+        self.plural = "the lists of its tensors' data" if only_lists else "its tensors' data and npy"
+        self._most = None if only_lists else MAX_NUMBERS
         self._lease = lease
         self._refusal = refusal
-        self._count = 0
+        self._strings = self._lists = 0
 
-    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> _String:  # noqa: ARG002
-        """Begin a string."""
-        return _String(self, name, skeleton, bound)
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
+        """Begin a string or a list."""
+        if opening == _QUOTE:
+            return _String(self, name, skeleton, bound)
+        self._lists += 1
+        if self._lists > _MOST_LISTS:
+            raise InvalidRequest(f"the document has more than {_MOST_LISTS} data lists")
+        declared = _declared(members_before(skeleton))
+        return Numbers(self._lease, declared, bound=bound, most=self._most, refusal=self._refusal)
 
-    def begin(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
+    def begin_long(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
         """Begin to decode a string; dtype and shape, if they come before it, give its length."""
-        self._count += 1
-        if self._count > _MOST_STRINGS:
+        self._strings += 1
+        if self._strings > _MOST_STRINGS:
             raise TooLarge(
                 f"JSON may have {_MOST_STRINGS} data and npy strings of more than {LONG_STRING} characters",
                 data={"reason": "head", "limit": _MOST_STRINGS},
@@ -75,14 +82,22 @@ class TensorStrings:
         return InlineTensor(name, self._lease, expected=expected, raw_bound=bound, refusal=self._refusal)
 
 
+def _declared(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
+    name, shape = members.get("dtype", members.get("datatype")), members.get("shape")
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None or not isinstance(shape, list) or len(shape) > MAX_DIMS:
+        return None
+    return (dtype, tuple(shape)) if all(type(size) is int and 0 <= size < 2**63 for size in shape) else None
+
+
 class _String:
     """Reads one string after its opening quote."""
 
-    __slots__ = ("_begin", "_bound", "_cut_escape", "_name", "_skeleton", "_strings", "_tensor", "_text", "slow")
+    __slots__ = ("_begin", "_bound", "_cut_escape", "_name", "_skeleton", "_tensor", "_text", "_values", "slow")
 
-    def __init__(self, strings: TensorStrings, name: str, skeleton: bytearray, bound: int | None) -> None:
+    def __init__(self, values: TensorValues, name: str, skeleton: bytearray, bound: int | None) -> None:
         self.slow = False
-        self._strings = strings
+        self._values = values
         self._name = name
         self._skeleton = skeleton
         self._bound = bound
@@ -113,7 +128,7 @@ class _String:
             return start + end + 1 - before, True
         if len(self._begin) > LONG_STRING:
             raw, position = bytes(self._begin), 0
-            self._tensor = self._strings.begin(self._name, self._skeleton, self._bound)
+            self._tensor = self._values.begin_long(self._name, self._skeleton, self._bound)
             while position < len(raw):
                 position, _ = self._decode(self._tensor, raw, position)
         return start + len(self._begin) - before, False
@@ -159,58 +174,3 @@ def _plain(text: bytes) -> bytes:
     """
     text = text.replace(b"\\/", b"/")
     return text.replace(b"\\u002B", b"+").replace(b"\\u002b", b"+") if b"\\" in text else text
-
-
-class NumberLists:
-    """Parse lists into segments while they arrive; in the document each becomes a `Numbers`.
-
-    A fault inside a list is kept in its `Numbers`, so that it affects only the call that the tensor belongs to. A list
-    may have `most` numbers. With a `refusal` no tensor is received: each is skipped and has that fault. Raises
-    `InvalidRequest` for too many lists.
-    """
-
-    names: tuple[str, ...] = ("data",)
-    openings = b"["
-    plural = "the lists of its tensors' data"
-
-    def __init__(self, lease: Lease, *, most: int | None = None, refusal: ConvgradError | None = None) -> None:
-        self._lease = lease
-        self._most = most
-        self._refusal = refusal
-        self._count = 0
-
-    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> Numbers:  # noqa: ARG002
-        """Begin a list."""
-        self._count += 1
-        if self._count > _MOST_LISTS:
-            raise InvalidRequest(f"the document has more than {_MOST_LISTS} data lists")
-        declared = _declared(members_before(skeleton))
-        return Numbers(self._lease, declared, bound=bound, most=self._most, refusal=self._refusal)
-
-
-def _declared(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
-    name, shape = members.get("dtype", members.get("datatype")), members.get("shape")
-    dtype = _DTYPES.get(name) if isinstance(name, str) else None
-    if dtype is None or not isinstance(shape, list) or len(shape) > MAX_DIMS:
-        return None
-    return (dtype, tuple(shape)) if all(type(size) is int and 0 <= size < 2**63 for size in shape) else None
-
-
-class TensorValues:
-    """Decode tensors into segments while they arrive; in the document each becomes an `InlineTensor` or a `Numbers`.
-
-    With a `refusal` no tensor is received: each is skipped and has that fault.
-    """
-
-    names = TensorStrings.names
-    openings = TensorStrings.openings + NumberLists.openings
-    plural = "its tensors' data and npy"
-
-    def __init__(self, lease: Lease, refusal: ConvgradError | None = None) -> None:
-        self._strings = TensorStrings(lease, refusal)
-        self._lists = NumberLists(lease, most=MAX_NUMBERS, refusal=refusal)
-
-    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
-        """Begin a string or a list."""
-        values = self._lists if opening in NumberLists.openings else self._strings
-        return values.open(name, opening, skeleton, bound)

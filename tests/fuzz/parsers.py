@@ -19,7 +19,7 @@ from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, NpySink, TensorFault
-from app.intake.values import NumberLists, TensorValues
+from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._assembly import Assembly
 from convgrad._errors import ConvgradError, InvalidParams
@@ -57,7 +57,7 @@ def npy(data: bytes) -> None:
             sink.write(piece)
             await sink.supply()
         sink.close()
-        return sink.header, sink.data.content()
+        return sink.header, sink.content()
 
     whole, cut = _outcome(land, 0), _outcome(land, how)
     assert whole == cut or type(whole) is type(cut) is not tuple, (whole, cut)
@@ -137,7 +137,7 @@ def lists(data: bytes) -> None:
     how, body = data[0] if data else 0, data[1:]
 
     async def read(lease: Lease, how: int) -> Any:
-        intake = JsonIntake(NumberLists(lease), length=len(body), max_skeleton=_LARGEST)
+        intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(body), max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
         document = await intake.finish_async()

@@ -23,7 +23,7 @@ from app.intake.requests import Arrived, Known, RequestedCall, RequestEvent, Req
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.intake.strict_json import parse_document
 from app.intake.tensors import Elements, Input, Tensor
-from app.intake.values import NumberLists
+from app.intake.values import TensorValues
 from convgrad._dtypes import DTYPES
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError
 from schemas.problems import problem
@@ -137,7 +137,9 @@ class InferenceBody:
     def _lists(self) -> JsonIntake:
         if self._json is None:
             length = self._length if self._head_length is None else self._head_length
-            self._json = JsonIntake(NumberLists(self._lease), length=length, max_skeleton=self._head_limit)
+            self._json = JsonIntake(
+                TensorValues(self._lease, only_lists=True), length=length, max_skeleton=self._head_limit
+            )
         return self._json
 
     def _parse_head(self, document: Any) -> CachedHead:

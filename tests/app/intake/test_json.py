@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
 from app.intake.sinks import Lease, RawSink, TensorFault
-from app.intake.values import TensorStrings
+from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, Overloaded, ParseError, TooLarge
 
@@ -31,7 +31,7 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorStrings(lease), **{"length": len(body)} | limits)
+            intake = JsonIntake(TensorValues(lease), **{"length": len(body)} | limits)
             at, turn = 0, 0
             steps = sizes or [len(body) or 1]
             while at < len(body):
@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
         return value
     if value.fault is not None or value.sink is None:
         return value.fault
-    return (value.sink if isinstance(value.sink, RawSink) else value.sink.data).content()
+    return value.sink.content()
 
 
 def decoded(value: Any) -> Any:
@@ -71,6 +71,16 @@ def decoded(value: Any) -> Any:
         else decoded(child)
         for key, child in value.items()
     }
+
+
+def without_lists(value: Any) -> Any:
+    """Return a document in which no list has the name of a tensor's numbers, which the scanner takes out too."""
+    if isinstance(value, list):
+        return [without_lists(child) for child in value]
+    if not isinstance(value, dict):
+        return value
+    listed = {key for key, child in value.items() if key in ("data", "npy") and isinstance(child, list)}
+    return {key: None if key in listed else without_lists(child) for key, child in value.items()}
 
 
 tensor_text = st.binary(max_size=1500).map(lambda raw: base64.b64encode(raw).decode())
@@ -101,7 +111,7 @@ def test_any_split_gives_what_the_standard_library_reads(
     document: Any, indent: int | None, ascii_only: bool, slashes: bool, sizes: list[int]
 ) -> None:
     """A document split anywhere reads as json.loads and base64 read it whole."""
-    text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
+    text = json.dumps(document := without_lists(document), indent=indent, ensure_ascii=ascii_only)
     if slashes:
         text = re.sub(r"(?<!e)[+]", r"\\u002B", text.replace("/", "\\/"))
     assert decoded(scan(text.encode(), sizes)) == decoded(json.loads(text))
@@ -230,8 +240,8 @@ def test_sizes_are_compared_before_memory_is_taken() -> None:
     pool = SegmentPool(64 * MIB)
     with Lease(pool) as lease:
         body = body_with("A" * 1000, [1000, 1000])
-        intake = JsonIntake(TensorStrings(lease), length=len(body))
-        intake.feed(body)
+        intake = JsonIntake(TensorValues(lease), length=len(body))
+        asyncio.run(intake.take(body))
         fault = intake.finish()["t"]["data"].fault
     assert fault.kind == "size"
     assert "4000000 bytes" in fault.message
@@ -265,7 +275,7 @@ def test_a_tensor_is_held_once() -> None:
 
     async def run() -> int:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorStrings(lease), length=len(body))
+            intake = JsonIntake(TensorValues(lease), length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
                 await intake.supply()
@@ -291,7 +301,7 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorStrings(lease), length=len(body))
+            intake = JsonIntake(TensorValues(lease), length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
                 await intake.supply()
@@ -327,7 +337,7 @@ def test_small_tensors_are_counted(count: int) -> None:
 
     async def run() -> None:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorStrings(lease))
+            intake = JsonIntake(TensorValues(lease))
             await intake.take(body)
             await intake.supply()
             assert size - 300_000 <= pool.stats().used <= (2 * size if count > 3 else 0)
@@ -344,7 +354,7 @@ def test_small_tensors_beyond_the_memory_are_refused() -> None:
 
     async def run() -> list[Any]:
         with Lease(SegmentPool(MIB)) as lease:
-            intake = JsonIntake(TensorStrings(lease))
+            intake = JsonIntake(TensorValues(lease))
             await intake.take(body)
             await intake.supply()
             return [entry["t"]["data"].fault for entry in intake.finish()]
@@ -375,7 +385,7 @@ def test_others_get_a_turn(item: bytes) -> None:
 
         task = asyncio.create_task(others())
         with Lease(SegmentPool(64 * MIB)) as lease:
-            intake = JsonIntake(TensorStrings(lease))
+            intake = JsonIntake(TensorValues(lease))
             await intake.take(b"[" + item * count)
             await intake.supply()
         task.cancel()

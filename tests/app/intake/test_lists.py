@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.intake.json import JsonIntake
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, TensorFault
-from app.intake.values import NumberLists
+from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES
 
@@ -26,7 +26,7 @@ def scan(body: bytes, sizes: list[int]) -> Any:
 
     async def run() -> Any:
         with Lease(POOL) as lease:
-            intake = JsonIntake(NumberLists(lease), length=len(body))
+            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(body))
             at, turn = 0, 0
             while at < len(body):
                 size = sizes[min(turn, len(sizes) - 1)]
@@ -112,7 +112,7 @@ def test_the_rest_of_a_faulty_list_is_skipped(rest: str, step: int) -> None:
 
     async def run() -> Any:
         with Lease(POOL) as lease:
-            intake = JsonIntake(NumberLists(lease), length=len(text))
+            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text))
             for at in range(0, len(text), step):
                 await intake.take(text[at : at + step])
             return await intake.finish_async()

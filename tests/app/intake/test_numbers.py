@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.intake.json import JsonIntake
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, TensorFault
-from app.intake.values import NumberLists
+from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
@@ -30,7 +30,7 @@ def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Lea
     lease = Lease(POOL)
 
     async def run() -> Any:
-        intake = JsonIntake(NumberLists(lease), length=len(text), max_skeleton=head)
+        intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text), max_skeleton=head)
         edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
         for start, stop in pairwise(edges):
             await intake.take(text[start:stop])
@@ -251,7 +251,7 @@ def test_a_full_pool_is_a_fault_of_the_list() -> None:
 
     async def run() -> Any:
         with Lease(SegmentPool(1 << 20)) as lease:
-            intake = JsonIntake(NumberLists(lease), length=len(text))
+            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text))
             for at in range(0, len(text), 5000):
                 await intake.take(text[at : at + 5000])
             return await intake.finish_async()

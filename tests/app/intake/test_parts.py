@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.parts import PartReader
+from app.intake.parts import PartEvent, PartReader
 from convgrad._errors import ParseError
 
 BOUNDARY = b"a--boundary"
@@ -14,33 +14,30 @@ HEADERS = b'Content-Disposition: form-data; name="x"\r\nX-Other:  spaced \t\r\n\
 
 
 class Collected:
-    """Records what a reader reports."""
+    """The parts of a body, and how many of them have ended."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[dict[bytes, bytes], bytes]] = []
         self.closed = 0
 
-    def open(self, headers: dict[bytes, bytes]) -> None:
-        """Record a new part."""
-        self.parts.append((headers, b""))
-
-    def data(self, data: memoryview) -> None:
-        """Append to the last part."""
-        headers, before = self.parts[-1]
-        self.parts[-1] = headers, before + bytes(data)
-
-    def close(self) -> None:
-        """Record the end of the last part."""
-        self.closed += 1
+    def add(self, event: PartEvent) -> None:
+        """Record what a reader yields."""
+        if isinstance(event, dict):
+            self.parts.append((event, b""))
+        elif event is None:
+            self.closed += 1
+        else:
+            headers, before = self.parts[-1]
+            self.parts[-1] = headers, before + bytes(event)
 
 
 def read(body: bytes, step: int = 10**6) -> tuple[Collected, bool]:
-    """Read a body in steps; return the parts and the reader's result."""
-    sink = Collected()
-    reader = PartReader(BOUNDARY, sink, max_header_bytes=200)
+    """Read a body in steps; return the parts and whether it has ended."""
+    found, reader = Collected(), PartReader(BOUNDARY, max_header_bytes=200)
     for start in range(0, len(body), step):
-        reader.feed(body[start : start + step])
-    return sink, reader.ended
+        for event in reader.feed(body[start : start + step]):
+            found.add(event)
+    return found, reader.ended
 
 
 def written(parts: list[bytes]) -> bytes:
