@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
+from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
@@ -47,11 +48,13 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Replace every decoded string by its decoded bytes, or by its fault."""
+    """Replace every decoded string by its decoded bytes, or by its fault, and every list of numbers by its fault."""
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     if isinstance(value, list):
         return [plain(child) for child in value]
+    if isinstance(value, Numbers):
+        return value.fault
     if not isinstance(value, InlineTensor):
         return value
     if value.fault is not None or value.sink is None:
@@ -135,7 +138,7 @@ def test_damaged_documents_raise_only_convgrad_errors(data: st.DataObject, sizes
         )
     with contextlib.suppress(ConvgradError):
         found = scan(bytes(body), sizes)
-        assert has_fault(found) or decoded(found) == decoded(json.loads(body))
+        assert has_fault(found) or decoded(found) == decoded(without_lists(json.loads(body)))
 
 
 def has_fault(value: Any) -> bool:
