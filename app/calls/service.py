@@ -18,7 +18,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Checked, Prepared, Resources
+from app.calls.call import Call, Checked, Prepared
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, is_planned_at_once, plan_call
 from app.calls.sealed import SealedChecks
@@ -92,12 +92,10 @@ class Service:
         # Enough to keep a fast network busy while the event loop does other work.
         self._upload_slots = UploadSlots(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
-        self._resources = Resources(self.admission, engine, segments, self.telemetry)
-
-    @property
-    def calls(self) -> Set[Call]:
+        self.calls: set[Call] = set()
         """The calls that are waiting or computing."""
-        return self._resources.running
+        self.closing: set[asyncio.Future[None]] = set()
+        """Calls that free their memory."""
 
     @property
     def requests(self) -> int:
@@ -251,4 +249,4 @@ class Service:
         result with ``async with``: entering it queues the call and raises `Overloaded` when the queue or the memory
         is full, `RateLimited` when the key has reached its limit of calls.
         """
-        return kind(self._resources, prepared, tensors, lease, f"call-{next(self._ids)}")
+        return kind(self, prepared, tensors, lease, f"call-{next(self._ids)}")

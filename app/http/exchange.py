@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,11 +26,14 @@ from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext,
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, DeadlineExceeded, TooLarge
 
-__all__ = ["Connection", "Exchange", "Exchanges", "Limits", "connection_of", "exchange_of"]
+__all__ = ["DIRECT_BODY", "RELEASE", "TRANSPORT", "Exchange", "Exchanges", "Limits", "exchange_of"]
 
 _log = logging.getLogger("convgrad.request")
 
-_KEY, _CONNECTION = "convgrad.exchange", "convgrad.connection"
+_KEY = "convgrad.exchange"
+# What the protocol of a connection adds to the scope of a request: its transport, the `release_reservation` of the
+# `RequestContext`, and for large bodies without TLS the `DirectBody`.
+TRANSPORT, RELEASE, DIRECT_BODY = "convgrad.transport", "convgrad.release", "convgrad.direct_body"
 
 # The rest of a rejected body is read and dropped before the connection closes: a client that sends without reading
 # would otherwise see a reset instead of the answer. At most for this time, while bytes arrive at least every few
@@ -55,25 +58,6 @@ class Limits:
     slow_rate: int = 16 << 10
 
 
-@dataclass(slots=True)
-class Connection:
-    """What the protocol of a connection passes on to its requests.
-
-    `release_reservation` becomes that of the `RequestContext`; `direct_body` is set for large bodies without TLS.
-    """
-
-    transport: asyncio.Transport | None = None
-    release_reservation: Any = None
-    direct_body: DirectBody | None = None
-
-
-def connection_of(scope: MutableMapping[str, Any]) -> Connection:
-    """Return the connection of a request, which is kept in its scope."""
-    if _CONNECTION not in scope:
-        scope[_CONNECTION] = Connection()
-    return cast("Connection", scope[_CONNECTION])
-
-
 def exchange_of(scope: Scope) -> Exchange:
     """Return the exchange of a request; only inside `Exchanges`."""
     return cast("Exchange", scope[_KEY])
@@ -96,17 +80,16 @@ class Exchange:
         if len(self.headers) < len(scope["headers"]):
             accept = [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"]
             self.headers |= {"accept": ", ".join(accept)} if accept else {}
-        connection = connection_of(scope)
-        self.direct_body = connection.direct_body
-        self._transport = connection.transport
+        self.direct_body: DirectBody | None = scope.get(DIRECT_BODY)
+        self._transport: asyncio.Transport | None = scope.get(TRANSPORT)
         given, peer = self.headers.get("x-request-id", ""), scope.get("client")
         self.context = RequestContext(
             given if REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
             api=api_of(scope["path"]),
             address=address_of(peer[0]) if peer else ANYONE,
         )
-        if connection.release_reservation is not None:
-            self.context.release_reservation = connection.release_reservation
+        if (release := scope.get(RELEASE)) is not None:
+            self.context.release_reservation = release
         self.status = 0
         self._receive = receive
         self._send = send

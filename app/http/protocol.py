@@ -22,7 +22,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.http.direct_body import LARGE, DirectReader
-from app.http.exchange import connection_of
+from app.http.exchange import DIRECT_BODY, RELEASE, TRANSPORT
 from app.http.upgrades import make_parser
 
 __all__ = ["MAX_FIELDS", "MAX_HEAD", "MAX_WAITING", "HttpProtocol", "http_protocol"]
@@ -132,9 +132,11 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin a request and tell it of its connection."""
         super().on_message_begin()
         self._in_head = True
-        connection = connection_of(cast("Scope", self.scope))
-        connection.transport, connection.release_reservation = self.transport, self.release_reservation
+        self._add_to_scope({TRANSPORT: self.transport, RELEASE: self.release_reservation})
         self._arm_head_timer()
+
+    def _add_to_scope(self, given: dict[str, Any]) -> None:
+        cast("Scope", self.scope).update(given)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a field to the head."""
@@ -156,7 +158,8 @@ class HttpProtocol(HttpToolsProtocol):
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._direct_body = None
         if length >= LARGE and self.scheme == "http":
-            self._direct_body = connection_of(cast("Scope", self.scope)).direct_body = DirectReader(self, length)
+            self._direct_body = DirectReader(self, length)
+            self._add_to_scope({DIRECT_BODY: self._direct_body})
         if self.once and self.cycle is not None:
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
 

@@ -123,7 +123,7 @@ class Lease:
     def release(self, segment: Segment) -> None:
         """Return one segment early."""
         if self._held.pop(id(segment), None) is not None:
-            self._pool.release(segment)
+            segment.release()
 
     def hand_over(self, segment: Segment) -> Segment:
         """Pass ownership of the segment to a call, which then releases it."""
@@ -144,7 +144,7 @@ class Lease:
         if self._direct_body is not None:
             self._direct_body.forget()
         while self._held:
-            self._pool.release(self._held.popitem()[1])
+            self._held.popitem()[1].release()
 
 
 class RawSink:

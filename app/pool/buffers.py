@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import mmap
 import os
@@ -115,7 +116,7 @@ class LentBlock:
     """
 
     def __init__(self, pool: SegmentPool, fd: int, size: int) -> None:
-        self.id = pool.number()
+        self.id = next(pool.numbers)
         self.fd = fd
         self.size = size
         weakref.finalize(self, _retire_lent, pool, fd, self.id)
@@ -205,7 +206,8 @@ class SegmentPool:
         self._held = Counter[str]()  # bytes by owner
         self._total = 0
         self._peak = 0
-        self._next_id = 1
+        self.numbers = itertools.count(1)
+        """Numbers of blocks."""
         self._created = self._reused = self._retired = self._refused = 0
         self._closed = False
 
@@ -228,16 +230,6 @@ class SegmentPool:
             return self._fresh(size, nbytes, owner)
         # If the caller is cancelled meanwhile, the lease ends with the last reference to the segment.
         return await asyncio.to_thread(self._fresh, size, nbytes, owner, touch=True)
-
-    def number(self) -> int:
-        """Return a number that no other block has."""
-        with self._lock:
-            number, self._next_id = self._next_id, self._next_id + 1
-        return number
-
-    def release(self, segment: Segment) -> None:
-        """Return a segment; calling it again does nothing."""
-        segment.release()
 
     def trim(self, idle_s: float = 0.0) -> int:
         """Free the blocks that have been idle for `idle_s` seconds; return the number of bytes freed."""
@@ -357,10 +349,9 @@ class SegmentPool:
             self._forget(victims)
             self._total += size
             self._held[owner] += size
-            number, self._next_id = self._next_id, self._next_id + 1
         self._destroy(victims)
         try:
-            block = _Block(number, size)
+            block = _Block(next(self.numbers), size)
         except OSError as error:
             self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
             with self._lock:

@@ -116,7 +116,7 @@ class Fleet:
     def release(self, job: Job) -> None:
         """Release a job's memory."""
         for segment in (*job.inputs, job.output, *((job.scratch,) if job.scratch else ())):
-            self.segments.release(segment)
+            segment.release()
 
     async def compute(self, problem: ConvProblem, inputs: list[Array], **options: Any) -> Array:
         """Plan and run a problem; return its result."""

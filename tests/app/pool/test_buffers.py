@@ -80,7 +80,7 @@ def test_without_memfd_create_it_is_a_temporary_file_without_a_name(tmp_path: Pa
 def test_a_released_block_serves_the_next_call(pool: SegmentPool) -> None:
     """A block is reused under the same id, also for a somewhat smaller request."""
     first = pool.acquire(100_000)
-    pool.release(first)
+    first.release()
     second = pool.acquire(90_000)
     assert (second.id, second.fd) == (first.id, first.fd)
     assert (second.size, len(second.view)) == (90_000, 90_000)
@@ -90,7 +90,7 @@ def test_a_released_block_serves_the_next_call(pool: SegmentPool) -> None:
 def test_a_much_larger_block_is_not_wasted_on_a_small_call(pool: SegmentPool) -> None:
     """A small request gets new memory rather than a block of several times its size."""
     large = pool.acquire(2 * _MIB)
-    pool.release(large)
+    large.release()
     assert pool.acquire(64 * _KIB).id != large.id
 
 
@@ -104,8 +104,8 @@ def test_a_segment_may_be_empty(pool: SegmentPool) -> None:
 def test_a_released_segment_gives_no_view(pool: SegmentPool) -> None:
     """Using a segment after its release is an error; releasing it twice is not."""
     segment = pool.acquire(10)
-    pool.release(segment)
-    pool.release(segment)
+    segment.release()
+    segment.release()
     with pytest.raises(ValueError, match="was released"):
         _ = segment.view
 
@@ -117,7 +117,7 @@ def test_a_view_outlives_its_release(pool: SegmentPool) -> None:
     array[...] = 7
     tail = segment.view[-100:]
     del array
-    pool.release(segment)
+    segment.release()
     other = pool.acquire(_MIB)
     assert other.id != segment.id
     other.view[:] = bytes(_MIB)
@@ -130,7 +130,7 @@ def test_a_hold_keeps_the_memory(pool: SegmentPool) -> None:
     """Memory that a worker may still write to is not reused while a hold on it exists."""
     segment = pool.acquire(100)
     hold = segment.hold()
-    pool.release(segment)
+    segment.release()
     assert pool.stats().idle_blocks == 0
     assert pool.acquire(100).id != segment.id
     del hold
@@ -151,7 +151,7 @@ def test_a_full_pool_refuses_and_recovers(pool: SegmentPool) -> None:
     assert caught.value.retry_after
     assert caught.value.data["reason"] == "memory"
     assert pool.stats().refused == 1
-    pool.release(kept.pop())
+    kept.pop().release()
     assert pool.acquire(_MIB).size == _MIB
 
 
@@ -169,7 +169,7 @@ def test_idle_blocks_make_room(pool: SegmentPool) -> None:
     segments = [pool.acquire(_MIB) for _ in range(4)]
     ids = [segment.id for segment in segments]
     for segment in segments:
-        pool.release(segment)
+        segment.release()
         pool.stats()
     assert pool.acquire(2 * _MIB).size == 2 * _MIB
     assert retired == ids[:2]
@@ -181,7 +181,7 @@ def test_trim_frees_the_pages_of_other_mappings(pool: SegmentPool) -> None:
     segment = pool.acquire(_MIB)
     copy = os.dup(segment.fd)
     try:
-        pool.release(segment)
+        segment.release()
         assert pool.trim(idle_s=3600) == 0
         assert pool.trim() == _MIB
         assert os.fstat(copy).st_size == 0
@@ -195,7 +195,7 @@ def test_closing_frees_leased_blocks_later(pool: SegmentPool) -> None:
     segment = pool.acquire(_MIB)
     pool.close()
     assert pool.stats().total == _MIB
-    pool.release(segment)
+    segment.release()
     assert pool.stats().total == 0
 
 
@@ -239,7 +239,7 @@ def test_large_segments_are_created_off_the_event_loop(pool: SegmentPool) -> Non
         first.view[-1] = 1
         with pytest.raises(Overloaded):
             await pool.acquire_async(3 * _MIB)
-        pool.release(first)
+        first.release()
         assert (await pool.acquire_async(3 * _MIB)).id == first.id
 
     asyncio.run(scenario())
@@ -325,7 +325,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Release a lease."""
         if segment is not None:
             assert set(segment.view) <= {self.marks.pop(id(segment))}
-            self.pool.release(segment)
+            segment.release()
 
     @rule(number=watched)
     def look_away(self, number: int | None) -> None:

@@ -137,7 +137,7 @@ def test_memory_is_held_until_no_unit_is_on_a_worker(pool: SegmentPool) -> None:
     run = JobRun(job_of(pool, 2))
     unit = run.take()
     for segment in (*run.job.inputs, run.job.output):
-        pool.release(segment)
+        segment.release()
     run.fail(Cancelled("gone"))
     assert run.over
     assert pool.stats().idle_blocks == 0
