@@ -23,7 +23,6 @@ from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
 from app.http.exchange import Exchanges, Limits
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Engine
 from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
@@ -86,7 +85,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     return app
 
 
-def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
+def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:
     """Create the engine that the settings name; raises ValueError when its package is not installed."""
     if settings.engine == "local":
         return LocalEngine(segments, workers=settings.worker_count)

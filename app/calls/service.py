@@ -43,7 +43,7 @@ from schemas.ops import require_reference, resolve
 if TYPE_CHECKING:
     from app.intake.sinks import DirectBody
     from app.pool.buffers import Segment, SegmentPool
-    from app.pool.engine import Engine
+    from app.pool.local import LocalEngine
     from app.pool.messages import Unfit
 
 __all__ = ["Checked", "Prepared", "Service"]
@@ -58,7 +58,7 @@ class Service:
     """Compute gradients for the APIs: one object for the life of the process."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, segments: SegmentPool, telemetry: Telemetry | None = None
+        self, settings: Settings, engine: LocalEngine, segments: SegmentPool, telemetry: Telemetry | None = None
     ) -> None:
         self.settings = settings
         self.engine = engine

@@ -49,7 +49,7 @@ class _Shared:
 
 
 class RayEngine(LocalEngine):
-    """Run jobs on the cluster at `address` when that is faster, and the others on `workers` processes (see `Engine`).
+    """Run jobs on the cluster at `address` when that is faster, and the others on `workers` processes.
 
     With `join` this machine becomes a node with that many bytes of memory for tensors; otherwise it must be one.
     With `fallback`, jobs for a cluster that is away are computed here; without it they are rejected. Machines of
@@ -101,7 +101,7 @@ class RayEngine(LocalEngine):
         self._link.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new jobs, finish or fail the running ones, end every process (see `Engine.stop`)."""
+        """Refuse new jobs, finish or fail the running ones, end every process."""
         self._refusing = True
         if self._running:
             self._done.clear()
@@ -112,7 +112,7 @@ class RayEngine(LocalEngine):
         await self._link.stop()
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units as they complete (see `Engine.run`)."""
+        """Compute a job and yield its units as they complete."""
         if self._refusing:
             raise ShuttingDown("the service is shutting down", retry_after=1.0)
         done: set[int] = set()

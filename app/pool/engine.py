@@ -1,17 +1,15 @@
-"""The interface of an engine: jobs in, finished units out."""
+"""What an engine takes: jobs, and what it measures and delivers of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from app.pool.buffers import Segment
-from app.pool.messages import Unfit
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Delivery", "Engine", "Job", "JobTimes", "uninterrupted"]
+__all__ = ["Arrival", "Delivery", "Job", "JobTimes", "uninterrupted"]
 
 
 @dataclass(slots=True)
@@ -68,55 +66,6 @@ class Job:
     times: JobTimes = field(default_factory=JobTimes)
     delivery: Delivery = field(default_factory=Delivery)
     units: tuple[Unit, ...] | None = None
-
-
-class Engine(Protocol):
-    """Compute the units of jobs outside the server process."""
-
-    on_change: Callable[[], None]
-    """Called when a worker has become ready, starting one has failed, or the compiled code turns out not to work."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether jobs are accepted: workers are ready or being replaced, and `stop` was not called."""
-
-    @property
-    def workers(self) -> tuple[int, int]:
-        """Number of workers that are ready, and the number wanted."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why workers are missing, in one line; None when none failed to start."""
-
-    @property
-    def given_up(self) -> bool:
-        """Whether so many attempts to start a worker have failed that no more are made."""
-
-    def progress(self) -> float:
-        """Return the share of the warm-up that is done, 0 to 1."""
-
-    @property
-    def unfit(self) -> Unfit | None:
-        """Why the compiled code does not work on this processor, if so; such an engine never becomes ready."""
-
-    async def start(self) -> None:
-        """Begin to warm up, in the background."""
-
-    async def stop(self, drain_s: float) -> None:
-        """Refuse new jobs, give running ones `drain_s` seconds to finish, fail the rest, and end every process.
-
-        A second call, even during the first, may shorten the drain.
-        """
-
-    def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units in the order in which they complete, or none without `Delivery.each`.
-
-        Closing the generator cancels the job. The generator ends only when no worker can write to the job's
-        segments any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
-        """
-
-    def snapshot(self) -> dict[str, Any]:
-        """Describe workers, queue and counters."""
 
 
 async def uninterrupted(work: Awaitable[object]) -> None:

@@ -17,7 +17,7 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from app.pool.buffers import SegmentPool
@@ -56,22 +56,8 @@ _EXIT_CODE_WAIT_S = 1.0
 _TRIM_EVERY_S = 5.0
 
 
-@dataclass(slots=True)
-class _Counters:
-    """Events since the start."""
-
-    jobs: int = 0
-    units: int = 0
-    macs: int = 0
-    compute_s: float = 0.0
-    retried_units: int = 0
-    deaths: int = 0
-    hangs: int = 0
-    enforced_stops: int = 0
-
-
 class LocalEngine:
-    """Compute jobs on `workers` processes that share the memory of `segments` (see `Engine`).
+    """Compute jobs on `workers` processes that share the memory of `segments`: jobs in, finished units out.
 
     A worker that does not stop within `grace_s` is killed, and so is one without a heartbeat for `hang_s` during a
     unit. Unused memory is kept for reuse for `idle_s`. All times are in seconds.
@@ -100,14 +86,15 @@ class LocalEngine:
         self._open: set[JobRun] = set()  # jobs that are not settled
         self._timers: dict[JobRun, asyncio.TimerHandle] = {}
         self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
-        self._counters = _Counters()
+        names = ("jobs", "units", "macs", "compute_s", "retried_units", "deaths", "hangs", "enforced_stops")
+        self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._drain_until: float | None = None
         self._changed = asyncio.Event()
         self._stop_task: asyncio.Task[None] | None = None
         self.on_change: Callable[[], None] = lambda: None
-        """See `Engine.on_change`."""
+        """Called when a worker has become ready, starting one has failed, or the compiled code does not work."""
         self.failure: str | None = None
         """Why workers are missing, in one line; None when none failed to start."""
         self.given_up = False
@@ -156,7 +143,10 @@ class LocalEngine:
         self._background = [loop.create_task(self._watch()), loop.create_task(self._trim())]
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new jobs, finish or fail the running ones, end every process (see `Engine.stop`)."""
+        """Refuse new jobs, give running ones `drain_s` seconds to finish, fail the rest, and end every process.
+
+        A second call, even during the first, may shorten the drain.
+        """
         until = time.monotonic() + drain_s
         self._drain_until = until if self._drain_until is None else min(self._drain_until, until)
         self._changed.set()
@@ -165,7 +155,11 @@ class LocalEngine:
         await asyncio.shield(self._stop_task)
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units as they complete (see `Engine.run`)."""
+        """Compute a job and yield its units in the order in which they complete, or none without `Delivery.each`.
+
+        Closing the generator cancels the job. The generator ends only when no worker can write to the job's segments
+        any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
+        """
         run = self._submit(job)
         try:
             while (unit := await run.next()) is not None:
@@ -183,7 +177,7 @@ class LocalEngine:
             raise _no_workers()
         run = JobRun(job)
         self._open.add(run)
-        self._counters.jobs += 1
+        self._counters["jobs"] += 1
         self._queue.add(run)
         if job.arrival is not None:
             job.arrival.on_more = self._dispatch
@@ -212,7 +206,6 @@ class LocalEngine:
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
-        counters = {name: getattr(self._counters, name) for name in self._counters.__slots__}
         return {
             "ready": self.ready,
             "progress": self.progress(),
@@ -223,7 +216,7 @@ class LocalEngine:
             "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
             "jobs": len(self._open),
             "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),
-            "counters": counters,
+            "counters": self._counters.copy(),
             "segments": self._segments.stats(),
         }
 
@@ -263,10 +256,10 @@ class LocalEngine:
     def _on_done(self, worker: WorkerHandle, assignment: Assignment, done: Done) -> None:
         run, unit = assignment.run, assignment.unit
         run.job.times.compute_s += done.seconds
-        self._counters.compute_s += done.seconds
+        self._counters["compute_s"] += done.seconds
         if done.outcome == "done":
-            self._counters.units += 1
-            self._counters.macs += unit.macs
+            self._counters["units"] += 1
+            self._counters["macs"] += unit.macs
             run.done(unit)
         else:
             if done.outcome == "failed":
@@ -302,7 +295,7 @@ class LocalEngine:
 
     def _enforce(self, worker: WorkerHandle, assignment: Assignment) -> None:
         if assignment in worker.assignments:
-            self._counters.enforced_stops += 1
+            self._counters["enforced_stops"] += 1
             _log.warning("worker %d (process %s) did not stop in time: killing it", worker.number, worker.pid)
             worker.kill()
 
@@ -372,7 +365,7 @@ class LocalEngine:
             self._idle.remove(worker)
         self._changed.set()
         if not self._closing:
-            self._counters.deaths += 1
+            self._counters["deaths"] += 1
             self._replace(worker)
         if not worker.assignments:
             return
@@ -393,7 +386,7 @@ class LocalEngine:
             return
         run, unit = assignment.run, assignment.unit
         if not run.over:
-            self._counters.retried_units += 1
+            self._counters["retried_units"] += 1
             if run.lost(unit, killed=code in {0, -signal.SIGKILL}):
                 message = "the same unit of work keeps crashing worker processes"
                 self._fail(run, WorkerLost(message, data={"unit": unit.index}))
@@ -454,7 +447,7 @@ class LocalEngine:
                 await asyncio.to_thread(self._segments.trim, self._idle_s)
 
     def _kill_hung(self, worker: WorkerHandle) -> None:
-        self._counters.hangs += 1
+        self._counters["hangs"] += 1
         if worker.pid is None:
             _log.warning("the fork server does not respond: killing it")
             self._launcher.kill()

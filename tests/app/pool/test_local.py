@@ -16,7 +16,6 @@ import pytest
 
 import app
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Engine
 from app.pool.local import LocalEngine
 from convgrad._errors import DeadlineExceeded, ShuttingDown
 from kernels import ConvProblem, box, compute, plan
@@ -155,7 +154,7 @@ def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
 
 def test_an_engine_before_its_start() -> None:
     """An engine that was not started is not ready and its warm-up has not progressed."""
-    engine: Engine = LocalEngine(SegmentPool(1 << 20), workers=1)
+    engine = LocalEngine(SegmentPool(1 << 20), workers=1)
     assert not engine.ready
     assert engine.progress() == 0.0
 
