@@ -33,7 +33,7 @@ from app.calls.sealed import SealedChecks
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
-from app.intake.upload_slots import UploadSlots
+from app.intake.upload_slots import UploadSlot
 from app.settings import Settings
 from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
@@ -90,7 +90,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         # Enough to keep a fast network busy while the event loop does other work.
-        self._upload_slots = UploadSlots(max(4, 2 * settings.worker_count))
+        self._upload_slots = asyncio.Semaphore(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
         self.calls: set[Call] = set()
         """The calls that are waiting or computing."""
@@ -189,7 +189,7 @@ class Service:
     def lease(self, direct_body: DirectBody | None = None) -> Lease:
         """Return the lease of the current request, which owns its tensors; large ones wait for an upload slot."""
         context = current_context()
-        slot = self._upload_slots.slot(lambda: self.admission.check(context), lambda: context.received)
+        slot = UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
         return Lease(self.segments, direct_body, slot)
 
     def deadline(self, options: Options, started: float) -> float:

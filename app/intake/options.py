@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from convgrad._errors import InvalidParams
@@ -39,6 +39,10 @@ class Options:
         return self.reference or self.reproducible
 
 
+_NAMES = tuple(field.name for field in fields(Options))
+_CHOICES: dict[str, tuple[str, ...]] = {"encoding": ENCODINGS, "algorithm": get_args(Algorithm)}
+
+
 def parse_options(given: object) -> Options:
     """Check `options` as a caller wrote them; null means the default.
 
@@ -49,13 +53,13 @@ def parse_options(given: object) -> Options:
     if not isinstance(given, Mapping):
         raise _invalid([_error([], "options must be an object", "type")])
     errors = [
-        _error([name], f"there is no such option; the options are {', '.join(_CHECKS)}", "unknown_option")
+        _error([name], f"there is no such option; the options are {', '.join(_NAMES)}", "unknown_option")
         for name in given
-        if name not in _CHECKS
+        if name not in _NAMES
     ]
-    values = {name: given[name] for name in _CHECKS if given.get(name) is not None}
+    values = {name: given[name] for name in _NAMES if given.get(name) is not None}
     errors += [
-        _error([name], rule, "value") for name, value in values.items() if (rule := _CHECKS[name](value)) is not None
+        _error([name], rule, "value") for name, value in values.items() if (rule := _broken(name, value)) is not None
     ]
     direct = next((name for name in ("reference", "reproducible") if values.get(name) is True), None)
     if direct and values.get("algorithm") == "winograd":
@@ -85,42 +89,20 @@ def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]
             raise _invalid([_error(["encoding"], f"{rule}: use base64 or npy", "too_long")])
 
 
-def _check_encoding(value: object) -> str | None:
-    return None if value in ENCODINGS else "encoding must be base64, npy or list"
-
-
-def _check_deadline(value: object) -> str | None:
-    rule = f"deadline_ms must be an integer from 1 to {_LONGEST_MS}"
-    if type(value) is not int:
-        return rule
-    return None if 1 <= value <= _LONGEST_MS else f"{rule}, but is {number(value)}"
-
-
-def _check_flag(name: str) -> Callable[[object], str | None]:
-    return lambda value: None if isinstance(value, bool) else f"{name} must be true or false"
-
-
-def _check_algorithm(value: object) -> str | None:
-    return None if value in get_args(Algorithm) else "algorithm must be direct, winograd or auto"
-
-
-def _check_outputs(value: object) -> str | None:
-    names = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    if names and 1 <= len(value) <= _MOST_OUTPUTS:  # type: ignore[arg-type] # a list
-        return None
-    return f"outputs must be a list of 1 to {_MOST_OUTPUTS} names of outputs"
-
-
-_CHECKS: dict[str, Callable[[object], str | None]] = {
-    "encoding": _check_encoding,
-    "deadline_ms": _check_deadline,
-    "reference": _check_flag("reference"),
-    "reproducible": _check_flag("reproducible"),
-    "algorithm": _check_algorithm,
-    "outputs": _check_outputs,
-    "explain": _check_flag("explain"),
-    "fast": _check_flag("fast"),
-}
+def _broken(name: str, value: Any) -> str | None:
+    if name == "deadline_ms":
+        kept, rule = type(value) is int and 1 <= value <= _LONGEST_MS, f"an integer from 1 to {_LONGEST_MS}"
+        rule += f", but is {number(value)}" if type(value) is int else ""
+    elif name == "outputs":
+        names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        kept = names and 1 <= len(value) <= _MOST_OUTPUTS
+        rule = f"a list of 1 to {_MOST_OUTPUTS} names of outputs"
+    elif name in _CHOICES:
+        *others, last = _CHOICES[name]
+        kept, rule = value in _CHOICES[name], f"{', '.join(others)} or {last}"
+    else:
+        kept, rule = isinstance(value, bool), "true or false"
+    return None if kept else f"{name} must be {rule}"
 
 
 def _error(loc: list[str], message: str, kind: str) -> dict[str, Any]:

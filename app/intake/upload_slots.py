@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from convgrad._errors import Overloaded
 
-__all__ = ["LARGE", "UploadSlot", "UploadSlots"]
+__all__ = ["LARGE", "UploadSlot"]
 
 LARGE = 1 << 20
 """Bytes from which a tensor waits for a slot of its request."""
@@ -23,23 +23,12 @@ _LOOKS = 8
 _LONGEST_WAIT_S = 4.0
 
 
-class UploadSlots:
-    """Slots for `most` requests at a time, first come, first served."""
-
-    def __init__(self, most: int) -> None:
-        self._free = asyncio.Semaphore(most)
-
-    def slot(self, check: Callable[[], object], received: Callable[[], int]) -> UploadSlot:
-        """Return the slot of one request.
-
-        `check` is called when the slot is acquired, and raises if the request must be rejected; `received` returns the
-        bytes of its body that have arrived.
-        """
-        return UploadSlot(self._free, check, received)
-
-
 class UploadSlot:
-    """The slot of one request."""
+    """The slot of one request, first come, first served; as many are `free` as the semaphore counts.
+
+    `check` is called when the slot is acquired, and raises if the request must be rejected; `received` returns the
+    bytes of its body that have arrived.
+    """
 
     def __init__(self, free: asyncio.Semaphore, check: Callable[[], object], received: Callable[[], int]) -> None:
         self._free, self._check, self._received = free, check, received

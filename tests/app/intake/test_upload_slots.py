@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from app.intake.sinks import Lease
-from app.intake.upload_slots import LARGE, UploadSlot, UploadSlots
+from app.intake.upload_slots import LARGE, UploadSlot
 from app.pool.buffers import SegmentPool
 from convgrad._errors import Overloaded
 
 
 def slots(most: int, count: int, *, received: int = 0) -> list[UploadSlot]:
     """Return the slots of `count` requests, each with `received` bytes received."""
-    shared = UploadSlots(most)
-    return [shared.slot(lambda: None, lambda: received) for _ in range(count)]
+    shared = asyncio.Semaphore(most)
+    return [UploadSlot(shared, lambda: None, lambda: received) for _ in range(count)]
 
 
 def test_a_request_waits_until_another_has_its_body() -> None:
@@ -74,15 +74,15 @@ def test_a_rejected_request_passes_its_slot_on() -> None:
     """A request that is rejected when its slot comes allocates nothing, and the next one starts."""
 
     async def scenario() -> None:
-        pool, shared = SegmentPool(4 * LARGE), UploadSlots(1)
+        pool, shared = SegmentPool(4 * LARGE), asyncio.Semaphore(1)
 
         def full() -> None:
             raise Overloaded("the queue is full", retry_after=1)
 
-        with Lease(pool, slot=shared.slot(full, lambda: 0)) as rejected, pytest.raises(Overloaded):
+        with Lease(pool, slot=UploadSlot(shared, full, lambda: 0)) as rejected, pytest.raises(Overloaded):
             await rejected.acquire_async(LARGE)
         assert pool.stats().created == 0
-        with Lease(pool, slot=shared.slot(lambda: None, lambda: 0)) as lease:
+        with Lease(pool, slot=UploadSlot(shared, lambda: None, lambda: 0)) as lease:
             await lease.acquire_async(LARGE)
 
     asyncio.run(scenario())
