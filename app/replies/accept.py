@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from convgrad._errors import NotAcceptable
 
@@ -13,6 +14,8 @@ _RANGE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
 # No client needs more, and parsing thousands of ranges takes time.
 _MOST_RANGES = 64
+# Clients send few different values, and short ones.
+_LONGEST_CACHED = 256
 
 
 def choose(accept: str | None, offers: Sequence[str]) -> str:
@@ -21,7 +24,13 @@ def choose(accept: str | None, offers: Sequence[str]) -> str:
     Without a header every offer is acceptable. Malformed ranges are ignored. Raises `NotAcceptable` when no offer is
     left.
     """
-    if accept is None or not accept.strip():
+    header = accept or ""
+    return (_choose if len(header) <= _LONGEST_CACHED else _choose.__wrapped__)(header, tuple(offers))
+
+
+@lru_cache(256)
+def _choose(accept: str, offers: tuple[str, ...]) -> str:
+    if not accept.strip():
         return offers[0]
     ranges = [parsed for part in accept.split(",")[:_MOST_RANGES] if (parsed := _parse(part)) is not None]
     best = max(offers, key=lambda offer: _quality(offer, ranges))  # max keeps the first of equals
