@@ -13,11 +13,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from app.calls.outputs import CallOutput
+from app.calls.outputs import CallOutput, HeldTensor
 from app.intake.options import Encoding
-from schemas.tensors import TensorSpec
 
-__all__ = ["Answered", "Begin", "End", "Event", "Progress", "ReplyTensor", "Result", "TileReady", "Work", "finish"]
+__all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "TileReady", "Work", "finish"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +61,12 @@ class End:
 Event = Begin | Progress | TileReady | End
 
 
-class ReplyTensor(Protocol):
-    """An output tensor in a reply."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Its dtype and shape."""
-
-    @property
-    def data(self) -> memoryview:
-        """Its bytes."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return dtype and shape as JSON."""
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """A JSON object whose `member` gets the tensors, if there are any."""
 
     document: Mapping[str, Any]
-    outputs: Sequence[ReplyTensor] = ()
+    outputs: Sequence[CallOutput | HeldTensor] = ()
     encoding: Encoding = "base64"
     member: str = "outputs"
 

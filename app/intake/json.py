@@ -15,12 +15,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.intake.strict_json import BOM, parse_document, partial_document
 from convgrad._errors import ParseError, TooLarge
 
-__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader", "Values"]
+if TYPE_CHECKING:
+    from app.intake.values import TensorValues
+
+__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader"]
 
 HEAD_LIMIT = 256 * 1024
 """Bytes of a document without its long values, by default."""
@@ -59,18 +62,6 @@ class ValueReader(Protocol):
         """Allocate the memory that the bytes so far need."""
 
 
-class Values(Protocol):
-    """The values that are taken out of a document: of members with one of `names`, beginning with one of `openings`."""
-
-    names: tuple[str, ...]
-    openings: bytes
-    plural: str
-    """What an error calls them."""
-
-    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
-        """Begin a value. `skeleton` ends with its name and colon; `bound`: the most bytes that can still arrive."""
-
-
 _State = Callable[[bytes, int], int]
 
 
@@ -83,7 +74,7 @@ class JsonIntake:
 
     def __init__(
         self,
-        values: Values,
+        values: TensorValues,
         *,
         length: int | None = None,
         max_skeleton: int = HEAD_LIMIT,

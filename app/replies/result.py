@@ -11,7 +11,8 @@ import numpy as np
 import pybase64
 from starlette.types import Send
 
-from app.calls.work import ReplyTensor, Result, Work, finish
+from app.calls.outputs import CallOutput, HeldTensor
+from app.calls.work import Result, Work, finish
 from app.intake.options import Encoding
 from app.replies.body import json_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
@@ -73,7 +74,7 @@ class JsonResult:
         yield self._end
 
 
-def _tensor_text(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
+def _tensor_text(output: CallOutput | HeldTensor, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
     """Return the text of a tensor in pieces, without quotes, and its length, if that is known."""
     kind, data = dtype(output.spec.dtype), output.data
     if encoding == "list":
