@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from app.calls.errors import as_convgrad_error
@@ -23,11 +23,13 @@ from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
 
 if TYPE_CHECKING:
-    from app.calls.service import Service
+    from app.calls.admission import Admission
     from app.intake.sinks import Lease
-    from app.pool.buffers import Segment
+    from app.pool.buffers import Segment, SegmentPool
+    from app.pool.local import LocalEngine
+    from app.telemetry.metrics import Telemetry
 
-__all__ = ["Call", "Checked", "Prepared"]
+__all__ = ["Call", "Checked", "Prepared", "Resources"]
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
@@ -80,12 +82,24 @@ class Prepared:
         return sum(len(computation.plan.units) for computation in self.computations)
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all calls of a service share: admission, engine, memory, telemetry, and the calls that run or close."""
+
+    admission: Admission
+    engine: LocalEngine
+    segments: SegmentPool
+    telemetry: Telemetry
+    running: set[Call] = field(default_factory=set)
+    closing: set[asyncio.Future[None]] = field(default_factory=set)
+
+
 class Call:
     """Run one prepared call; created by `Service.call`, used once, with ``async with``."""
 
     def __init__(
         self,
-        service: Service,
+        resources: Resources,
         prepared: Prepared,
         tensors: Mapping[str, Segment],
         lease: Lease,
@@ -98,7 +112,7 @@ class Call:
             [CallOutput(prepared.op.wire_name(each.output.name), each) for each in prepared.computations]
         )
         """The results, in the requested order."""
-        self._service = service
+        self._resources = resources
         self._inputs = _segments_of(prepared.op, tensors)
         self._lease = lease
         self._cleanup = ExitStack()
@@ -125,8 +139,8 @@ class Call:
             raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
             undo.enter_context(self._admitted())
-            self._service.calls.add(self)
-            undo.callback(self._service.calls.discard, self)
+            self._resources.running.add(self)
+            undo.callback(self._resources.running.discard, self)
             for segment in self._inputs.values():
                 undo.callback(self._lease.hand_over(segment).release)
             if self._began:
@@ -138,7 +152,7 @@ class Call:
 
     def _admitted(self) -> AbstractContextManager[None]:
         """Take a place in the queue while the block runs."""
-        return self._service.admission.call(self._context)
+        return self._resources.admission.call(self._context)
 
     async def _take_memory(self, undo: ExitStack) -> None:
         for output in self.outputs:
@@ -152,14 +166,14 @@ class Call:
         Enter the call with ``async with`` once all have arrived, or `abandon` it. Until it is entered it takes no place
         in the queue. Raises `Overloaded` and `RateLimited` as entering does.
         """
-        self._service.admission.check(self._context)
+        self._resources.admission.check(self._context)
         with ExitStack() as undo:
             await self._take_memory(undo)
             self._cleanup = undo.pop_all()
         self._began, self._entered = True, time.monotonic()
         for output in self.outputs:
             output.arrival = Arrival(images)
-            output.start(self._service.engine.run(self._job(output)))
+            output.start(self._resources.engine.run(self._job(output)))
 
     def advance(self, images: int) -> None:
         """Set how many images have arrived, after `begin`."""
@@ -188,8 +202,8 @@ class Call:
     async def _release(self) -> None:
         # Segments are released only when no worker can write to them: a second cancellation must not interrupt this.
         closing = asyncio.ensure_future(self._close())
-        self._service.closing.add(closing)
-        closing.add_done_callback(self._service.closing.discard)
+        self._resources.closing.add(closing)
+        closing.add_done_callback(self._resources.closing.discard)
         await asyncio.shield(closing)
 
     async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
@@ -229,7 +243,7 @@ class Call:
         """Run the jobs that do not run yet; return the time."""
         for output in self.outputs:
             if not self._began:
-                units = self._service.engine.run(self._job(output))
+                units = self._resources.engine.run(self._job(output))
                 if len(self.outputs) > 1:
                     output.start(units)
                 else:
@@ -314,12 +328,12 @@ class Call:
         else:
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
-        self._service.telemetry.call_done(
+        self._resources.telemetry.call_done(
             self.id, self.prepared.op, self.prepared.plans, self._context, outcome, seconds
         )
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
-        segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
+        segment = await self._resources.segments.acquire_async(max(1, nbytes), self._context.owner)
         undo.callback(segment.release)
         return segment
 

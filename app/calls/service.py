@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Checked, Prepared
+from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, is_planned_at_once, plan_call
 from app.calls.sealed import SealedChecks
@@ -92,10 +92,9 @@ class Service:
         # Enough to keep a fast network busy while the event loop does other work.
         self._upload_slots = asyncio.Semaphore(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
-        self.calls: set[Call] = set()
+        self._resources = Resources(self.admission, engine, segments, self.telemetry)
+        self.calls = self._resources.running
         """The calls that are waiting or computing."""
-        self.closing: set[asyncio.Future[None]] = set()
-        """Calls that free their memory."""
 
     @property
     def requests(self) -> int:
@@ -249,4 +248,4 @@ class Service:
         result with ``async with``: entering it queues the call and raises `Overloaded` when the queue or the memory
         is full, `RateLimited` when the key has reached its limit of calls.
         """
-        return kind(self, prepared, tensors, lease, f"call-{next(self._ids)}")
+        return kind(self._resources, prepared, tensors, lease, f"call-{next(self._ids)}")

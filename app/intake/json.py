@@ -15,15 +15,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from app.intake.strict_json import BOM, parse_document, partial_document
 from convgrad._errors import ParseError, TooLarge
 
-if TYPE_CHECKING:
-    from app.intake.values import TensorValues
-
-__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader"]
+__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader", "Values"]
 
 HEAD_LIMIT = 256 * 1024
 """Bytes of a document without its long values, by default."""
@@ -62,6 +59,18 @@ class ValueReader(Protocol):
         """Allocate the memory that the bytes so far need."""
 
 
+class Values(Protocol):
+    """The values that are taken out of a document: of members with one of `names`, beginning with one of `openings`."""
+
+    names: tuple[str, ...]
+    openings: bytes
+    plural: str
+    """What an error calls them."""
+
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
+        """Begin a value. `skeleton` ends with its name and colon; `bound`: the most bytes that can still arrive."""
+
+
 _State = Callable[[bytes, int], int]
 
 
@@ -74,7 +83,7 @@ class JsonIntake:
 
     def __init__(
         self,
-        values: TensorValues,
+        values: Values,
         *,
         length: int | None = None,
         max_skeleton: int = HEAD_LIMIT,

@@ -51,7 +51,6 @@ class TensorValues:
     def __init__(self, lease: Lease, refusal: ConvgradError | None = None, *, only_lists: bool = False) -> None:
         self.names: tuple[str, ...] = ("data",) if only_lists else ("data", "npy")
         self.openings = b"[" if only_lists else b'"['
-        # What an error calls them.
         self.plural = "the lists of its tensors' data" if only_lists else "its tensors' data and npy"
         self._most = None if only_lists else MAX_NUMBERS
         self._lease = lease
@@ -59,10 +58,7 @@ class TensorValues:
         self._strings = self._lists = 0
 
     def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
-        """Begin a string or a list, of a member with one of `names`, by its `opening`.
-
-        `skeleton` ends with its name and colon; `bound` is the most bytes that can still arrive.
-        """
+        """Begin a string or a list."""
         if opening == _QUOTE:
             return _String(self, name, skeleton, bound)
         self._lists += 1
