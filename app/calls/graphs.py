@@ -78,7 +78,7 @@ def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
 
 async def prepare_graph(service: Service, call: RequestedCall, started: float) -> PreparedGraph:
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
-    options = parse_options(call.options)
+    options = parse_options(call.request.options)
     deadline = service.deadline(options, started)
     return await service.plan_in_thread(partial(_prepared, service.settings, call, options, deadline), deadline)
 
@@ -88,7 +88,7 @@ async def describe_graph(service: Service, call: RequestedCall, started: float) 
 
     Raises what `prepare_graph` raises.
     """
-    options = parse_options(call.options)
+    options = parse_options(call.request.options)
     deadline = service.deadline(options, started)
 
     def describe() -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Compute(Task):
         """Check a call whose shape input has not arrived: its values take precedence over the attribute."""
         name, spellings = self.called.called_as, self.called.operation.attribute_spellings
         shape = self.called.operation.shape_input
-        attributes = {key: value for key, value in call.attributes.items() if spellings.get(key) != shape}
+        attributes = {key: value for key, value in call.request.attributes.items() if spellings.get(key) != shape}
         try:
             self.service.check(replace(call, request=replace(call.request, attributes=attributes)), started)
         except InvalidParams as error:
@@ -130,7 +130,7 @@ class Verify(Task):
         metas = call.metas
         if complete or self.called.operation.output_spellings.keys() & metas.keys():
             return await prepare_verification(self.service, call, started)
-        resolve(self.called.called_as, call.attributes, metas)  # the result may still come
+        resolve(self.called.called_as, call.request.attributes, metas)  # the result may still come
         return None
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Verification:

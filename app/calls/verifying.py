@@ -37,7 +37,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
 
     The result becomes the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
     """
-    options, settings, inputs = parse_options(call.options), service.settings, call.metas
+    options, settings, inputs = parse_options(call.request.options), service.settings, call.metas
     refuse_options(options, ("outputs", "reference", "reproducible"), "a verification")
     name = call.request.called.called_as
     called = find_operation(name)
@@ -49,7 +49,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
         raise invalid_params(name, [problem(["inputs"], msg, "missing" if not given else "conflict")])
     ((key, meta),) = given.items()
     rest = {name: value for name, value in inputs.items() if name not in given}
-    op = resolve(name, call.attributes, rest, outputs=(spellings[key],))
+    op = resolve(name, call.request.attributes, rest, outputs=(spellings[key],))
     _check_result(op, key, meta)
     check_algorithm(name, options.algorithm, [("", op)])
     result = TensorSpec(op.output.name, op.dtype, op.output.shape)

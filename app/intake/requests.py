@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from app.intake.options import parse_options
 from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
-from app.intake.tensors import Input, check_begun_tensor, metas, read_inputs
+from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
 from schemas.attributes import read_attributes
 from schemas.dumps import call_of_dump, is_dump
@@ -71,27 +72,17 @@ class RequestObject:
         return RequestedCall(self, inputs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestedCall:
     """A request with its inputs read."""
 
     request: RequestObject
     inputs: dict[str, Input]
 
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """The attributes as the caller wrote them."""
-        return self.request.attributes
-
-    @property
-    def options(self) -> Any:
-        """The options as the caller wrote them."""
-        return self.request.options
-
-    @property
+    @cached_property
     def metas(self) -> dict[str, TensorMeta | list[int]]:
         """Dtype and shape of the inputs, and the values of shapes, for the operation's rules."""
-        return metas(self.inputs)
+        return {name: value.meta if isinstance(value, Tensor) else value for name, value in self.inputs.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ __all__ = [
     "Tensor",
     "check_begun_tensor",
     "collect_tensors",
-    "metas",
     "npy_tensor",
     "read_inputs",
     "shape_list",
@@ -135,11 +134,6 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
         if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
             message = _fault_message(member, loc[1], data, data.fault)
             raise invalid_params(_WHAT, [problem([*loc, member], message, data.fault.kind)])
-
-
-def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
-    """Return dtype and shape of each input, or the values of a shape, for the operation's rules."""
-    return {name: value.meta if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
