@@ -19,7 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from app.settings import Settings
+from app.settings import Settings, as_written
 
 __all__ = ["parse_settings"]
 
@@ -87,9 +87,5 @@ def _word(name: str, annotation: Any) -> str:
 
 def _help(field: FieldInfo) -> str:
     """Return the description of a setting with its default, unless that is absence."""
-    default = field.default
-    if default in (None, ()) or isinstance(default, bool):
-        return str(field.description)
-    if isinstance(default, ByteSize) and default:
-        default = default.human_readable().replace(".0", "")
-    return f"{field.description} (default: {f'{default:g}' if isinstance(default, float) else default})"
+    default = "" if isinstance(field.default, bool) else as_written(field.default)
+    return f"{field.description} (default: {default})" if default else str(field.description)

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.pool.container import cpu_count, memory_bytes
 
-__all__ = ["PREFIX", "Settings", "is_loopback", "unknown_variables"]
+__all__ = ["PREFIX", "Settings", "as_written", "is_loopback", "unknown_variables"]
 
 PREFIX = "CONVGRAD_"
 
@@ -300,6 +300,22 @@ def unknown_variables(names: Iterable[str]) -> Iterator[str]:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, 1, 0.0)
             yield f"{name} is not a setting and is ignored; did you mean {close[0]}?"
+
+
+def as_written(value: object) -> str:
+    """Return a default as it is written in a variable; empty if that is absence."""
+    match value:
+        case None | ():
+            return ""
+        case bool():
+            return str(value).lower()
+        case ByteSize() if value:
+            return value.human_readable().replace(".0", "")
+        case int() if value >= 10**6:
+            return f"{value:.0e}".replace("e+", "e")
+        case float():
+            return f"{value:g}"
+    return str(value)
 
 
 def _is_address(host: str) -> bool:

@@ -14,9 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from pydantic import ByteSize
-
-from app.settings import PREFIX, Settings
+from app.settings import PREFIX, Settings, as_written
 
 __all__ = ["main", "with_settings"]
 
@@ -62,7 +60,7 @@ def _rows() -> Iterator[str]:
     yield "| variable | default | meaning |"
     yield "|---|---|---|"
     for name, field in Settings.model_fields.items():
-        default = _default(field.default)
+        default = as_written(field.default)
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         meaning = _WORD.sub(partial(_marked, choices), str(field.description))
         yield f"| `{PREFIX}{name.upper()}` | {f'`{default}`' if default else ''} | {meaning} |"
@@ -73,22 +71,6 @@ def _marked(choices: Sequence[str], word: re.Match[str]) -> str:
     if word[0] in Settings.model_fields and "_" in word[0]:
         return f"`{PREFIX}{word[0].upper()}`"
     return f"`{word[0]}`" if word[0] in choices or _LITERAL.fullmatch(word[0]) else word[0]
-
-
-def _default(value: object) -> str:
-    """Return a default as it is written in a variable; empty if that is absence."""
-    match value:
-        case None | ():
-            return ""
-        case bool():
-            return str(value).lower()
-        case ByteSize() if value:
-            return value.human_readable().replace(".0", "")
-        case int() if value >= 10**6:
-            return f"{value:.0e}".replace("e+", "e")
-        case float():
-            return f"{value:g}"
-    return str(value)
 
 
 if __name__ == "__main__":
