@@ -9,13 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from app.calls.errors import as_convgrad_error
 from app.calls.outputs import CallOutput
 from app.calls.planning import Computation
 from app.calls.work import Begin, End, Event, Progress, Result, TileReady
 from app.intake.options import Options
 from app.pool.engine import Arrival, Job
-from app.telemetry.context import current_context
+from app.telemetry.context import as_convgrad_error, current_context
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from kernels import Plan, Unit, box
 from kernels.plan import algorithm_of

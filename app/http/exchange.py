@@ -18,7 +18,6 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.calls.errors import as_convgrad_error
 from app.intake.sinks import DirectBody
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
@@ -222,8 +221,7 @@ class Exchange:
         If a reply has begun, the server closes the connection instead, so that the client sees an incomplete body.
         """
         # Reading the rest of a rejected body may take seconds: the traceback would keep the call's memory.
-        error = as_convgrad_error(caught, log=_log).with_traceback(None)
-        self.context.fail(error)
+        error = self.context.fail(caught).with_traceback(None)
         if not self.status and not isinstance(error, Cancelled):
             context = self.context
             reply = error_reply(error, context.api, context.request_id, accept=self.headers.get("accept", ""))

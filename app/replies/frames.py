@@ -6,7 +6,6 @@ Several outputs follow each other in the requested order; each `begin` has the n
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from starlette.types import Send
 
 from app.calls.call import Call
-from app.calls.errors import as_convgrad_error
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
 from app.replies.body import send_bytes, send_piece
 from app.replies.stream import Stream
@@ -23,8 +21,6 @@ from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode
 
 __all__ = ["MEDIA_TYPE", "send_frames"]
-
-_log = logging.getLogger("convgrad.request")
 
 _HEADERS = {"cache-control": "no-store"}
 
@@ -120,6 +116,5 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
 
 
 def _error(caught: Exception) -> dict[str, Any]:
-    error = as_convgrad_error(caught, log=_log)
-    current_context().fail(error)
+    error = current_context().fail(caught)
     return {"type": "error", "code": error.code, "message": error.message, "data": error.data}

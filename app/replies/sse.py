@@ -6,7 +6,6 @@ checksum instead of data. An error after the first byte is sent as the response.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from itertools import chain
@@ -16,7 +15,6 @@ import numpy as np
 from starlette.types import Send
 
 from app.calls.call import Call
-from app.calls.errors import as_convgrad_error
 from app.calls.work import Progress, TileReady, Work
 from app.intake.options import Encoding
 from app.replies.body import json_bytes
@@ -32,7 +30,6 @@ __all__ = ["MEDIA_TYPE", "EventStream", "send_events", "stream_work"]
 
 MEDIA_TYPE = "text/event-stream"
 
-_log = logging.getLogger("convgrad.request")
 # Keep proxies from buffering the stream.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -87,13 +84,8 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        await stream.message([json_bytes({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})])
-
-
-def _error(caught: Exception) -> dict[str, Any]:
-    error = as_convgrad_error(caught, log=_log)
-    current_context().fail(error)
-    return rpc_error(error)
+        error = rpc_error(current_context().fail(caught))
+        await stream.message([json_bytes({"jsonrpc": "2.0", "id": request_id, "error": error})])
 
 
 def _notification(name: str, params: dict[str, Any]) -> bytes:

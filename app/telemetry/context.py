@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -13,7 +14,18 @@ from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Self
 
-from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised
+from starlette.requests import ClientDisconnect
+
+from convgrad._errors import (
+    Cancelled,
+    ConvgradError,
+    InternalError,
+    Overloaded,
+    RateLimited,
+    ShuttingDown,
+    TooLarge,
+    Unauthorised,
+)
 
 __all__ = [
     "ANYONE",
@@ -26,8 +38,11 @@ __all__ = [
     "TraceParent",
     "address_of",
     "api_of",
+    "as_convgrad_error",
     "current_context",
 ]
+
+_log = logging.getLogger("convgrad.request")
 
 ANYONE = "-"
 """The key id of a request without a key, and the address of one without an address."""
@@ -162,11 +177,19 @@ class RequestContext:
         """Owner of the request's share of resources: its key, or its address when there are no keys."""
         return self.address if self.key == ANYONE else self.key
 
-    def fail(self, error: ConvgradError) -> None:
-        """Record an error that is sent as the answer, or as part of it."""
+    def fail(self, caught: BaseException) -> ConvgradError:
+        """Record an exception, and return the error that is sent as the answer, or as part of it.
+
+        Don't keep the result in a variable where `caught` was caught: with the traceback that makes a reference cycle,
+        and the call's memory waits for the garbage collector.
+        """
+        error = as_convgrad_error(caught)
+        if error is not caught and isinstance(error, InternalError):
+            _log.error("internal error", exc_info=caught)
         self.outcome = error.code
         if isinstance(error, _REFUSALS) or "reason" in error.data:
             self.refusals.append(str(error.data.get("reason", error.code)))
+        return error
 
     def age(self) -> float:
         """Seconds since the request arrived."""
@@ -175,6 +198,15 @@ class RequestContext:
     def enter(self) -> None:
         """Make this the context of the current task and of the tasks it starts."""
         _current.set(self)
+
+
+def as_convgrad_error(error: BaseException) -> ConvgradError:
+    """Return `error` if it is a `ConvgradError`, otherwise an `InternalError` without details."""
+    if isinstance(error, ConvgradError):
+        return error
+    if isinstance(error, ClientDisconnect):
+        return Cancelled("the client disconnected before its request was complete")
+    return InternalError("internal error; the service's log has the details under the request id")
 
 
 def address_of(host: str) -> str:

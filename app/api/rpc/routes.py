@@ -7,7 +7,6 @@ Notifications are executed where they have an effect: those of `check.*`, and `n
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from app.api.answer import check_media_type
 from app.api.routing import service_of
 from app.api.rpc.methods import METHODS, Method, PlainMethod, TaskMethod
 from app.calls.cancel import NOTIFICATION, Running, session_of
-from app.calls.errors import as_convgrad_error
 from app.calls.service import Service
 from app.calls.tasks import RequestReceiver
 from app.calls.work import Answered, Work, finish
@@ -49,8 +47,6 @@ from schemas.problems import safe_key
 from schemas.tables import near_miss, operation_hint
 
 __all__ = ["answer_rpc", "router"]
-
-_log = logging.getLogger("convgrad.request")
 
 _CONTENT_TYPES = ("application/json", "application/json-rpc")
 # Items of a batch that run at a time; each call uses all workers anyway.
@@ -322,8 +318,7 @@ class _Message:
         self._tensors += count
 
     def _error_text(self, request_id: rpc.Id, caught: Exception) -> _Text:
-        error = as_convgrad_error(caught, log=_log)
-        self._context.fail(error)
+        error = self._context.fail(caught)
         fields = rpc_error(error)
         if fields["code"] in _STANDARD_MESSAGES:
             fields["data"]["detail"] = fields["message"]

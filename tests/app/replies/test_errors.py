@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from app.calls.errors import as_convgrad_error
 from app.replies.errors import MAPPING, codes_of, error_headers, problem_object, rpc_error
+from app.telemetry.context import RequestContext
 from convgrad import _errors as errors
 from schemas.openrpc import RPC_ERRORS
 
@@ -90,7 +90,7 @@ def test_headers() -> None:
 def test_other_errors_have_no_details(caplog: pytest.LogCaptureFixture) -> None:
     """Any other exception becomes an internal error without details, which are logged."""
     with caplog.at_level(logging.ERROR):
-        found = as_convgrad_error(ValueError("secret"), log=logging.getLogger("test"))
+        found = RequestContext("id").fail(ValueError("secret"))
     assert isinstance(found, errors.InternalError)
     assert "secret" not in found.message
     assert "secret" in caplog.text
