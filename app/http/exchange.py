@@ -328,7 +328,7 @@ class Exchanges:
                     level,
                     "%s %.256s %s",
                     *(scope["method"], scope["path"], exchange.status or "-"),
-                    extra=_facts(context, exchange.status),
+                    extra={"facts": _facts(context, exchange.status)},
                 )
 
 

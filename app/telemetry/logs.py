@@ -1,4 +1,4 @@
-"""Log records on standard error, one per line, as text for people or as JSON for machines."""
+"""Log records on standard error, one per line, as text for people or as JSON for machines, with their `facts`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 __all__ = ["JsonFormatter", "TextFormatter", "configure", "logging_config"]
 
-_EXTRA = ("request_id", "key", "address", "status", "outcome", "ms", "trace_id")
-
 # Text from a caller, such as a path, must not start a new line or control a terminal. Escaped are control characters,
 # among them NEL (U+0085), and the line and paragraph separators.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -26,10 +24,6 @@ def _escaped(match: re.Match[str]) -> str:
     return json.dumps(match[0])[1:-1] if match[0] < "\x7f" else f"\\u{ord(match[0]):04x}"
 
 
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _EXTRA if hasattr(record, name)}
-
-
 class JsonFormatter(logging.Formatter):
     """Write a record as one JSON object."""
 
@@ -40,7 +34,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_extra(record),
+            **getattr(record, "facts", {}),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
@@ -63,7 +57,8 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as above
         """Format the line of one record."""
-        line = " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in _extra(record).items())])
+        facts: dict[str, Any] = getattr(record, "facts", {})
+        line = " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in facts.items())])
         return _CONTROL.sub(_escaped, line)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - as above

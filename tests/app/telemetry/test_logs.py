@@ -15,7 +15,7 @@ from app.telemetry.logs import JsonFormatter, TextFormatter
 def record(message: str, **extra: object) -> logging.LogRecord:
     """Return a log record."""
     made = logging.LogRecord("convgrad", logging.INFO, "x.py", 1, message, (), None)
-    made.__dict__.update(extra)
+    made.facts = extra  # as `extra` does
     return made
 
 
