@@ -12,64 +12,21 @@ from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError
 
-__all__ = ["Base64Feed", "InlineTensor", "nbytes_of"]
+__all__ = ["InlineTensor", "nbytes_of"]
 
 MAX_RANK = 64
-
-
-class Base64Feed:
-    """Decode base64 in pieces of any size: standard alphabet, padded, without white space, unused bits zero.
-
-    Raises `TensorFault` for anything else.
-    """
-
-    def __init__(self) -> None:
-        self._odd = b""
-        self._padded = False
-
-    def decode(self, piece: bytes | memoryview) -> list[bytes]:
-        """Return the bytes that this piece completes."""
-        done: list[bytes] = []
-        if self._odd:
-            fill = 4 - len(self._odd)
-            self._odd += piece[:fill]
-            piece = piece[fill:]
-            if len(self._odd) < 4:
-                return done
-            done.append(self._whole(self._odd))
-            self._odd = b""
-        whole = len(piece) & ~3
-        if whole:
-            done.append(self._whole(piece[:whole]))
-        self._odd = bytes(piece[whole:])
-        return done
-
-    def close(self) -> None:
-        """Check that the text is complete."""
-        if self._odd:
-            raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
-
-    def _whole(self, groups: bytes | memoryview) -> bytes:
-        if self._padded:
-            raise TensorFault("base64 goes on after its padding", "base64")
-        self._padded = groups[-1] == 0x3D
-        try:
-            done = pybase64.b64decode(groups, validate=True)
-        except (binascii.Error, ValueError):
-            raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
-        if self._padded and pybase64.b64encode(done[len(done) // 3 * 3 :]) != bytes(groups[-4:]):
-            raise TensorFault("base64 has bits after its last byte that are not zero", "base64")
-        return done
 
 
 class InlineTensor:
     """Replaces a long `data` or `npy` string in the parsed document; its bytes are in `sink`.
 
+    The string is base64: standard alphabet, padded, without white space, unused bits zero.
+
     A fault does not stop the document: it is kept in `fault`, the memory is given back, the rest of the
     string is skipped.
     """
 
-    __slots__ = ("_feed", "fault", "key", "sink")
+    __slots__ = ("_odd", "_padded", "fault", "key", "sink")
 
     def __init__(
         self,
@@ -84,7 +41,8 @@ class InlineTensor:
         self.key = key
         self.fault: TensorFault | ConvgradError | None = refusal
         self.sink: RawSink | None = None
-        self._feed = Base64Feed()
+        self._odd = b""  # the last characters, of a group of four
+        self._padded = False
         if refusal is not None:
             return
         try:
@@ -100,17 +58,38 @@ class InlineTensor:
         if self.sink is None or self.fault is not None:
             return
         try:
-            for decoded in self._feed.decode(piece):
-                self.sink.write(decoded)
+            if self._odd:
+                fill = 4 - len(self._odd)
+                self._odd += piece[:fill]
+                piece = piece[fill:]
+                if len(self._odd) < 4:
+                    return
+                self.sink.write(self._decoded(self._odd))
+            if whole := len(piece) & ~3:
+                self.sink.write(self._decoded(piece[:whole]))
+            self._odd = bytes(piece[whole:])
         except (TensorFault, ConvgradError) as fault:
             self._fail(fault)
+
+    def _decoded(self, groups: bytes | memoryview) -> bytes:
+        if self._padded:
+            raise TensorFault("base64 goes on after its padding", "base64")
+        self._padded = groups[-1] == 0x3D
+        try:
+            done = pybase64.b64decode(groups, validate=True)
+        except (binascii.Error, ValueError):
+            raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
+        if self._padded and pybase64.b64encode(done[len(done) // 3 * 3 :]) != bytes(groups[-4:]):
+            raise TensorFault("base64 has bits after its last byte that are not zero", "base64")
+        return done
 
     def close(self) -> None:
         """Handle the end of the string."""
         if self.sink is None or self.fault is not None:
             return
         try:
-            self._feed.close()
+            if self._odd:
+                raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
             self.sink.close()
         except (TensorFault, ConvgradError) as fault:
             self._fail(fault)
