@@ -4,9 +4,10 @@
 
 For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
 the latency of one caller of a tiny and of a large call, and the throughput of four callers; for the cache of heads the
-tiny call is one of `/v2`. For the listener there is a flood of tiny calls at once, each over a connection of its own;
-for the timeouts, connections that begin a request and never complete it; for the upload slots, many large calls at
-once; for pipelining, connections with thousands of requests each.
+tiny call is one of `/v2`, for the overlap of arrival and computation the large call is. For the listener there is a
+flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
+never complete it; for the upload slots, many large calls at once; for pipelining, connections with thousands of
+requests each.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from starlette.types import Message
 
 import app.__main__ as service_main
 from app.api.oip.head_cache import HeadCache
+from app.calls.tasks import RequestReceiver
 from app.http import exchange, protocol
 from app.intake import sinks
+from app.intake.requests import Arrived
 from benchmarks.overload import flood, large_call
 from benchmarks.service_cases import APIS, CASES, Wire
 from benchmarks.service_load import Connection, latencies, throughput
@@ -35,7 +38,7 @@ from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots", "pipelining")
+PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots", "pipelining", "overlap")
 
 _SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 _LARGE_CALLS, _LARGE_MIB = 200, 16
@@ -54,6 +57,8 @@ def take_out(part: str) -> None:
         sinks.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
     elif part == "pipelining":
         protocol.MAX_WAITING = 1 << 60
+    elif part == "overlap":
+        RequestReceiver._advance = _wait_for_all  # type: ignore[method-assign]
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
@@ -66,6 +71,10 @@ async def _startup(self: service_main.Server, sockets: list[socket.socket] | Non
     await uvicorn.Server.startup(self, sockets)
     for each in self.servers[0].sockets:
         service_main._log.info("listening on http://127.0.0.1:%d", each.getsockname()[1])
+
+
+async def _wait_for_all(self: RequestReceiver, arrived: Arrived) -> None:
+    """Begin no call before its inputs are complete."""
 
 
 async def _receive(self: exchange.Exchange) -> Message:
@@ -103,9 +112,10 @@ def _port(service: LiveService) -> int:
     return int(urlsplit(service.url).port or 0)
 
 
-def _compare_calls(services: dict[str, LiveService], rounds: int, api: str = "/v1 JSON") -> None:
+def _compare_calls(services: dict[str, LiveService], rounds: int, part: str) -> None:
     """Print the latency of one caller and the throughput of four; short runs take turns, for the machine may change."""
-    tiny, large = _request(api, "tiny"), _request("multipart to npy", "large")
+    tiny = _request("/v2 binary" if part == "head_cache" else "/v1 JSON", "tiny")
+    large = _request("/v2 binary" if part == "overlap" else "multipart to npy", "large")
     alone, slow, rates = (dict[str, list[float]]((name, []) for name in services) for _ in range(3))
     with ExitStack() as stack:
         connections = {
@@ -141,7 +151,7 @@ def main() -> None:
             running_service(*flags, module="benchmarks.without", BENCHMARKS_WITHOUT=part) as lacking,
         ):
             services = {f"with {part}": whole, f"without {part}": lacking}
-            _compare_calls(services, given.rounds, "/v2 binary" if part == "head_cache" else "/v1 JSON")
+            _compare_calls(services, given.rounds, part)
             for _ in range(given.rounds if part == "listener" else 0):
                 for name, each in services.items():
                     found = flood(each, _AT_ONCE, crowd, _AGAIN_S, anew=True)
