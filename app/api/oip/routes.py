@@ -62,9 +62,12 @@ async def ready(request: Request) -> Response:
 
 
 @router.get("/models/stats")
-async def all_statistics(request: Request) -> Any:
-    """Report the statistics of every model."""
-    return {"model_stats": [_state(request).statistics.report(name, VERSION) for name in operation_names()]}
+@router.get("/models/{model}/stats")
+@router.get("/models/{model}/versions/{version}/stats")
+async def statistics(request: Request, model: str | None = None, version: str | None = None) -> Any:
+    """Report the statistics of a model, or of every one."""
+    names = operation_names() if model is None else [find_model(model, version).called_as]
+    return {"model_stats": [_state(request).statistics.report(name, VERSION) for name in names]}
 
 
 @router.get("/models/{model}")
@@ -86,14 +89,6 @@ async def model_ready(request: Request, model: str, version: str | None = None) 
 async def config(request: Request, model: str, version: str | None = None) -> Any:
     """Return a model's configuration, which includes its attributes."""
     return model_config(find_model(model, version), service_of(request).settings.worker_count)
-
-
-@router.get("/models/{model}/stats")
-@router.get("/models/{model}/versions/{version}/stats")
-async def statistics(request: Request, model: str, version: str | None = None) -> Any:
-    """Report the statistics of a model."""
-    name = find_model(model, version).called_as
-    return {"model_stats": [_state(request).statistics.report(name, VERSION)]}
 
 
 @router.post("/models/{model}/infer")
@@ -135,12 +130,12 @@ async def index(request: Request) -> Any:
 
 
 @router.post("/repository/models/{model}/load")
-async def load(request: Request, model: str) -> Response:
+async def load(request: Request, model: str) -> Any:
     """Load a model; does nothing, since all models are built in."""
     find_operation(model)
     if (await _document(request)).get("parameters"):
         raise Unsupported("the operations are built in and can't be loaded with a configuration or files")
-    return JSONResponse({})
+    return {}
 
 
 @router.post("/repository/models/{model}/unload")
@@ -150,14 +145,9 @@ async def unload(_: Request, model: str) -> Response:
 
 
 @router.get("/systemsharedmemory/status")
-async def all_regions(request: Request) -> Any:
-    """List the registered shared-memory regions."""
-    return _regions(request).status()
-
-
 @router.get("/systemsharedmemory/region/{region}/status")
-async def one_region(request: Request, region: str) -> Any:
-    """Describe one registered region."""
+async def region_status(request: Request, region: str | None = None) -> Any:
+    """Describe a registered region, or all."""
     return _regions(request).status(region)
 
 
@@ -170,15 +160,9 @@ async def register(request: Request, region: str) -> Any:
 
 
 @router.post("/systemsharedmemory/unregister")
-async def unregister_all(request: Request) -> Any:
-    """Unregister all regions."""
-    _regions(request).unregister()
-    return {}
-
-
 @router.post("/systemsharedmemory/region/{region}/unregister")
-async def unregister(request: Request, region: str) -> Any:
-    """Unregister one region."""
+async def unregister(request: Request, region: str | None = None) -> Any:
+    """Unregister a region, or all."""
     _regions(request).unregister(region)
     return {}
 
