@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import selectors
@@ -54,8 +55,8 @@ class Users:
         self._on_last = on_last
         self._selector = selectors.DefaultSelector()
         self._users: set[_User] = set()
-        self._register: Callable[[int, int], str] | None = None
-        self._forget: Callable[[str], object] | None = None
+        self._service: tuple[SegmentPool, Registry] | None = None
+        self._numbers = itertools.count(1)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -63,20 +64,7 @@ class Users:
 
     def attach(self, segments: SegmentPool, regions: Registry) -> None:
         """Give lent memory to the service, as regions."""
-        from app.api.oip.regions import LentRegion
-        from app.pool.buffers import LentBlock
-
-        count = 0
-
-        def register(descriptor: int, size: int) -> str:
-            nonlocal count
-            count += 1
-            name = f"lent-{count}"
-            regions.lent[name] = LentRegion(name, LentBlock(segments, os.dup(descriptor), size))
-            return name
-
-        self._forget = lambda name: regions.lent.pop(name, None)  # running calls keep using theirs
-        self._register = register
+        self._service = segments, regions
 
     def _watch(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -107,20 +95,26 @@ class Users:
 
         Raises `ValueError` for a file that could shrink under the service.
         """
-        if self._register is None:
+        if self._service is None:
             raise ValueError("the service is starting")
+        from app.api.oip.regions import LentRegion
+        from app.pool.buffers import LentBlock
+
+        segments, regions = self._service
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError:
             seals = 0
         if type(size) is int and seals & fcntl.F_SEAL_SHRINK and 0 < size <= os.fstat(descriptor).st_size:
-            return self._register(descriptor, size)
+            name = f"lent-{next(self._numbers)}"
+            regions.lent[name] = LentRegion(name, LentBlock(segments, os.dup(descriptor), size))
+            return name
         raise ValueError("lent memory must be an anonymous file of that size, sealed against shrinking")
 
     def forget(self, name: str) -> None:
         """Forget lent memory."""
-        if self._forget is not None:
-            self._forget(name)
+        if self._service is not None:
+            self._service[1].lent.pop(name, None)  # running calls keep using theirs
 
     def left(self, user: _User) -> None:
         """Forget a user."""
