@@ -181,7 +181,7 @@ class _TensorPart:
         self._called = called
         self._wire = wire
         self._is_shape = called.operation.input_spellings[name] == called.operation.shape_input
-        self.sink = NpySink(lease, bound=bound, on_header=self._check)
+        self.sink = NpySink(lease, bound=bound, own=not self._is_shape, on_header=self._check)
 
     @property
     def known(self) -> bool:

@@ -154,13 +154,14 @@ class RawSink:
     `bound` is the most bytes that can still arrive, if known.
 
     `write` never waits: memory is allocated by `supply`, which has to be awaited between writes and after `close`.
-    Small tensors get no segment of their own until they are collected (`Lease.keep`), so that many of them take no more
-    than the size of their body.
+    Unless they have an `own` segment, small tensors get none until they are collected (`Lease.keep`), so that many of
+    them take no more than the size of their body.
     """
 
-    def __init__(self, lease: Lease, *, expected: int | None, bound: int | None) -> None:
+    def __init__(self, lease: Lease, *, expected: int | None, bound: int | None, own: bool = False) -> None:
         self.nbytes = 0
         self._lease = lease
+        self._own = own
         self._bound = bound
         self._expect(expected, bound)
         self._pieces: list[tuple[Segment, int]] = []
@@ -177,7 +178,7 @@ class RawSink:
     @property
     def small(self) -> bool:
         """Whether the tensor needs no segment yet."""
-        return (self.nbytes if self._expected is None else self._expected) <= _SMALL
+        return not self._own and (self.nbytes if self._expected is None else self._expected) <= _SMALL
 
     def write(self, data: bytes | memoryview) -> None:
         """Receive the next bytes; raises `TensorFault` when they are more than expected."""
@@ -308,9 +309,14 @@ class NpySink(RawSink):
     """
 
     def __init__(
-        self, lease: Lease, *, bound: int | None, on_header: Callable[[NpyHeader], None] | None = None
+        self,
+        lease: Lease,
+        *,
+        bound: int | None,
+        own: bool = False,
+        on_header: Callable[[NpyHeader], None] | None = None,
     ) -> None:
-        super().__init__(lease, expected=None, bound=bound)
+        super().__init__(lease, expected=None, bound=bound, own=own)
         self._on_header = on_header
         self._head = bytearray()
         self.header: NpyHeader | None = None

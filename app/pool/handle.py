@@ -119,7 +119,7 @@ class WorkerHandle:
         message = Run(
             serial=self._serial,
             plan=plan.number,
-            unit=unit,
+            unit=tuple(vars(unit).values()),
             inputs=tuple(segment.id for segment in job.inputs),
             output=job.output.id,
             scratch=job.scratch.id if job.scratch else None,

@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from kernels import Unit
-
 __all__ = [
     "Done",
     "Exited",
@@ -111,13 +109,13 @@ class Run(NamedTuple):
     """Server to worker: compute one unit.
 
     `plan` is the number of a plan that is pickled, without its units, in `plan_bytes` of this message or an earlier
-    one. `attach` lists (id, size) of the segments whose descriptors are attached; `inputs`, `output` and `scratch` are
-    segment ids.
+    one; `unit` has the fields of a `Unit`. `attach` lists (id, size) of the segments whose descriptors are attached;
+    `inputs`, `output` and `scratch` are segment ids.
     """
 
     serial: int
     plan: int
-    unit: Unit
+    unit: tuple[Any, ...]
     inputs: tuple[int, ...]
     output: int
     scratch: int | None

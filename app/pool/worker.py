@@ -23,7 +23,7 @@ import verify.fast  # noqa: F401 -- loaded before workers are forked
 from app.pool.container import prefer_for_oom_kill
 from app.pool.control import ControlPage
 from app.pool.messages import Done, Forget, Hello, MessageDecoder, Probe, Run, receive, send
-from kernels import Plan, run_unit, storage_dtype
+from kernels import Plan, Unit, run_unit, storage_dtype
 
 __all__ = ["work"]
 
@@ -111,7 +111,7 @@ class _Worker:
                 os._exit(0)  # the server is gone
             return control.stops(serial)
 
-        return not stop() and run_unit(plan, message.unit, inputs, output, scratch, stop)
+        return not stop() and run_unit(plan, Unit(*message.unit), inputs, output, scratch, stop)
 
     def _array(self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         return np.ndarray(shape, dtype, self._segments[number])

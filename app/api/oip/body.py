@@ -164,7 +164,10 @@ class InferenceBody:
         if not self._sinks:
             # A region may be unregistered meanwhile: this call keeps using the one it found.
             self.regions = {name: self._regions.find(place) for name, place in request.places.items()}
-            self._sinks = {each.name: RawSink(self._lease, expected=each.nbytes, bound=None) for each in head.binary}
+            self._sinks = {
+                each.name: RawSink(self._lease, expected=each.nbytes, bound=None, own=not self._is_shape(each))
+                for each in head.binary
+            }
             self._coming = deque(sink for sink in self._sinks.values() if sink.missing)
         shapes = bytes(rest) if only_shapes else head.shape_bytes(rest)
         inputs: dict[str, Input] = {}

@@ -25,7 +25,6 @@ from app.pool.messages import (
     Spawn,
     Warming,
 )
-from kernels import Unit
 from tests.app.pool.proc import target
 
 _SAMPLES: list[Message] = [
@@ -37,7 +36,7 @@ _SAMPLES: list[Message] = [
     Warming(1, 7),
     Exited(2, -9),
     Forget((1, 2), (3,)),
-    Run(1, 2, Unit(3, 0, None, None, 7), (4, 5), 6, None, b"plan" * 1000, ((4, 65536), (5, 65536))),
+    Run(1, 2, (3, 0, None, None, 7), (4, 5), 6, None, b"plan" * 1000, ((4, 65536), (5, 65536))),
     Done(1, "failed", 0.5, 1 << 40, "traceback"),
 ]
 
