@@ -160,12 +160,13 @@ class InferenceBody:
 
         The rest may also be `only_shapes`, one after the other.
         """
-        request = self.request = head.request
+        request, named = head.request, {tensor.name for tensor, _ in head.shapes}
+        self.request = request
         if not self._sinks:
             # A region may be unregistered meanwhile: this call keeps using the one it found.
             self.regions = {name: self._regions.find(place) for name, place in request.places.items()}
             self._sinks = {
-                each.name: RawSink(self._lease, expected=each.nbytes, bound=None, own=not self._is_shape(each))
+                each.name: RawSink(self._lease, expected=each.nbytes, bound=None, own=each.name not in named)
                 for each in head.binary
             }
             self._coming = deque(sink for sink in self._sinks.values() if sink.missing)
@@ -173,7 +174,7 @@ class InferenceBody:
         inputs: dict[str, Input] = {}
         at = 0
         for tensor in request.inputs:
-            if shapes is not None and tensor.source == "binary" and self._is_shape(tensor):
+            if shapes is not None and tensor.name in named:
                 inputs[tensor.name] = _integers(tensor, shapes[at : at + tensor.nbytes])
                 at += tensor.nbytes
             else:
