@@ -110,9 +110,7 @@ class Lease:
 
     def share(self, segment: Segment) -> Segment:
         """Own another lease of a segment's memory; return it."""
-        shared = segment.share()
-        self._held[id(shared)] = shared
-        return shared
+        return self.adopt(segment.share())
 
     def received(self) -> None:
         """Release the upload slot: the body has arrived, and nothing that is allocated from now on waits for one."""
@@ -127,8 +125,6 @@ class Lease:
 
     def hand_over(self, segment: Segment) -> Segment:
         """Pass ownership of the segment to a call, which then releases it."""
-        if self._slot is not None:
-            self._slot.release()
         del self._held[id(segment)]
         return segment
 
@@ -139,8 +135,7 @@ class Lease:
 
     def close(self) -> None:
         """Return the segments that no call took over."""
-        if self._slot is not None:
-            self._slot.release()
+        self.received()
         if self._direct_body is not None:
             self._direct_body.forget()
         while self._held:

@@ -89,19 +89,19 @@ def test_a_rejected_request_passes_its_slot_on() -> None:
 
 
 def test_memory_is_allocated_when_the_slot_is_acquired() -> None:
-    """A waiting request's tensor is allocated only once the other's tensors belong to a call."""
+    """A waiting request's tensor is allocated only once the other's body has arrived."""
 
     async def scenario() -> None:
         pool, (first, second) = SegmentPool(8 * LARGE), slots(1, 2)
         with Lease(pool, slot=first) as ahead, Lease(pool, slot=second) as behind:
             small = await behind.acquire_async(LARGE - 1)
             behind.release(small)
-            tensor = await ahead.acquire_async(LARGE)
+            await ahead.acquire_async(LARGE)
             wait = asyncio.ensure_future(behind.acquire_async(2 * LARGE))
             await asyncio.sleep(0)
             assert not wait.done()
             assert pool.stats().blocks == 1
-            ahead.hand_over(tensor)
+            ahead.received()
             await wait
 
     asyncio.run(scenario())
