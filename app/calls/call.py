@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -223,8 +223,8 @@ class Call:
             if each and not done:
                 yield Progress(0, total)
             seq = 0
-            with self._taking(output) as units:
-                while (unit := await self._next(output, units)) is not None:
+            try:
+                while (unit := await self._next(output)) is not None:
                     done += 1
                     if not each:
                         continue
@@ -233,6 +233,10 @@ class Call:
                     if unit.offset is not None and unit.shape is not None:
                         yield TileReady(output, seq, unit.offset, unit.shape, box(output.array, unit))
                         seq += 1
+            except BaseException as error:
+                self._outcome = _code(error)
+                raise
+            output.units = None  # the engine has released the job
             last = output is self.outputs[-1]
             if last:
                 self._ended(start)
@@ -248,17 +252,6 @@ class Call:
                 else:
                     output.units = units
         return time.perf_counter()
-
-    @contextmanager
-    def _taking(self, output: CallOutput) -> Iterator[AsyncGenerator[Unit, None]]:
-        """Yield the units of an output to a block that reads them to the end; then the engine has released the job."""
-        assert output.units is not None
-        try:
-            yield output.units
-        except BaseException as error:
-            self._outcome = _code(error)
-            raise
-        output.units = None
 
     def _ended(self, start: float) -> None:
         """Set `stats` when all outputs are complete."""
@@ -299,7 +292,7 @@ class Call:
             self._waiting.cancel()
             self._waiting = None
 
-    async def _next(self, output: CallOutput, units: AsyncGenerator[Unit, None]) -> Unit | None:
+    async def _next(self, output: CallOutput) -> Unit | None:
         """Wait for the next unit. `cancel` interrupts only here, never in the middle of sending."""
         if self.cancelled:
             raise Cancelled(_CANCELLED)
@@ -310,7 +303,8 @@ class Call:
             if output.first is not None:
                 first, output.first = output.first, None
                 return await first
-            return await anext(units, None)
+            assert output.units is not None
+            return await anext(output.units, None)
         except asyncio.CancelledError:
             if self.cancelled and task.uncancel() <= before:
                 raise Cancelled(_CANCELLED) from None
