@@ -7,20 +7,19 @@ sign are exact in float64, as are their squares; so all bits are the same on eve
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.arena import address, arena_address
 from kernels.emit import simd
-from kernels.emit.compiler import Doubles, Record, Records, Rows, Vector, jit, numbers, row_of
-from kernels.emit.intrinsics import fill_zero, load_wide
-from kernels.pack.panels import F16, F32, KINDS, transpose_run
+from kernels.emit.compiler import Doubles, Record, Records, Rows, Vector, emitted, jit, numbers, row_of
+from kernels.emit.intrinsics import F32, KINDS, address_of, by_kind, fill_zero, load_wide, size_of
+from kernels.pack.panels import transpose_run
 from kernels.plan import Storage
 from kernels.problem import Dims
 from kernels.reference import widen
@@ -115,46 +114,39 @@ class Meeting(Record):
     counts: Vector = numbers(3)
 
 
-def _over_lines(kind: str, rows: int, terms: Callable[..., list[Any]]) -> Any:
-    """Make an intrinsic that adds to `rows` rows of `count` sums the terms of each of `lines` lines.
+def _over_lines(
+    rows: int, terms: Callable[..., list[Any]], builder: Any, kind: str, sums: Any, sum_step: Any, *values: Any
+) -> None:
+    """Add to `rows` rows of `count` sums the terms of each of `lines` lines.
 
     Arguments: sums, their byte step, source, its byte step, what `terms` gets (which moves on with the lines if it is
     the address of signs), lines, count.
     """
-    size = 4 if kind == "f32" else 2
+    source, step, more, lines, count = values
 
-    def add(typingctx: Any, sums: Any, sum_step: Any, source: Any, step: Any, more: Any, lines: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            sums, sum_step, source, step, more, lines, count = values
+    def positions(width: int) -> Callable[[list[Any]], list[Any]]:
+        lane = ir.VectorType(_F64, width)
 
-            def positions(width: int) -> Callable[[list[Any]], list[Any]]:
-                lane = ir.VectorType(_F64, width)
+        def some(carried: list[Any]) -> list[Any]:
+            to, first = carried
+            places = [builder.add(to, builder.mul(sum_step, simd.I64(row))) for row in range(rows)]
 
-                def some(carried: list[Any]) -> list[Any]:
-                    to, first = carried
-                    places = [builder.add(to, builder.mul(sum_step, simd.I64(row))) for row in range(rows)]
+            def line(carried: list[Any]) -> list[Any]:
+                place, other, *before = carried
+                value = builder.fpext(load_wide(builder, place, kind, width), lane)
+                after = terms(builder, value, other, before)
+                following = builder.add(other, simd.I64(8 * rows)) if rows > 1 else other
+                return [builder.add(place, step), following, *after]
 
-                    def line(carried: list[Any]) -> list[Any]:
-                        place, other, *before = carried
-                        value = builder.fpext(load_wide(builder, place, kind, width), lane)
-                        after = terms(builder, value, other, before)
-                        following = builder.add(other, simd.I64(8 * rows)) if rows > 1 else other
-                        return [builder.add(place, step), following, *after]
+            start = [simd.load(builder, place, lane, 8) for place in places]
+            _, _, *found = simd.loop(builder, lines, [first, more, *start], line, "line")
+            for place, value in zip(places, found, strict=True):
+                simd.store(builder, value, place, 8)
+            return [builder.add(to, simd.I64(8 * width)), builder.add(first, simd.I64(size_of(kind) * width))]
 
-                    start = [simd.load(builder, place, lane, 8) for place in places]
-                    _, _, *found = simd.loop(builder, lines, [first, more, *start], line, "line")
-                    for place, value in zip(places, found, strict=True):
-                        simd.store(builder, value, place, 8)
-                    return [builder.add(to, simd.I64(8 * width)), builder.add(first, simd.I64(size * width))]
+        return some
 
-                return some
-
-            simd.runs(builder, count, [sums, source], (_WIDTH, 4, 1), positions)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 7), codegen
-
-    return intrinsic(add)
+    simd.runs(builder, count, [sums, source], (_WIDTH, 4, 1), positions)
 
 
 def _signed(builder: Any, value: Any, signs: Any, sums: list[Any]) -> list[Any]:
@@ -181,83 +173,43 @@ def _powers(builder: Any, value: Any, least: Any, sums: list[Any]) -> list[Any]:
     return [simd.multiply_add(builder, power, power, sums[0])]
 
 
-def _add_dot(lanes: tuple[int, ...]) -> Any:
-    """Make an intrinsic that adds `count` products of float64 to the sums of a tap, each in its lane.
+def _add_dot(lanes: tuple[int, ...], builder: Any, sums: Any, one: Any, step: Any, other: Any, count: Any) -> None:
+    """Add `count` products of float64 to the sums of a tap, each in its lane.
 
     Values of one factor are `step` bytes apart, unless `lanes` has whole vectors of them. Both factors are sums, whose
     products are not exact: they are rounded before they are added, on every target.
     """
+    kinds = [ir.VectorType(_F64, width) for width in lanes]
+    places = [builder.add(sums, simd.I64(8 * sum(lanes[:at]))) for at in range(len(lanes))]
+    before = [simd.load(builder, place, kind, 8) for place, kind in zip(places, kinds, strict=True)]
 
-    def add(typingctx: Any, sums: Any, one: Any, step: Any, other: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            sums, one, step, other, count = values
-            kinds = [ir.VectorType(_F64, width) for width in lanes]
-            places = [builder.add(sums, simd.I64(8 * sum(lanes[:at]))) for at in range(len(lanes))]
-            before = [simd.load(builder, place, kind, 8) for place, kind in zip(places, kinds, strict=True)]
+    def positions(width: int) -> Callable[[list[Any]], list[Any]]:
+        at = lanes.index(width)
 
-            def positions(width: int) -> Callable[[list[Any]], list[Any]]:
-                at = lanes.index(width)
+        def some(carried: list[Any]) -> list[Any]:
+            one, other, *found = carried
+            if lanes is _ADJACENT:
+                factor, following = simd.load(builder, one, kinds[at], 8), builder.add(one, simd.I64(8 * width))
+            else:
+                factor, following = ir.Constant(kinds[at], ir.Undefined), one
+                for lane in range(width):
+                    value = simd.load(builder, following, _F64, 8)
+                    factor = builder.insert_element(factor, value, ir.IntType(32)(lane))
+                    following = builder.add(following, step)
+            product = builder.fmul(factor, simd.load(builder, other, kinds[at], 8))
+            found[at] = builder.fadd(found[at], product)
+            return [following, builder.add(other, simd.I64(8 * width)), *found]
 
-                def some(carried: list[Any]) -> list[Any]:
-                    one, other, *found = carried
-                    if lanes is _ADJACENT:
-                        factor, following = simd.load(builder, one, kinds[at], 8), builder.add(one, simd.I64(8 * width))
-                    else:
-                        factor, following = ir.Constant(kinds[at], ir.Undefined), one
-                        for lane in range(width):
-                            value = simd.load(builder, following, _F64, 8)
-                            factor = builder.insert_element(factor, value, ir.IntType(32)(lane))
-                            following = builder.add(following, step)
-                    product = builder.fmul(factor, simd.load(builder, other, kinds[at], 8))
-                    found[at] = builder.fadd(found[at], product)
-                    return [following, builder.add(other, simd.I64(8 * width)), *found]
+        return some
 
-                return some
-
-            _, _, *found = simd.runs(builder, count, [one, other, *before], lanes, positions)
-            for value, place in zip(found, places, strict=True):
-                simd.store(builder, value, place, 8)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), codegen
-
-    return intrinsic(add)
+    _, _, *found = simd.runs(builder, count, [one, other, *before], lanes, positions)
+    for value, place in zip(found, places, strict=True):
+        simd.store(builder, value, place, 8)
 
 
-_signed_f32, _signed_f16, _signed_bf16 = (_over_lines(kind, _ROWS, _signed) for kind in KINDS)
-_squared_f32, _squared_f16, _squared_bf16 = (_over_lines(kind, 1, _squared) for kind in KINDS)
-_powers_f32, _powers_f16, _powers_bf16 = (_over_lines(kind, 1, _powers) for kind in KINDS)
-_add_adjacent, _add_strided = _add_dot(_ADJACENT), _add_dot(_STRIDED)
-
-
-@jit
-def _add_rows(kind: int, to: int, to_step: int, place: int, step: int, signs: int, lines: int, count: int) -> None:
-    if kind == F32:
-        _signed_f32(to, to_step, place, step, signs, lines, count)
-    elif kind == F16:
-        _signed_f16(to, to_step, place, step, signs, lines, count)
-    else:
-        _signed_bf16(to, to_step, place, step, signs, lines, count)
-
-
-@jit
-def _add_squares(kind: int, to: int, place: int, step: int, lines: int, count: int) -> None:
-    if kind == F32:
-        _squared_f32(to, 0, place, step, 0, lines, count)
-    elif kind == F16:
-        _squared_f16(to, 0, place, step, 0, lines, count)
-    else:
-        _squared_bf16(to, 0, place, step, 0, lines, count)
-
-
-@jit
-def _add_powers(kind: int, to: int, place: int, step: int, least: int, lines: int, count: int) -> None:
-    if kind == F32:
-        _powers_f32(to, 0, place, step, least, lines, count)
-    elif kind == F16:
-        _powers_f16(to, 0, place, step, least, lines, count)
-    else:
-        _powers_bf16(to, 0, place, step, least, lines, count)
+_add_rows = by_kind(partial(_over_lines, _ROWS, _signed))
+_add_squares, _add_powers = (by_kind(partial(_over_lines, 1, terms)) for terms in (_squared, _powers))
+_add_adjacent, _add_strided = emitted(partial(_add_dot, _ADJACENT)), emitted(partial(_add_dot, _STRIDED))
 
 
 @jit
@@ -280,9 +232,9 @@ def _add_group(kind: int, place: int, step: int, lines: int, values: int, group:
                 signs = signed.signs + 8 * ((group * signed.rows + row) * lines + _ROWS * line)
                 _add_rows(kind, signed.sums + row * signed.step + here, signed.step, source, step, signs, many, count)
             if signed.squares:
-                _add_squares(kind, signed.squares + here, source, step, many, count)
+                _add_squares(kind, signed.squares + here, 0, source, step, 0, many, count)
             if signed.powers:
-                _add_powers(kind, signed.powers + here, source, step, signed.least, many, count)
+                _add_powers(kind, signed.powers + here, 0, source, step, signed.least, many, count)
 
 
 @jit
@@ -323,9 +275,9 @@ def _add_products(tables: Rows[Planes], meetings: Rows[Meeting], first: int, sum
                         a = planes.wide + 8 * (a_layer + (meet.wide[1] + y * strides[1]) * a_sizes[2])
                         b = planes.narrow + 8 * (b_layer + (meet.narrow[1] + y) * b_sizes[2])
                         if strides[2] == 1:
-                            _add_adjacent(room.ctypes.data, a, 8, b, meet.counts[2])
+                            _add_adjacent(address_of(room), a, 8, b, meet.counts[2])
                         else:
-                            _add_strided(room.ctypes.data, a, 8 * strides[2], b, meet.counts[2])
+                            _add_strided(address_of(room), a, 8 * strides[2], b, meet.counts[2])
             total = 0.0
             for lane in range(_TAP_SUMS):
                 total += room[lane]

@@ -19,7 +19,6 @@ from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
-from kernels.emit.intrinsics import SEGMENT_LOG
 from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
@@ -33,6 +32,9 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 _INFINITE = {"f16": 0x7C00, "bf16": 0x7F80}
+
+SEGMENT_LOG = 6
+"""Logarithm of the positions that a tile sums in registers."""
 
 _BATCH = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _TILE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)

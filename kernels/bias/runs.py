@@ -7,16 +7,15 @@ A data tensor is either planes, one for each image and channel, whose values sha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, jit
-from kernels.emit.intrinsics import load_wide
-from kernels.pack.panels import F16, F32, KINDS
+from kernels.emit.intrinsics import by_kind, load_wide, size_of, store_narrow
 from kernels.target import target
 
 __all__ = ["add_to_planes", "add_to_rows", "sum_planes", "sum_rows"]
@@ -28,112 +27,81 @@ _CHAINS = 4
 """Sums that are formed side by side: an addition takes four cycles."""
 
 
-def _sum_of(kind: str) -> Any:
-    """Make an intrinsic that returns the sum of `count` adjacent values in float64, in a fixed order."""
-    size = 4 if kind == "f32" else 2
-    lane = ir.VectorType(_F64, _LANES)
+@partial(by_kind, result=types.float64)
+def _sum(builder: Any, kind: str, source: Any, count: Any) -> Any:
+    """Return the sum of `count` adjacent values in float64, in a fixed order."""
+    size, lane = size_of(kind), ir.VectorType(_F64, _LANES)
 
-    def sum_run(typingctx: Any, source: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def body(width: int) -> Callable[[list[Any]], list[Any]]:
-                def add_some(carried: list[Any]) -> list[Any]:
-                    place, single, *sums = carried
-                    if width == 1:
-                        value = builder.extract_element(load_wide(builder, place, kind, 1), _I32(0))
-                        single = builder.fadd(single, builder.fpext(value, _F64))
-                    for chain in range(width // _LANES):
-                        at = builder.add(place, simd.I64(size * _LANES * chain))
-                        value = builder.fpext(load_wide(builder, at, kind, _LANES), lane)
-                        sums[chain] = builder.fadd(sums[chain], value)
-                    return [builder.add(place, simd.I64(size * width)), single, *sums]
+    def body(width: int) -> Callable[[list[Any]], list[Any]]:
+        def add_some(carried: list[Any]) -> list[Any]:
+            place, single, *sums = carried
+            if width == 1:
+                value = builder.extract_element(load_wide(builder, place, kind, 1), _I32(0))
+                single = builder.fadd(single, builder.fpext(value, _F64))
+            for chain in range(width // _LANES):
+                at = builder.add(place, simd.I64(size * _LANES * chain))
+                value = builder.fpext(load_wide(builder, at, kind, _LANES), lane)
+                sums[chain] = builder.fadd(sums[chain], value)
+            return [builder.add(place, simd.I64(size * width)), single, *sums]
 
-                return add_some
+        return add_some
 
-            source, count = values
-            zero = ir.Constant(lane, [0.0] * _LANES)
-            start = [source, ir.Constant(_F64, 0.0), *[zero] * _CHAINS]
-            widths = (_CHAINS * _LANES, *(width for width in (_LANES,) if width > 1), 1)
-            _, single, *sums = simd.runs(builder, count, start, widths, body)
-            while len(sums) > 1:
-                sums = [builder.fadd(one, other) for one, other in zip(sums[::2], sums[1::2], strict=True)]
-            (total,) = sums
-            width = _LANES
-            while width > 1:
-                width //= 2
-                halves = [ir.Constant(ir.VectorType(_I32, width), list(range(i, i + width))) for i in (0, width)]
-                total = builder.fadd(*(builder.shuffle_vector(total, total, half) for half in halves))
-            return builder.fadd(builder.extract_element(total, _I32(0)), single)
-
-        return types.float64(types.int64, types.int64), codegen
-
-    return intrinsic(sum_run)
+    start = [source, ir.Constant(_F64, 0.0), *[ir.Constant(lane, [0.0] * _LANES)] * _CHAINS]
+    _, single, *sums = simd.runs(builder, count, start, (_CHAINS * _LANES, _LANES, 1), body)
+    while len(sums) > 1:
+        sums = [builder.fadd(one, other) for one, other in zip(sums[::2], sums[1::2], strict=True)]
+    (total,) = sums
+    width = _LANES
+    while width > 1:
+        width //= 2
+        halves = [ir.Constant(ir.VectorType(_I32, width), list(range(i, i + width))) for i in (0, width)]
+        total = builder.fadd(*(builder.shuffle_vector(total, total, half) for half in halves))
+    return builder.fadd(builder.extract_element(total, _I32(0)), single)
 
 
-def _add_sums(kind: str) -> Any:
-    """Make an intrinsic that adds `count` adjacent values to as many float64 at `sums`."""
-    size = 4 if kind == "f32" else 2
+@by_kind
+def _add_to_sums(builder: Any, kind: str, sums: Any, source: Any, count: Any) -> None:
+    """Add `count` adjacent values to as many float64 at `sums`."""
 
-    def add_run(typingctx: Any, sums: Any, source: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def body(width: int) -> Callable[[list[Any]], list[Any]]:
-                lane = ir.VectorType(_F64, width)
+    def body(width: int) -> Callable[[list[Any]], list[Any]]:
+        lane = ir.VectorType(_F64, width)
 
-                def add_some(carried: list[Any]) -> list[Any]:
-                    to, place = carried
-                    value = builder.fpext(load_wide(builder, place, kind, width), lane)
-                    simd.store(builder, builder.fadd(simd.load(builder, to, lane, 8), value), to, 8)
-                    return [builder.add(to, simd.I64(8 * width)), builder.add(place, simd.I64(size * width))]
+        def add_some(carried: list[Any]) -> list[Any]:
+            to, place = carried
+            value = builder.fpext(load_wide(builder, place, kind, width), lane)
+            simd.store(builder, builder.fadd(simd.load(builder, to, lane, 8), value), to, 8)
+            return [builder.add(to, simd.I64(8 * width)), builder.add(place, simd.I64(size_of(kind) * width))]
 
-                return add_some
+        return add_some
 
-            sums, source, count = values
-            simd.twice(builder, count, [sums, source], _LANES, body)
-            return context.get_dummy_value()
-
-        return types.void(*([types.int64] * 3)), codegen
-
-    return intrinsic(add_run)
+    simd.runs(builder, count, [sums, source], (_LANES, 1), body)
 
 
-def _add_bias(kind: str, *, each: bool) -> Any:
-    """Make an intrinsic that stores `count` adjacent values plus a bias, rounded once.
+def _add_bias(each: bool, builder: Any, kind: str, target: Any, source: Any, bias: Any, count: Any) -> None:
+    """Store `count` adjacent values plus a bias, rounded once.
 
     The bias is f32: one for `each` value, adjacent too, or one for all. A sum of two f16 or bf16 that was rounded to
     f32 rounds to 16 bits like the exact one, as f32 has more than twice as many digits.
     """
-    size = 4 if kind == "f32" else 2
 
-    def add_run(typingctx: Any, target: Any, source: Any, bias: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def body(width: int) -> Callable[[list[Any]], list[Any]]:
-                def add_some(carried: list[Any]) -> list[Any]:
-                    to, place, there = carried
-                    if each:
-                        added = simd.load(builder, there, ir.VectorType(simd.F32, width))
-                        there = builder.add(there, simd.I64(4 * width))
-                    else:
-                        added = simd.splat(builder, simd.load(builder, there, simd.F32), width)
-                    total = builder.fadd(load_wide(builder, place, kind, width), added)
-                    stored = total if kind == "f32" else simd.narrow(builder, total, kind, width)
-                    simd.store(builder, stored, to, size)
-                    step = simd.I64(size * width)
-                    return [builder.add(to, step), builder.add(place, step), there]
+    def body(width: int) -> Callable[[list[Any]], list[Any]]:
+        def add_some(carried: list[Any]) -> list[Any]:
+            to, place, there = carried
+            if each:
+                added = simd.load(builder, there, ir.VectorType(simd.F32, width))
+                there = builder.add(there, simd.I64(4 * width))
+            else:
+                added = simd.splat(builder, simd.load(builder, there, simd.F32), width)
+            store_narrow(builder, builder.fadd(load_wide(builder, place, kind, width), added), to, kind)
+            step = simd.I64(size_of(kind) * width)
+            return [builder.add(to, step), builder.add(place, step), there]
 
-                return add_some
+        return add_some
 
-            target, source, bias, count = values
-            simd.twice(builder, count, [target, source, bias], _LANES, body)
-            return context.get_dummy_value()
-
-        return types.void(*([types.int64] * 4)), codegen
-
-    return intrinsic(add_run)
+    simd.runs(builder, count, [target, source, bias], (_LANES, 1), body)
 
 
-_sum_f32, _sum_f16, _sum_bf16 = (_sum_of(kind) for kind in KINDS)
-_add_f32, _add_f16, _add_bf16 = (_add_sums(kind) for kind in KINDS)
-_one_f32, _one_f16, _one_bf16 = (_add_bias(kind, each=False) for kind in KINDS)
-_each_f32, _each_f16, _each_bf16 = (_add_bias(kind, each=True) for kind in KINDS)
+_add_one, _add_each = by_kind(partial(_add_bias, False)), by_kind(partial(_add_bias, True))
 
 
 @jit
@@ -141,49 +109,25 @@ def sum_planes(kind: int, source: int, images: int, image_step: int, step: int, 
     """Add to each of `sums` the `count` values of its plane of each image; planes are `step` bytes apart."""
     for image in range(images):
         for plane in range(len(sums)):
-            place = source + image * image_step + plane * step
-            if kind == F32:
-                sums[plane] += _sum_f32(place, count)
-            elif kind == F16:
-                sums[plane] += _sum_f16(place, count)
-            else:
-                sums[plane] += _sum_bf16(place, count)
+            sums[plane] += _sum(kind, source + image * image_step + plane * step, count)
 
 
 @jit
 def sum_rows(kind: int, source: int, step: int, rows: int, count: int, sums: int) -> None:
     """Add `rows` rows of `count` values, `step` bytes apart, to as many float64 at `sums`."""
     for row in range(rows):
-        place = source + row * step
-        if kind == F32:
-            _add_f32(sums, place, count)
-        elif kind == F16:
-            _add_f16(sums, place, count)
-        else:
-            _add_bf16(sums, place, count)
+        _add_to_sums(kind, sums, source + row * step, count)
 
 
 @jit
 def add_to_planes(kind: int, target: int, source: int, bias: int, planes: int, step: int, count: int) -> None:
     """Add to the `count` values of each plane the f32 that it has at `bias`; planes are `step` bytes apart."""
     for plane in range(planes):
-        at = plane * step
-        if kind == F32:
-            _one_f32(target + at, source + at, bias + 4 * plane, count)
-        elif kind == F16:
-            _one_f16(target + at, source + at, bias + 4 * plane, count)
-        else:
-            _one_bf16(target + at, source + at, bias + 4 * plane, count)
+        _add_one(kind, target + plane * step, source + plane * step, bias + 4 * plane, count)
 
 
 @jit
 def add_to_rows(kind: int, target: int, source: int, bias: int, rows: int, step: int, count: int) -> None:
     """Add to each of `rows` rows, `step` bytes apart, the `count` f32 at `bias`."""
     for row in range(rows):
-        at = row * step
-        if kind == F32:
-            _each_f32(target + at, source + at, bias, count)
-        elif kind == F16:
-            _each_f16(target + at, source + at, bias, count)
-        else:
-            _each_bf16(target + at, source + at, bias, count)
+        _add_each(kind, target + row * step, source + row * step, bias, count)

@@ -11,16 +11,12 @@ from numba.core import cgutils
 from kernels.emit import simd
 from kernels.target import target
 
-__all__ = ["halves", "machine"]
+__all__ = ["flush", "halves", "machine"]
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
 _LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
 _BLOCK = 16 * _LINE
-
-
-def _declare(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
 def halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
@@ -30,7 +26,7 @@ def halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
     return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
 
 
-def _flush(builder: Any, value: Any) -> Any:
+def flush(builder: Any, value: Any) -> Any:
     """Turn subnormal numbers into zeros of their sign."""
     bits = builder.bitcast(value, _INTS)
     exponent = builder.and_(bits, ir.Constant(_INTS, [0x7F800000] * 16))
@@ -54,18 +50,16 @@ class _Amx:
         self._move("llvm.x86.tilestored64", tile, address, step)
 
     def _move(self, name: str, tile: int, address: Any, step: Any) -> None:
-        pointer = _I8.as_pointer()
-        function = _declare(self.builder, name, ir.VoidType(), _I8, pointer, _I64)
-        self.builder.call(function, [_I8(tile), self.builder.inttoptr(address, pointer), step])
+        place = self.builder.inttoptr(address, _I8.as_pointer())
+        simd.call(self.builder, name, ir.VoidType(), _I8(tile), place, step)
 
     def zero(self, tile: int) -> None:
         """TILEZERO."""
-        self.builder.call(_declare(self.builder, "llvm.x86.tilezero", ir.VoidType(), _I8), [_I8(tile)])
+        simd.call(self.builder, "llvm.x86.tilezero", ir.VoidType(), _I8(tile))
 
     def dot(self, c: int, a: int, b: int) -> None:
         """TDPBF16PS: add the products of 16 channels' 16 pixel pairs with those of 16 other channels."""
-        function = _declare(self.builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _I8, _I8, _I8)
-        self.builder.call(function, [_I8(c), _I8(a), _I8(b)])
+        simd.call(self.builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _I8(c), _I8(a), _I8(b))
 
     def stay_awake(self) -> None:
         """Do something in f32: without that for 2,048 cycles, the next store of a tile waits for 700.
@@ -111,7 +105,7 @@ class _Imitation:
         self._call("imitated_dot", _imitate_dot, *(self.tiles[tile] for tile in (c, a, b)))
 
     def _call(self, name: str, emit: Callable[..., None], *arguments: Any) -> None:
-        function = _declare(self.builder, name, ir.VoidType(), *[_I64] * len(arguments))
+        function = simd.declare(self.builder, name, ir.VoidType(), [_I64] * len(arguments))
         if function.is_declaration:
             function.linkage = "internal"
             function.attributes.add("noinline")
@@ -138,16 +132,16 @@ def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
         left = halves(builder, simd.splat(builder, simd.load(builder, ap, _I32), 16))
         right = halves(builder, simd.load(builder, bp, _INTS))
         for half in range(2):
-            factors = [_flush(builder, left[half]), _flush(builder, right[half])]
-            sums[half] = _flush(builder, builder.call(fma, [*factors, sums[half]]))
+            factors = [flush(builder, left[half]), flush(builder, right[half])]
+            sums[half] = flush(builder, builder.call(fma, [*factors, sums[half]]))
         return [builder.add(ap, _I64(4)), builder.add(bp, _I64(_LINE)), *sums]
 
     def row(carried: list[Any]) -> list[Any]:
         cp, ap = carried
         sums = simd.loop(builder, _I64(16), [ap, b, zero, zero], pair, "pair")[2:]
-        total = _flush(builder, builder.fadd(*sums))
-        before = _flush(builder, simd.load(builder, cp, _FLOATS))
-        simd.store(builder, _flush(builder, builder.fadd(before, total)), cp)
+        total = flush(builder, builder.fadd(*sums))
+        before = flush(builder, simd.load(builder, cp, _FLOATS))
+        simd.store(builder, flush(builder, builder.fadd(before, total)), cp)
         return [builder.add(cp, _I64(_LINE)), builder.add(ap, _I64(_LINE))]
 
     simd.loop(builder, _I64(16), [c, a], row, "row")

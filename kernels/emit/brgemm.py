@@ -28,12 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.compiler import ENTRIES, Entry, Record, callback
+from kernels.emit.compiler import ENTRIES, Entry, Record, emitted_callback
 from kernels.emit.dots import dot_product, halves
 from kernels.target import target
 
@@ -46,7 +43,6 @@ __all__ = [
     "SKIPS",
     "Batch",
     "Element",
-    "call_batch",
     "micro_entries",
     "micro_table",
 ]
@@ -219,24 +215,11 @@ class _Tile:
         place, *sums = carried
         element = simd.fields(builder, place, Element.dtype, *Element.__annotations__)
         a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
-        cases = _cases(self.rows)
-        blocks = [builder.append_basic_block(f"case{number}") for number in range(len(cases))]
-        after = builder.append_basic_block("cases.end")
-        switch = builder.switch(element.case, blocks[0])
-        ends = []
-        for number, (low, high) in enumerate(cases):
-            if number:
-                switch.add_case(simd.I64(number), blocks[number])
-            builder.position_at_end(blocks[number])
-            ends.append((self._steps(a, b, element.steps, sums, low, high), builder.block))
-            builder.branch(after)
-        builder.position_at_end(after)
-        joined = []
-        for index in range(len(sums)):
-            phi = builder.phi(_FLOATS)
-            for values, block in ends:
-                phi.add_incoming(values[index], block)
-            joined.append(phi)
+        joined = simd.switch(
+            builder,
+            element.case,
+            [partial(self._steps, a, b, element.steps, sums, *rows) for rows in _cases(self.rows)],
+        )
 
         def flush() -> list[Any]:
             first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
@@ -252,8 +235,8 @@ class _Tile:
         sums = self._when(element.flush, joined, flush)
         return [builder.add(place, simd.I64(Element.dtype.itemsize)), *sums]
 
-    def emit(self) -> None:
-        """Emit the tile."""
+    def emit(self) -> list[Any]:
+        """Emit the tile, which gives no values."""
         builder, batch = self.builder, self.batch
         for m in range(self.rows):
             for line in range(0, _LINE * self.vectors, 64):
@@ -273,6 +256,7 @@ class _Tile:
                     self._write(sums, 4)
         else:
             self._write(sums, 4)
+        return []
 
     def _write(self, sums: list[Any], size: int) -> None:
         builder, batch = self.builder, self.batch
@@ -287,10 +271,8 @@ class _Tile:
     def _rounded(self, value: Any) -> Any:
         """Round to bf16: sums of dots, none of them subnormal, by the instruction that takes such numbers as zeros."""
         if self.kind == "dots" and not target().imitated:
-            kind = ir.FunctionType(ir.VectorType(simd.BFloat(), WIDTH), [_FLOATS])
-            name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
-            function = cgutils.get_or_insert_function(self.builder.module, kind, name)
-            bits = self.builder.call(function, [value])
+            name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(simd.BFloat(), WIDTH)
+            bits = simd.call(self.builder, name, kind, value)
             return self.builder.bitcast(bits, ir.VectorType(ir.IntType(16), WIDTH))
         return simd.narrow(self.builder, value, "bf16", WIDTH)
 
@@ -299,33 +281,23 @@ def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) 
     """Store the first `count` lanes."""
     numbers = ir.Constant(ir.VectorType(simd.I64, WIDTH), list(range(WIDTH)))
     mask = builder.icmp_signed("<", numbers, simd.splat(builder, count, WIDTH))
-    pointer, lane = value.type.as_pointer(), "f32" if align == 4 else "i16"
-    kind = ir.FunctionType(ir.VoidType(), [value.type, pointer, _I32, mask.type])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{WIDTH}{lane}.p0")
-    builder.call(function, [value, builder.inttoptr(address, pointer), _I32(align), mask])
+    place, lane = builder.inttoptr(address, value.type.as_pointer()), "f32" if align == 4 else "i16"
+    name = f"llvm.masked.store.v{WIDTH}{lane}.p0"
+    simd.call(builder, name, ir.VoidType(), value, place, _I32(align), mask)
 
 
-def _emit(builder: Any, kind: str, vectors: int, place: Any) -> None:
+def _emit(kind: str, vectors: int, builder: Any, place: Any) -> None:
     """Emit the tiles of a kind and number of vectors, and the choice between them by their rows."""
     batch = simd.fields(builder, place, Batch.dtype, *_FIELDS)
     if kind == "lanes":
         _emit_lanes(builder, batch)
-        return
-    _emit_rows(builder, kind, vectors, batch)
+    else:
+        _emit_rows(builder, kind, vectors, batch)
 
 
 def _emit_rows(builder: Any, kind: str, vectors: int, batch: Any) -> None:
-    most = ROWS[kind][vectors]
-    blocks = [builder.append_basic_block(f"rows{rows}") for rows in range(1, most + 1)]
-    after = builder.append_basic_block("rows.end")
-    switch = builder.switch(batch.rows, blocks[0])
-    for rows, block in enumerate(blocks, 1):
-        if rows > 1:
-            switch.add_case(simd.I64(rows), block)
-        builder.position_at_end(block)
-        _Tile(builder, kind, rows, vectors, batch).emit()
-        builder.branch(after)
-    builder.position_at_end(after)
+    tiles = [_Tile(builder, kind, 1 + rows, vectors, batch).emit for rows in range(ROWS[kind][vectors])]
+    simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
 
 
 def _emit_lanes(builder: Any, batch: Any) -> None:
@@ -350,19 +322,8 @@ def micro_entries() -> list[tuple[str, int]]:
 
 @cache
 def _entry(kind: str, vectors: int) -> Any:
-    """Compile an entry, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
-    name = f"_batch_{kind}_{vectors}"
-
-    def typer(typingctx: Any, batch: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            _emit(builder, kind, vectors, values[0])
-            return context.get_dummy_value()
-
-        return types.void(types.int64), codegen
-
-    space: dict[str, Any] = {"__name__": __name__, f"{name}_emit": intrinsic(typer)}
-    exec(compile(f"def {name}(batch):\n    {name}_emit(batch)\n", __file__, "exec"), space)  # noqa: S102 -- our own text
-    return callback("void(int64)", space[name])
+    """Compile an entry, or load it."""
+    return emitted_callback(f"_batch_{kind}_{vectors}", partial(_emit, kind, vectors), 1)
 
 
 @cache
@@ -375,17 +336,3 @@ def micro_table() -> npt.NDArray[np.int64]:
 
 
 ENTRIES.extend(Entry(f"batch[{kind}][{vectors}]", partial(_entry, kind, vectors)) for kind, vectors in micro_entries())
-
-_typed_intrinsic: Any = intrinsic
-
-
-@_typed_intrinsic
-def call_batch(typingctx: Any, entry: Any, batch: Any) -> Any:
-    """Call an entry of the table by its address, with the address of a `Batch`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [simd.I64])
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import Parameter, Signature
 from types import CodeType, ModuleType
 from typing import Any, ClassVar, Protocol, TypeVar, overload
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 from numba.core import config
+from numba.extending import intrinsic
 
 from kernels.emit.cache import cache_folder
 from kernels.target import host_arch, host_features, target
@@ -36,6 +38,8 @@ __all__ = [
     "Table",
     "Vector",
     "callback",
+    "emitted",
+    "emitted_callback",
     "jit",
     "needs",
     "numbers",
@@ -156,7 +160,7 @@ def jit(function: F) -> F:
 
     Callers convert what they pass: Numba would compile a function anew for each constant and each unsigned address.
     Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays and records those of `_NUMBA`. An
-    array of which only the address is used further on is freed at once: take `array.ctypes.data` where it is used.
+    array of which only the address is used further on is freed at once: take its `address_of` where it is used.
     """
     arguments = tuple(_NUMBA[kind] for name, kind in function.__annotations__.items() if name != "return")
     # C calls nothing but a `callback`: making every function ready for that takes a sixth of the time
@@ -171,6 +175,39 @@ def jit(function: F) -> F:
 def callback(signature: Any, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
     return numba.cfunc(signature, cache=True)(function)
+
+
+def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
+    """Make a Numba intrinsic of ``emit(builder, *values)``, which emits LLVM IR and gives the `result`, if any.
+
+    Floats are f32, all other arguments int64. (A sum of signed and unsigned integers is a float64: an address is signed
+    where it comes from `kernels.emit.intrinsics.address_of`.)
+    """
+
+    def typer(*given: Any) -> Any:
+        # Numba reads it after this call, and matches values with parameters one by one
+        names = (Parameter(f"value{number}", Parameter.POSITIONAL_OR_KEYWORD) for number in range(len(given)))
+        vars(typer)["__signature__"] = Signature(list(names))
+        return result(*(types.float32 if isinstance(each, types.Float) else types.int64 for each in given[1:])), codegen
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        value = emit(builder, *values)
+        if isinstance(value, tuple):
+            return context.make_tuple(builder, signature.return_type, value)
+        return context.get_dummy_value() if value is None else value
+
+    return intrinsic(typer)
+
+
+def emitted_callback(name: str, emit: Callable[..., None], count: int) -> Any:
+    """Compile ``emit(builder, *values)`` as a C callback of `count` int64, cached on disk by its `name`.
+
+    The function that calls it comes from source, because Numba does not find closures in its cache.
+    """
+    values = ", ".join(f"value{number}" for number in range(count))
+    space: dict[str, Any] = {"__name__": __name__, "emit": emitted(emit)}
+    exec(compile(f"def {name}({values}):\n    emit({values})\n", __file__, "exec"), space)  # noqa: S102 -- our own text
+    return callback(types.void(*[types.int64] * count), space[name])
 
 
 def needs(entries: list[Entry]) -> list[set[int]]:

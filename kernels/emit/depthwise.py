@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.emit import simd
+from kernels.emit.intrinsics import load_wide, size_of
 from kernels.emit.register_tiles import Walk, sum_box
 
 __all__ = ["LINE_TAPS", "lane_taps"]
@@ -22,8 +21,8 @@ LINE_TAPS = 3
 """Taps of a kernel line whose values may stay in registers from one position to the next."""
 
 
-def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> Any:
-    """Make the register tile of `rows` taps of `width` groups each, for tensors whose groups follow each other.
+def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> Callable[..., None]:
+    """Make what emits the register tile of `rows` taps of `width` groups each, for tensors with adjacent groups.
 
     Arguments are those of `kernels.emit.register_tiles.fma_tile`, but both tensors are read as vectors of stored
     `kind`, the walk's steps are all in bytes, and behind the offsets of the rows stand the accumulator bytes of each
@@ -33,14 +32,9 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
     With `kept` rows are lines of `LINE_TAPS` taps of which the last ones at one position are the first `kept` ones at
     the next: these stay in registers.
     """
-    size = 4 if kind == "f32" else 2
-    lane, raw = ir.VectorType(simd.F32, width), ir.VectorType(simd.storage(kind), width)
+    size, lane = size_of(kind), ir.VectorType(simd.F32, width)
 
-    def typer(typingctx: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
-        return types.void(*([types.int64] * 5)), codegen
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        where, v, s, offsets, acc = values
+    def emit(builder: Any, where: Any, v: Any, s: Any, offsets: Any, acc: Any) -> None:
         walk = simd.fields(builder, where, Walk.dtype, "panel", "scalars", "counts", "segment", "groups", "group_bytes")
         row_offsets, places = (
             [simd.load(builder, builder.add(offsets, simd.I64(8 * (first + m))), simd.I64, 8) for m in range(rows)]
@@ -52,7 +46,7 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
 
             def read(place: Any) -> list[Any]:
                 each = [builder.add(place, simd.I64(size * width * j)) for j in range(count)]
-                return [simd.widen(builder, simd.load(builder, one, raw, size), kind, width) for one in each]
+                return [load_wide(builder, one, kind, width) for one in each]
 
             def column(carried: list[Any]) -> list[Any]:
                 vp, sp, *sums = carried
@@ -94,7 +88,6 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
 
             return body
 
-        simd.twice(builder, walk.groups, [v, s, acc], vectors, group)
-        return context.get_dummy_value()
+        simd.runs(builder, walk.groups, [v, s, acc], (vectors, 1), group)
 
-    return intrinsic(typer)
+    return emit

@@ -17,21 +17,18 @@ numbers as zero, in what they read and in what they write.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.amx import _declare, _flush, halves, machine
+from kernels.emit.amx import flush, halves, machine
 from kernels.emit.compiler import ENTRIES as COMPILED
-from kernels.emit.compiler import Entry, Record, Vector, callback, numbers
+from kernels.emit.compiler import Entry, Record, Vector, emitted_callback, numbers
 from kernels.target import target
 
 __all__ = [
@@ -50,7 +47,6 @@ __all__ = [
     "USED",
     "Sides",
     "Walks",
-    "call_dots",
     "dot_product",
     "dot_table",
     "halves",
@@ -123,8 +119,6 @@ _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
 _LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
 _BLOCK = 16 * _LINE
 
-_typed_intrinsic: Any = intrinsic
-
 
 def _address(builder: Any, base: Any, step: Any, count: int) -> Any:
     return builder.add(base, builder.mul(step, _I64(count)))
@@ -134,12 +128,12 @@ def dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """VDPBF16PS: add the second products of 16 pairs, then the first ones."""
     if "avx512bf16" not in target().imitated:
         pairs = ir.VectorType(simd.BFloat(), 32)
-        function = _declare(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, _FLOATS, pairs, pairs)
-        return builder.call(function, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
+        factors = [builder.bitcast(each, pairs) for each in (a, b)]
+        return simd.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, total, *factors)
     fma = simd.fma(builder, _FLOATS)
-    total = _flush(builder, total)
+    total = flush(builder, total)
     for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
-        total = _flush(builder, builder.call(fma, [_flush(builder, left), _flush(builder, right), total]))
+        total = flush(builder, builder.call(fma, [flush(builder, left), flush(builder, right), total]))
     return total
 
 
@@ -336,54 +330,34 @@ def _configure(builder: Any) -> None:
     kind = ir.ArrayType(_I64, 8)
     place = cgutils.alloca_once(builder, kind)
     builder.store(ir.Constant(kind, words), place)
-    function = _declare(builder, "llvm.x86.ldtilecfg", ir.VoidType(), _I8.as_pointer())
-    builder.call(function, [builder.bitcast(place, _I8.as_pointer())])
+    simd.call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), builder.bitcast(place, _I8.as_pointer()))
 
 
 def _release(builder: Any) -> None:
     """TILERELEASE: the kernel need not keep the tiles over a switch of tasks any more."""
     if target().dots == "amx" and "amx-bf16" not in target().imitated:
-        builder.call(_declare(builder, "llvm.x86.tilerelease", ir.VoidType()), [])
+        simd.call(builder, "llvm.x86.tilerelease", ir.VoidType())
 
 
-def _emit(entry: int) -> Callable[[Any, Any], None]:
+def _emit(entry: int, builder: Any, *values: Any) -> None:
     if entry < BEGIN:
         kind = next(kind for kind, parts in PARTS.items() if parts == 1 + entry - EXACT)
-        return lambda builder, values: _exact_block(builder, kind, values)
-    if entry == STAGE:
-        return _stage_rows
-    if entry in (BEGIN, END):
-        return lambda builder, _: (_configure if entry == BEGIN else _release)(builder)
-    parts, shape = divmod(entry - BLOCKS, len(SHAPES))
-    if target().dots == "amx":
-        return lambda builder, values: _amx_block(builder, 1 + parts, *SHAPES[shape], values)
-    return lambda builder, values: _rows_block(builder, 1 + shape, values)
-
-
-_ARGUMENTS = [types.int64] * 8
-_SOURCE = """
-def {name}(a, a_step, b, b_step, steps, c, c_step, rest):
-    {name}_emit(a, a_step, b, b_step, steps, c, c_step, rest)
-"""
+        _exact_block(builder, kind, values)
+    elif entry == STAGE:
+        _stage_rows(builder, values)
+    elif entry in (BEGIN, END):
+        (_configure if entry == BEGIN else _release)(builder)
+    elif target().dots == "amx":
+        parts, shape = divmod(entry - BLOCKS, len(SHAPES))
+        _amx_block(builder, 1 + parts, *SHAPES[shape], values)
+    else:
+        _rows_block(builder, 1 + entry - BLOCKS, values)
 
 
 @cache
 def _entry(entry: int) -> Any:
-    """Compile one entry of the table, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
-    name = f"_dots_{entry}"
-
-    def typer(
-        typingctx: Any, a: Any, a_step: Any, b: Any, b_step: Any, steps: Any, c: Any, c_step: Any, rest: Any
-    ) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            _emit(entry)(builder, values)
-            return context.get_dummy_value()
-
-        return types.void(*_ARGUMENTS), codegen
-
-    space: dict[str, Any] = {"__name__": __name__, f"{name}_emit": intrinsic(typer)}
-    exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
-    return callback(f"void({', '.join(['int64'] * 8)})", space[name])
+    """Compile one entry of the table, or load it."""
+    return emitted_callback(f"_dots_{entry}", partial(_emit, entry), 8)
 
 
 @cache
@@ -406,17 +380,3 @@ def dot_table() -> npt.NDArray[np.int64]:
 
 if target().dots:
     COMPILED.extend(Entry(f"dots[{entry}]", partial(_entry, entry)) for entry in sorted(USED))
-
-
-@_typed_intrinsic
-def call_dots(
-    typingctx: Any, entry: Any, a: Any, a_step: Any, b: Any, b_step: Any, steps: Any, c: Any, c_step: Any, rest: Any
-) -> Any:
-    """Call an entry of the table by its address; for the arguments see `dot_table`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * 8)
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, *_ARGUMENTS), codegen

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.blocks import STEPS
 from kernels.emit import simd
@@ -69,7 +67,7 @@ def sum_box(
         if rolled:
             carried = simd.loop(builder, take, carried, column, "col", rolled=True)
         else:  # what a loop itself costs is shared by two columns
-            carried = simd.twice(builder, take, carried, 2, lambda size: column if size == 1 else two)
+            carried = simd.runs(builder, take, carried, (2, 1), lambda size: column if size == 1 else two)
         vp, sp, *sums = carried[: 2 + len(zeros)]
         pending = builder.add(pending, take)
         full = builder.icmp_signed(">=", pending, most)
@@ -96,10 +94,10 @@ def sum_box(
     return simd.loop(builder, outers, [*places, simd.I64(0), *zeros], outer, "outer")[3:]
 
 
-def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead: bool = False) -> Any:
-    """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
+def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead: bool = False) -> Callable[..., None]:
+    """Make what emits the register tile of `rows` x (`vectors` x `width`) f32 accumulators.
 
-    The intrinsic takes five 64-bit integers: the addresses of a `Walk`, the vector panel, the scalar base, `rows`
+    A tile takes five 64-bit integers: the addresses of a `Walk`, the vector panel, the scalar base, `rows`
     int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32.
 
     A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
@@ -109,11 +107,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
     """
     line = 4 * vectors * width
 
-    def typer(typingctx: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
-        return types.void(*([types.int64] * 5)), codegen
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place, v, s, offsets, acc = values
+    def emit(builder: Any, place: Any, v: Any, s: Any, offsets: Any, acc: Any) -> None:
         lane = ir.VectorType(simd.F32, width)
         walk = simd.fields(builder, place, Walk.dtype, "panel", "scalars", "counts", "acc_step", "segment")
         walk.panel = [builder.mul(step, simd.I64(line)) for step in walk.panel]
@@ -148,6 +142,5 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
         zero = ir.Constant(lane, [0.0] * width)
         sums = sum_box(builder, walk, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
         add_sums(sums)
-        return context.get_dummy_value()
 
-    return intrinsic(typer)
+    return emit

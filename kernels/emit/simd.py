@@ -7,7 +7,7 @@ to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +18,8 @@ from numba.core import cgutils
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "fields", "fma", "join", "load", "loop", "multiply_add", "narrow", "opaque", "prefetch",
-    "runs", "splat", "storage", "store", "twice", "widen",
+    "F32", "I64", "BFloat", "call", "declare", "fields", "fma", "join", "load", "loop", "multiply_add", "narrow",
+    "opaque", "prefetch", "runs", "some", "splat", "storage", "store", "switch", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -113,6 +113,25 @@ def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: A
     return joined
 
 
+def switch(builder: Any, number: Any, cases: Sequence[Callable[[], list[Any]]]) -> list[Any]:
+    """Emit a choice between `cases` by a number from 0 on; return the values of the chosen one."""
+    blocks = [builder.append_basic_block("case") for _ in cases]
+    after = builder.append_basic_block("cases.end")
+    choice, ends = builder.switch(number, blocks[0]), []
+    for at, (block, emit) in enumerate(zip(blocks, cases, strict=True)):
+        if at:
+            choice.add_case(I64(at), block)
+        builder.position_at_end(block)
+        ends.append((emit(), builder.block))
+        builder.branch(after)
+    builder.position_at_end(after)
+    joined = [builder.phi(value.type) for value in ends[0][0]]
+    for values, block in ends:
+        for phi, value in zip(joined, values, strict=True):
+            phi.add_incoming(value, block)
+    return joined
+
+
 def opaque(builder: Any, value: Any) -> Any:
     """Hide from LLVM where an address comes from.
 
@@ -135,17 +154,25 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def fma(builder: Any, lane: Any) -> Any:
     """Declare the multiply-add of vectors of type `lane`: a * b + c, rounded once."""
-    kind = ir.FunctionType(lane, [lane, lane, lane])
     size = 64 if isinstance(lane.element, ir.DoubleType) else 32
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f{size}")
+    return declare(builder, f"llvm.fma.v{lane.count}f{size}", lane, [lane, lane, lane])
+
+
+def declare(builder: Any, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+    """Declare a function by its name and types."""
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def call(builder: Any, name: str, result: Any, *values: Any) -> Any:
+    """Call one of LLVM's own functions."""
+    return builder.call(declare(builder, name, result, [value.type for value in values]), values)
 
 
 def prefetch(builder: Any, address: Any, *, write: bool = False) -> None:
     """Ask for the line at an address, to be used soon."""
     pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), i32(int(write)), i32(3), i32(1)])
+    place = builder.inttoptr(address, pointer)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, i32(int(write)), i32(3), i32(1))
 
 
 def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
@@ -212,26 +239,23 @@ def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
     return builder.trunc(builder.or_(rounded, sign), halves)
 
 
+def some(builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str) -> list[Any]:
+    """Emit a `loop` that `count` may leave out."""
+    here = builder.block
+    with builder.if_then(builder.icmp_signed(">", count, I64(0))):
+        after, inside = loop(builder, count, carried, body, tag), builder.block
+    return join(builder, carried, here, after, inside)
+
+
 def runs(
     builder: Any,
     count: Any,
-    start: list[Any],
+    carried: list[Any],
     widths: tuple[int, ...],
     body: Callable[[int], Callable[[list[Any]], list[Any]]],
 ) -> list[Any]:
     """Emit a loop over `count` values for each width, falling powers of two: each takes what it can of what is left."""
-    carried = start
     for size in widths:
         number, count = builder.lshr(count, I64(size.bit_length() - 1)), builder.and_(count, I64(size - 1))
-        here = builder.block
-        with builder.if_then(builder.icmp_signed(">", number, I64(0))):
-            after, inside = loop(builder, number, carried, body(size), "vector"), builder.block
-        carried = join(builder, carried, here, after, inside)
+        carried = some(builder, number, carried, body(size), "vector")
     return carried
-
-
-def twice(
-    builder: Any, count: Any, start: list[Any], width: int, body: Callable[[int], Callable[[list[Any]], list[Any]]]
-) -> list[Any]:
-    """Emit a loop over whole vectors of `count` values (a power of two each), then one over those that are left."""
-    return runs(builder, count, start, (width, 1), body)

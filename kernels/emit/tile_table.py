@@ -6,14 +6,13 @@ addresses instead, so that two dozen of them are compiled once, whatever calls t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.emit.compiler import ENTRIES, Entry, callback
+from kernels.emit.compiler import ENTRIES, Entry, emitted_callback
 from kernels.emit.depthwise import LINE_TAPS, lane_taps
 from kernels.emit.register_tiles import fma_tile
 from kernels.target import target
@@ -36,31 +35,19 @@ LANE_ROWS = 9
 LINES_KEPT = LANE_ROWS // LINE_TAPS if target().lanes == 16 else 0
 """Kernel lines up to which direct tiles keep values in registers, where there are 32; the table has them last."""
 
-_SIGNATURE = "void(" + ", ".join(["int64"] * 5) + ")"
-
-
-_SOURCE = """
-def {name}(walk, v, s, offsets, acc):
-    {name}_emit(walk, v, s, offsets, acc)
-"""
-
 
 @cache
 def _tile(kind: int, rows: int) -> Any:
-    """Compile one tile, or load it: a function from source, because Numba does not find closures in its cache."""
+    """Compile one tile, or load it."""
     stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
-    space: dict[str, Any] = {"__name__": __name__}
     if stored:
-        name = f"_taps_{rows}_{stored}"
         kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
-        space[f"{name}_emit"] = lane_taps(taps, target().lanes // 8, target().lanes, stored, kept)
-    else:
-        ahead = kind > FROM_MEMORY
-        vectors = max(1, kind - FROM_MEMORY * ahead)
-        name = f"_tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
-        space[f"{name}_emit"] = fma_tile(rows, vectors, target().lanes, kind == LANEWISE, ahead)
-    exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
-    return callback(_SIGNATURE, space[name])
+        emit = lane_taps(taps, target().lanes // 8, target().lanes, stored, kept)
+        return emitted_callback(f"_taps_{rows}_{stored}", emit, 5)
+    ahead = kind > FROM_MEMORY
+    vectors = max(1, kind - FROM_MEMORY * ahead)
+    name = f"_tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
+    return emitted_callback(name, fma_tile(rows, vectors, target().lanes, kind == LANEWISE, ahead), 5)
 
 
 def tile_entries() -> list[tuple[int, int]]:
@@ -82,8 +69,4 @@ def tile_table() -> npt.NDArray[np.int64]:
     return table
 
 
-def _compile(kind: int, rows: int) -> Callable[[], object]:
-    return lambda: _tile(kind, rows)
-
-
-ENTRIES.extend(Entry(f"tile[{kind}][{rows}]", _compile(kind, rows)) for kind, rows in tile_entries())
+ENTRIES.extend(Entry(f"tile[{kind}][{rows}]", partial(_tile, kind, rows)) for kind, rows in tile_entries())

@@ -19,11 +19,11 @@ import numpy as np
 
 from kernels.emit.brgemm import KINDS, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import load_value, store_value
+from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
 from kernels.forward.output import fill, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Pass, Phase, Piece, Tap, Work
-from kernels.pack.panels import F32, Panel, load, pack_panel, pack_panels
+from kernels.pack.panels import Panel, pack_panel, pack_panels
 from kernels.pack.split import touch
 from kernels.target import target
 
@@ -37,8 +37,6 @@ DOTS_PLACE = KINDS["dots"]
 PAIRS, PAIRS_ROWS = KINDS["pairs"], ROWS["pairs"][1] if DOTS else 0
 
 PANEL, PIECE, ELEMENT, BATCH, WORK = (each.dtype for each in (Panel, Piece, Element, Batch, Work))
-
-_load_f32 = load_value("f32")
 
 
 @jit
@@ -165,7 +163,7 @@ def _bring_lanes(
         sizes = work.sizes
         for place in range(scratch, scratch + sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.channels * line, line):
             for g in range(groups - 1, -1, -1):
-                value = _load_f32(place + 4 * g)
+                value = load(F32, place + 4 * g)
                 for lane in range(g * many, g * many + many):
                     store_value(place + 4 * lane, value)
 
@@ -352,5 +350,5 @@ def gather(
                 )  # fmt: skip
                 work.start -= shift
                 if not direct:
-                    write(share.kind, call.sums, lanes, valid, counts, to, dst.strides[:], dst.lane, spare.ctypes.data)
+                    write(share.kind, call.sums, lanes, valid, counts, to, dst.strides[:], dst.lane, address_of(spare))
     works[0].limit = batches[0].count

@@ -7,9 +7,9 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element, call_batch
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, jit
-from kernels.emit.intrinsics import address_of
+from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lists"]
@@ -109,7 +109,7 @@ def _sum_tiles(
                 for _ in range(work.repeat):
                     if begun:
                         batch.start, batch.start_row = batch.c, c_row
-                    call_batch(entry, address_of(batch))
+                    call_entry(entry, address_of(batch))
                     batch.a += batch.rows * a_row
                     batch.c += batch.rows * c_row
 
@@ -124,7 +124,7 @@ def _sum_lines(
     begin = pieces[3 * room].src - pieces[3 * room].number
     outside = begin + (batch.rows - 1) * axes[3].src_step + share.kernel[2] - share.width
     case = -2 * begin - 1 if begin < 0 else 2 * outside if outside > 0 else 0
-    batch.elements = elements.ctypes.data
+    batch.elements = address_of(elements)
     for i in range(counts[1]):
         plane = pieces[room + i]
         for j in range(counts[2]):
@@ -154,7 +154,7 @@ def sum_lists(
     if not begun:
         batch.totals = 0
     image = pieces[0]
-    batch.elements = elements.ctypes.data
+    batch.elements = address_of(elements)
     for i in range(counts[1]):
         plane = pieces[room + i]
         for j in range(counts[2]):

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from kernels.emit.compiler import Vector, jit
-from kernels.emit.intrinsics import copy_panel, transpose_panel
-from kernels.pack.panels import F32, put
+from kernels.emit.intrinsics import F32, copy_panel, put, transpose_panel
 
-__all__ = ["fill", "put_lines", "write"]
-
-put_lines = copy_panel("f32")
-_transpose = transpose_panel("f32")
+__all__ = ["fill", "write"]
 
 
 @jit
@@ -40,7 +36,7 @@ def write(
                 source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
                 place = to + n * steps[0] + d * steps[1] + h * steps[2]
                 if lane_step == size and kind == F32 and valid % 8 == 0:
-                    put_lines(valid, place, steps[3], source, 4 * lanes, run)
+                    copy_panel(F32, valid, place, steps[3], source, 4 * lanes, run)
                     continue
                 start = 0
                 while lane_step != size and steps[3] == size and run >= 8 and start < run:
@@ -48,9 +44,9 @@ def write(
                     target, origin = place + size * start, source + 4 * start * lanes
                     whole = valid // 8 * 8 if kind == F32 else 0
                     if whole > 0:
-                        _transpose(target, lane_step, origin, whole // 8, 4 * lanes, 7)
+                        transpose_panel(F32, target, lane_step, origin, whole // 8, 4 * lanes, 7)
                     for first in range(whole, valid, 8):
-                        _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
+                        transpose_panel(F32, spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
                         for lane in range(first, min(first + 8, valid)):
                             put(kind, target + lane * lane_step, spare + 32 * (lane - first), 8)
                     start += 8

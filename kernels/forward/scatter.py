@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element, call_batch
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import add_run, address_of, fill_zero, store_value
+from kernels.emit.intrinsics import add_run, address_of, call_entry, fill_zero, load, store_value
 from kernels.forward.gather import bring_box
 from kernels.forward.output import write
 from kernels.forward.records import Bias, Call, Pass, ScatterShare, TapLine, TapRun, Work
-from kernels.pack.panels import load
 from kernels.target import target
 
 __all__ = ["pack_columns", "scatter"]
@@ -99,9 +98,9 @@ def scatter(
         element.flush = FLUSH if number > 0 else FLUSH_FIRST
     elements[elements.shape[0] - 1].flush = 0
     work, batch = works[0], batches[0]  # behind the loops the tables are named too: that keeps them
-    batch.elements, batch.count, batch.valid = elements.ctypes.data, elements.shape[0], WIDTH
+    batch.elements, batch.count, batch.valid = address_of(elements), elements.shape[0], WIDTH
     zeros = np.zeros(2 * WIDTH, np.float32)
-    batch.start, batch.apart = zeros.ctypes.data, 1 if channels > chunk else 0
+    batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
     batch.b_vector, batch.c_row = 4 * WIDTH * channels, 8 * WIDTH * used
     batch.totals = call.products + limit * used * 8 * WIDTH if channels > chunk else 0
     for axis in range(1, 4):
@@ -146,7 +145,7 @@ def scatter(
                 for b in range(used):
                     batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
                     batch.c = call.products + b * 8 * WIDTH
-                    call_batch(table[1], address_of(batch))
+                    call_entry(table[1], address_of(batch))
                 for m in range(rows):
                     while stop > 0:
                         tap = columns[stop - 1]
@@ -174,5 +173,5 @@ def scatter(
             place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
-            write(kind, acc, out, out, counts, place, dst.strides[:], dst.lane, spare.ctypes.data)
+            write(kind, acc, out, out, counts, place, dst.strides[:], dst.lane, address_of(spare))
     elements[0].flush = works[0].limit = batches[0].count + int(zeros[0])

@@ -15,12 +15,12 @@ from kernels.emit.brgemm import KINDS as MICRO
 from kernels.emit.brgemm import MASKS, ROWS, micro_table
 from kernels.emit.compiler import Record, Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
+from kernels.emit.intrinsics import KINDS
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
 from kernels.forward.records import Bias, Call, Data, Filter, GatherShare, Grid, Pass, ScatterShare, TapRun, Window
 from kernels.forward.scatter import pack_columns, scatter
-from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, storage_dtype, wrapped
 from kernels.target import target

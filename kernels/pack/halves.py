@@ -7,102 +7,73 @@ bf16 whose sum it is. An f32 becomes three of them on its way (`kernels.pack.spl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.compiler import jit
-from kernels.emit.intrinsics import transpose_panel
-from kernels.pack.split import below, call
+from kernels.emit.compiler import emitted, jit
+from kernels.emit.intrinsics import F32, transpose_panel
+from kernels.pack.split import below
 
 __all__ = ["move16", "pack_line", "pack_line_pairs", "split_f16", "transpose16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
 
-_typed_intrinsic: Any = intrinsic
 
-_pairs = transpose_panel("f32")
-
-
-@_typed_intrinsic
-def transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any) -> Any:
+@emitted
+def transpose16(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any) -> None:
     """Turn 8 pixels of 8 adjacent channels into 8 channels of 8 adjacent pixels."""
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        dst, dst_step, src, src_step = values
-        index = ir.VectorType(_I32, 8)
-        rows = [simd.load(builder, builder.add(src, builder.mul(src_step, _I64(m))), _EIGHT, 2) for m in range(8)]
-        low, high = ([c + 4 * half + p * 8 for c in range(4) for p in (0, 1)] for half in (0, 1))
-        for _ in range(3):  # each time the values of row i and row i + 4 in turn: after three of them rows are columns
-            rows = [
-                builder.shuffle_vector(rows[i], rows[i + 4], ir.Constant(index, order))
-                for i in range(4) for order in (low, high)
-            ]  # fmt: skip
-        for m, row in enumerate(rows):
-            simd.store(builder, row, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), codegen
+    index = ir.VectorType(_I32, 8)
+    rows = [simd.load(builder, builder.add(src, builder.mul(src_step, _I64(m))), _EIGHT, 2) for m in range(8)]
+    low, high = ([c + 4 * half + p * 8 for c in range(4) for p in (0, 1)] for half in (0, 1))
+    for _ in range(3):  # each time the values of row i and row i + 4 in turn: after three of them rows are columns
+        rows = [
+            builder.shuffle_vector(rows[i], rows[i + 4], ir.Constant(index, order))
+            for i in range(4) for order in (low, high)
+        ]  # fmt: skip
+    for m, row in enumerate(rows):
+        simd.store(builder, row, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
 
 
-@_typed_intrinsic
-def _four_pairs(typingctx: Any, dst: Any, dst_step: Any, src: Any, row_step: Any, last: Any) -> Any:
+@emitted
+def _four_pairs(builder: Any, dst: Any, dst_step: Any, src: Any, row_step: Any, last: Any) -> None:
     """Turn 8 channel rows of 4 adjacent pairs into 4 pairs of 8 channels; the row `last` stands for those behind it."""
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        dst, dst_step, src, row_step, last = values
+    def row(m: int) -> Any:
+        number = builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last)
+        return simd.load(builder, builder.add(src, builder.mul(number, row_step)), ir.VectorType(_I32, 4), 2)
 
-        def row(m: int) -> Any:
-            number = builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last)
-            return simd.load(builder, builder.add(src, builder.mul(number, row_step)), ir.VectorType(_I32, 4), 2)
+    def shuffle(a: Any, b: Any, order: list[int]) -> Any:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, 8), order))
 
-        def shuffle(a: Any, b: Any, order: list[int]) -> Any:
-            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, 8), order))
-
-        halves = [shuffle(row(m), row(m + 4), list(range(8))) for m in range(4)]
-        low, high = ([4 * half + i + p for half in (0, 1) for i in at for p in (0, 8)] for at in ((0, 1), (2, 3)))
-        twos = [shuffle(halves[m], halves[m + 1], order) for m in (0, 2) for order in (low, high)]
-        first, second = ([4 * half + p + i for half in (0, 1) for p in (0, 8) for i in at] for at in ((0, 1), (2, 3)))
-        pairs = [shuffle(twos[at], twos[at + 2], order) for at in (0, 1) for order in (first, second)]
-        for m, pair in enumerate(pairs):
-            simd.store(builder, pair, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
+    halves = [shuffle(row(m), row(m + 4), list(range(8))) for m in range(4)]
+    low, high = ([4 * half + i + p for half in (0, 1) for i in at for p in (0, 8)] for at in ((0, 1), (2, 3)))
+    twos = [shuffle(halves[m], halves[m + 1], order) for m in (0, 2) for order in (low, high)]
+    first, second = ([4 * half + p + i for half in (0, 1) for p in (0, 8) for i in at] for at in ((0, 1), (2, 3)))
+    pairs = [shuffle(twos[at], twos[at + 2], order) for at in (0, 1) for order in (first, second)]
+    for m, pair in enumerate(pairs):
+        simd.store(builder, pair, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
 
 
-@_typed_intrinsic
-def move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
+@emitted
+def move16(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> None:
     """Move `count` (at least 1) values of 16 bits that lie some bytes apart."""
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        dst, dst_step, src, src_step, count = values
+    def body(carried: list[Any]) -> list[Any]:
+        simd.store(builder, simd.load(builder, carried[1], _I16, 2), carried[0], 2)
+        return [builder.add(carried[0], dst_step), builder.add(carried[1], src_step)]
 
-        def body(carried: list[Any]) -> list[Any]:
-            simd.store(builder, simd.load(builder, carried[1], _I16, 2), carried[0], 2)
-            return [builder.add(carried[0], dst_step), builder.add(carried[1], src_step)]
+    def four(carried: list[Any]) -> list[Any]:
+        for _ in range(4):
+            carried = body(carried)
+        return carried
 
-        def four(carried: list[Any]) -> list[Any]:
-            for _ in range(4):
-                carried = body(carried)
-            return carried
-
-        def some(count: Any, places: list[Any], move: Callable[[list[Any]], list[Any]]) -> list[Any]:
-            here = builder.block
-            with builder.if_then(builder.icmp_signed(">", count, _I64(0))):
-                after = simd.loop(builder, count, places, move, "move")
-                inside = builder.block
-            return simd.join(builder, places, here, after, inside)
-
-        some(builder.and_(count, _I64(3)), some(builder.lshr(count, _I64(2)), [dst, src], four), body)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
+    moved = simd.some(builder, builder.lshr(count, _I64(2)), [dst, src], four, "move")
+    simd.some(builder, builder.and_(count, _I64(3)), moved, body, "move")
 
 
 def _every(builder: Any, address: Any, step: int) -> Any:
@@ -121,160 +92,119 @@ def _every(builder: Any, address: Any, step: int) -> Any:
     return found
 
 
-def _pick(step: int) -> Any:
-    """Make an intrinsic that moves `count` (more than `PICKED`) values, each the first of `step` adjacent ones."""
+def _pick(step: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
+    """Move `count` (more than `PICKED`) values, each the first of `step` adjacent ones."""
+    last = builder.sub(count, _I64(1))  # what follows this value is not read
 
-    def pick(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            dst, src, count = values
-            last = builder.sub(count, _I64(1))  # what follows this value is not read
+    def some(to: Any, first: Any) -> None:
+        simd.store(builder, _every(builder, first, step), to, 2)
 
-            def some(to: Any, first: Any) -> None:
-                simd.store(builder, _every(builder, first, step), to, 2)
+    def body(carried: list[Any]) -> list[Any]:
+        some(*carried)
+        return [builder.add(carried[0], _I64(2 * PICKED)), builder.add(carried[1], _I64(2 * PICKED * step))]
 
-            def body(carried: list[Any]) -> list[Any]:
-                some(*carried)
-                return [builder.add(carried[0], _I64(2 * PICKED)), builder.add(carried[1], _I64(2 * PICKED * step))]
-
-            simd.loop(builder, builder.udiv(last, _I64(PICKED)), [dst, src], body, "pick")
-            to, first = (
-                builder.add(place, builder.mul(last, _I64(size))) for place, size in ((dst, 2), (src, 2 * step))
-            )
-            some(builder.sub(to, _I64(2 * PICKED)), builder.sub(first, _I64(2 * PICKED * step)))
-            simd.store(builder, simd.load(builder, first, _I16, 2), to, 2)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 3), codegen
-
-    return intrinsic(pick)
+    simd.loop(builder, builder.udiv(last, _I64(PICKED)), [dst, src], body, "pick")
+    to, first = (builder.add(place, builder.mul(last, _I64(size))) for place, size in ((dst, 2), (src, 2 * step)))
+    some(builder.sub(to, _I64(2 * PICKED)), builder.sub(first, _I64(2 * PICKED * step)))
+    simd.store(builder, simd.load(builder, first, _I16, 2), to, 2)
 
 
 PICKED = 16
 """Values that are picked at a time."""
 
-_pick2, _pick3, _pick4, _pick6 = _pick(2), _pick(3), _pick(4), _pick(6)
+_pick2, _pick3, _pick4, _pick6 = (emitted(partial(_pick, step)) for step in (2, 3, 4, 6))
+
+_PAIR = 64  # bytes of a pair of pixels of 16 channels
 
 
-def _interleave(channels: int) -> Any:
-    """Make an intrinsic that interleaves adjacent channels of `count` (at least 1) pairs of pixels as [channel][2].
+def _interleave(channels: int, builder: Any, *values: Any) -> None:
+    """Interleave adjacent channels of `count` (at least 1) pairs of pixels as [channel][2].
 
     Arguments: destination, its byte step, source, its byte step, bytes from a pixel to the next, count.
     """
+    dst, dst_step, src, src_step, pixel, count = values
     kind = ir.VectorType(_I16, channels)
     order = ir.Constant(ir.VectorType(_I32, 2 * channels), [c + p * channels for c in range(channels) for p in (0, 1)])
 
-    def interleave(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, pixel: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            dst, dst_step, src, src_step, pixel, count = values
+    def body(carried: list[Any]) -> list[Any]:
+        to, first = carried
+        pixels = (simd.load(builder, place, kind, 2) for place in (first, builder.add(first, pixel)))
+        simd.store(builder, builder.shuffle_vector(*pixels, order), to, 2)
+        return [builder.add(to, dst_step), builder.add(first, src_step)]
 
-            def body(carried: list[Any]) -> list[Any]:
-                to, first = carried
-                second = builder.add(first, pixel)
-                pair = builder.shuffle_vector(
-                    simd.load(builder, first, kind, 2), simd.load(builder, second, kind, 2), order
-                )
-                simd.store(builder, pair, to, 2)
-                return [builder.add(to, dst_step), builder.add(first, src_step)]
-
-            simd.loop(builder, count, [dst, src], body, "interleave")
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 6), codegen
-
-    return intrinsic(interleave)
+    simd.loop(builder, count, [dst, src], body, "interleave")
 
 
-_PAIR = 64  # bytes of a pair of pixels of 16 channels
-_interleave16, _interleave8 = _interleave(16), _interleave(8)
-
-
-def _copy(width: int) -> Any:
-    """Make an intrinsic that copies `count` (at least `width`) adjacent values; the last ones overlap."""
+def _copy(width: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
+    """Copy `count` (at least `width`) adjacent values; the last ones overlap."""
     kind = ir.VectorType(_I16, width)
 
-    def copy(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            *places, count = values
+    def body(carried: list[Any]) -> list[Any]:
+        simd.store(builder, simd.load(builder, carried[1], kind, 2), carried[0], 2)
+        return [builder.add(place, _I64(2 * width)) for place in carried]
 
-            def body(carried: list[Any]) -> list[Any]:
-                simd.store(builder, simd.load(builder, carried[1], kind, 2), carried[0], 2)
-                return [builder.add(place, _I64(2 * width)) for place in carried]
-
-            simd.loop(builder, builder.udiv(count, _I64(width)), places, body, "copy")
-            last = builder.mul(builder.sub(count, _I64(width)), _I64(2))
-            body([builder.add(place, last) for place in places])
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 3), codegen
-
-    return intrinsic(copy)
+    simd.loop(builder, builder.udiv(count, _I64(width)), [dst, src], body, "copy")
+    last = builder.mul(builder.sub(count, _I64(width)), _I64(2))
+    body([builder.add(place, last) for place in (dst, src)])
 
 
-_copy16, _copy8 = _copy(16), _copy(8)
+_interleave16, _interleave8 = (emitted(partial(_interleave, channels)) for channels in (16, 8))
+_copy16, _copy8 = (emitted(partial(_copy, width)) for width in (16, 8))
 
 
-@_typed_intrinsic
-def _pairs_apart(typingctx: Any, dst: Any, src: Any, pixel: Any, channel: Any, valid: Any, count: Any) -> Any:
+@emitted
+def _pairs_apart(builder: Any, dst: Any, src: Any, pixel: Any, channel: Any, valid: Any, count: Any) -> None:
     """Bring `count` (at least 1) pairs of pixels of `valid` channels that lie anywhere; other channels become zero.
 
     Each value is read with the aligned 32 bits that it is in, which no page ends in.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        dst, src, pixel, channel, valid, count = values
-        longs, ints = ir.VectorType(_I64, 16), ir.VectorType(_I32, 16)
-        mask = below(builder, valid)
-        offsets = builder.mul(simd.splat(builder, channel, 16), ir.Constant(longs, list(range(16))))
-        zero = ir.Constant(ints, [0] * 16)
+    longs, ints = ir.VectorType(_I64, 16), ir.VectorType(_I32, 16)
+    mask = below(builder, valid)
+    offsets = builder.mul(simd.splat(builder, channel, 16), ir.Constant(longs, list(range(16))))
+    zero = ir.Constant(ints, [0] * 16)
 
-        def read(place: Any) -> Any:
-            places = builder.add(offsets, simd.splat(builder, place, 16))
-            words = builder.and_(places, ir.Constant(longs, [~3] * 16))
-            pointers = builder.inttoptr(words, ir.VectorType(_I32.as_pointer(), 16))
-            found = call(builder, "llvm.masked.gather.v16i32.v16p0", ints, pointers, _I32(4), mask, zero)
-            odd = builder.trunc(builder.and_(places, ir.Constant(longs, [2] * 16)), ints)
-            return builder.lshr(found, builder.shl(odd, ir.Constant(ints, [3] * 16)))
+    def read(place: Any) -> Any:
+        places = builder.add(offsets, simd.splat(builder, place, 16))
+        words = builder.and_(places, ir.Constant(longs, [~3] * 16))
+        pointers = builder.inttoptr(words, ir.VectorType(_I32.as_pointer(), 16))
+        found = simd.call(builder, "llvm.masked.gather.v16i32.v16p0", ints, pointers, _I32(4), mask, zero)
+        odd = builder.trunc(builder.and_(places, ir.Constant(longs, [2] * 16)), ints)
+        return builder.lshr(found, builder.shl(odd, ir.Constant(ints, [3] * 16)))
 
-        def body(carried: list[Any]) -> list[Any]:
-            to, first = carried
-            even = builder.and_(read(first), ir.Constant(ints, [0xFFFF] * 16))
-            odd = builder.shl(read(builder.add(first, pixel)), ir.Constant(ints, [16] * 16))
-            simd.store(builder, builder.or_(even, odd), to, 2)
-            return [builder.add(to, _I64(_PAIR)), builder.add(first, builder.mul(pixel, _I64(2)))]
+    def body(carried: list[Any]) -> list[Any]:
+        to, first = carried
+        even = builder.and_(read(first), ir.Constant(ints, [0xFFFF] * 16))
+        odd = builder.shl(read(builder.add(first, pixel)), ir.Constant(ints, [16] * 16))
+        simd.store(builder, builder.or_(even, odd), to, 2)
+        return [builder.add(to, _I64(_PAIR)), builder.add(first, builder.mul(pixel, _I64(2)))]
 
-        simd.loop(builder, count, [dst, src], body, "apart")
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), codegen
+    simd.loop(builder, count, [dst, src], body, "apart")
 
 
-@_typed_intrinsic
-def split_f16(typingctx: Any, place: Any, rest: Any, count: Any) -> Any:
+@emitted
+def split_f16(builder: Any, place: Any, rest: Any, count: Any) -> None:
     """Turn `count` (at least 1) times 32 f16 into their first 8 digits, in place, and the others into bf16 at `rest`.
 
     Both are exact: 11 digits are 8 and 3. Where a first part is Inf or NaN, the value was one of them.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        ints, floats = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
+    ints, floats = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
 
-        def upper(bits: Any) -> Any:
-            return builder.trunc(builder.lshr(bits, ir.Constant(ints, [16] * 16)), _SIXTEEN)
+    def upper(bits: Any) -> Any:
+        return builder.trunc(builder.lshr(bits, ir.Constant(ints, [16] * 16)), _SIXTEEN)
 
-        def body(carried: list[Any]) -> list[Any]:
-            for half in (0, 32):
-                place, rest = (builder.add(to, _I64(half)) for to in carried)
-                value = simd.widen(builder, simd.load(builder, place, _SIXTEEN, 2), "f16", 16)
-                first = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0xFFFF0000] * 16))
-                left = builder.fsub(value, builder.bitcast(first, floats))
-                simd.store(builder, upper(first), place, 2)
-                simd.store(builder, upper(builder.bitcast(left, ints)), rest, 2)
-            return [builder.add(to, _I64(64)) for to in carried]
+    def body(carried: list[Any]) -> list[Any]:
+        for half in (0, 32):
+            place, rest = (builder.add(to, _I64(half)) for to in carried)
+            value = simd.widen(builder, simd.load(builder, place, _SIXTEEN, 2), "f16", 16)
+            first = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0xFFFF0000] * 16))
+            left = builder.fsub(value, builder.bitcast(first, floats))
+            simd.store(builder, upper(first), place, 2)
+            simd.store(builder, upper(builder.bitcast(left, ints)), rest, 2)
+        return [builder.add(to, _I64(64)) for to in carried]
 
-        simd.loop(builder, values[2], values[:2], body, "split")
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
+    simd.loop(builder, count, [place, rest], body, "split")
 
 
 @jit
@@ -351,9 +281,9 @@ def pack_line_pairs(
             for half in range(0, valid, 8):
                 rows, lanes, most = start + half * channel, here + 4 * half, min(7, valid - half - 1)
                 if pairs >= 8:
-                    _pairs(lanes, _PAIR, rows, pairs // 8, channel, most)
+                    transpose_panel(F32, lanes, _PAIR, rows, pairs // 8, channel, most)
                     if pairs % 8 > 0:
-                        _pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
+                        transpose_panel(F32, lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
                 else:
                     _four_pairs(lanes, _PAIR, rows, channel, most)
                     _four_pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, channel, most)

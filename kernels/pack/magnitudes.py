@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.compiler import jit
+from kernels.emit.compiler import emitted, jit
 from kernels.emit.intrinsics import store_value
 
 __all__ = ["SPECIAL", "clear_lane", "lane_peaks", "magnitudes"]
@@ -20,67 +20,65 @@ SPECIAL = 0x7F80
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
-_typed_intrinsic: Any = intrinsic
+_LANES = ir.VectorType(_I16, 32)
 
 
-@_typed_intrinsic
-def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
+@partial(emitted, result=types.int64)
+def lane_peaks(builder: Any, address: Any, count: Any, peaks: Any) -> Any:
     """Return the largest of `count` (at least 1) times 32 bf16, as bits without their signs: NaN is above Inf.
 
     The largest of every two lanes are stored at `peaks`, 16 values of 16 bits.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.VectorType(_I16, 32)
+    def body(carried: list[Any]) -> list[Any]:
+        place, peak = carried
+        return [builder.add(place, _I64(64)), _choose(builder, ">", _magnitudes(builder, place), peak)]
 
-        def body(carried: list[Any]) -> list[Any]:
-            place, peak = carried
-            bits = builder.and_(simd.load(builder, place, kind, 2), ir.Constant(kind, [0x7FFF] * 32))
-            return [builder.add(place, _I64(64)), larger(bits, peak)]
-
-        def larger(one: Any, other: Any) -> Any:
-            return builder.select(builder.icmp_unsigned(">", one, other), one, other)
-
-        peak = simd.loop(builder, values[1], [values[0], ir.Constant(kind, [0] * 32)], body, "peak")[1]
-        for width in (16, 8, 4, 2, 1):
-            lanes = [ir.Constant(ir.VectorType(_I32, width), list(range(odd, 2 * width, 2))) for odd in (0, 1)]
-            peak = larger(*(builder.shuffle_vector(peak, peak, half) for half in lanes))
-            if width == 16:
-                simd.store(builder, peak, values[2], 2)
-        return builder.zext(builder.extract_element(peak, _I32(0)), _I64)
-
-    return types.int64(*[types.int64] * 3), codegen
+    peak = simd.loop(builder, count, [address, ir.Constant(_LANES, [0] * 32)], body, "peak")[1]
+    peak = _halved(builder, ">", peak)
+    simd.store(builder, peak, peaks, 2)
+    return _reduced(builder, ">", peak)
 
 
-@_typed_intrinsic
-def magnitudes(typingctx: Any, address: Any, count: Any) -> Any:
+@partial(emitted, result=types.UniTuple(types.int64, 2))
+def magnitudes(builder: Any, address: Any, count: Any) -> Any:
     """Return the smallest and the largest of `count` (at least 1) times 32 bf16, as bits without their signs.
 
     The smallest one is that of those which are not zero, less 1; without any it is 0xFFFF.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.VectorType(_I16, 32)
+    def body(carried: list[Any]) -> list[Any]:
+        place, least, most = carried
+        bits = _magnitudes(builder, place)
+        lower = builder.sub(bits, ir.Constant(_LANES, [1] * 32))  # of zero: 0xFFFF
+        return [builder.add(place, _I64(64)), _choose(builder, "<", lower, least), _choose(builder, ">", bits, most)]
 
-        def choose(relation: str, one: Any, other: Any) -> Any:
-            return builder.select(builder.icmp_unsigned(relation, one, other), one, other)
+    start = [address, ir.Constant(_LANES, [0xFFFF] * 32), ir.Constant(_LANES, [0] * 32)]
+    _, least, most = simd.loop(builder, count, start, body, "magnitude")
+    return _reduced(builder, "<", least), _reduced(builder, ">", most)
 
-        def body(carried: list[Any]) -> list[Any]:
-            place, least, most = carried
-            bits = builder.and_(simd.load(builder, place, kind, 2), ir.Constant(kind, [0x7FFF] * 32))
-            lower = builder.sub(bits, ir.Constant(kind, [1] * 32))  # of zero: 0xFFFF
-            return [builder.add(place, _I64(64)), choose("<", lower, least), choose(">", bits, most)]
 
-        start = [values[0], ir.Constant(kind, [0xFFFF] * 32), ir.Constant(kind, [0] * 32)]
-        found = []
-        for relation, lanes in zip("<>", simd.loop(builder, values[1], start, body, "magnitude")[1:], strict=True):
-            for width in (16, 8, 4, 2, 1):
-                halves = [ir.Constant(ir.VectorType(_I32, width), list(range(odd, 2 * width, 2))) for odd in (0, 1)]
-                lanes = choose(relation, *(builder.shuffle_vector(lanes, lanes, half) for half in halves))
-            found.append(builder.zext(builder.extract_element(lanes, _I32(0)), _I64))
-        return context.make_tuple(builder, signature.return_type, found)
+def _magnitudes(builder: Any, place: Any) -> Any:
+    """Load 32 bf16, without their signs."""
+    return builder.and_(simd.load(builder, place, _LANES, 2), ir.Constant(_LANES, [0x7FFF] * 32))
 
-    return types.UniTuple(types.int64, 2)(types.int64, types.int64), codegen
+
+def _choose(builder: Any, relation: str, one: Any, other: Any) -> Any:
+    return builder.select(builder.icmp_unsigned(relation, one, other), one, other)
+
+
+def _halved(builder: Any, relation: str, lanes: Any) -> Any:
+    """Choose one of every two lanes."""
+    count = lanes.type.count
+    halves = [ir.Constant(ir.VectorType(_I32, count // 2), list(range(odd, count, 2))) for odd in (0, 1)]
+    return _choose(builder, relation, *(builder.shuffle_vector(lanes, lanes, half) for half in halves))
+
+
+def _reduced(builder: Any, relation: str, lanes: Any) -> Any:
+    """Choose one of all lanes."""
+    while lanes.type.count > 1:
+        lanes = _halved(builder, relation, lanes)
+    return builder.zext(builder.extract_element(lanes, _I32(0)), _I64)
 
 
 @jit

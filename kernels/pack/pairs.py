@@ -11,13 +11,11 @@ from functools import cache
 from typing import Any
 
 import numba
-from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Vector, callback, jit, numbers
-from kernels.emit.intrinsics import address_of, fill_zero, transpose_panel
+from kernels.emit.intrinsics import F32, address_of, call_entry, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
 
@@ -29,10 +27,6 @@ __all__ = [
     "compiled_packer",
     "packer",
 ]
-
-_typed_intrinsic: Any = intrinsic
-
-_transpose = transpose_panel("f32")
 
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
 
@@ -152,12 +146,11 @@ def _turn(
                 for part in range(0, count * size, 64):
                     touch(first + (n + line // 64) * image + AHEAD + part)
             if size == 4:
-                _transpose(to + 4 * n, row, first + n * image, count // 8, image, min(7, images - n - 1))
+                transpose_panel(F32, to + 4 * n, row, first + n * image, count // 8, image, min(7, images - n - 1))
                 if count % 8 > 0:
                     last = count - 8
-                    _transpose(
-                        to + last * row + 4 * n, row, first + n * image + 4 * last, 1, image, min(7, images - n - 1)
-                    )
+                    start, most = first + n * image + 4 * last, min(7, images - n - 1)
+                    transpose_panel(F32, to + last * row + 4 * n, row, start, 1, image, most)
             elif images < 8:
                 for some in range(images):
                     move16(to + 2 * some, row, first + some * image, 2, count)
@@ -281,21 +274,9 @@ def packer() -> int:
 ENTRIES.append(Entry("pack.pairs.packer", compiled_packer, _pack_boxes))
 
 
-@_typed_intrinsic
-def _call_packer(typingctx: Any, entry: Any, packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> Any:
-    """Call `packer` by its address; the other arguments are addresses, and numbers of boxes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 5)
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), codegen
-
-
 @jit
 def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
     """Pack boxes by the `packer` at an address; `before` are those that were packed there last, if any."""
-    _call_packer(
-        entry, address_of(packing), boxes.ctypes.data, boxes.shape[0], before.ctypes.data, before.shape[0]
+    call_entry(
+        entry, address_of(packing), address_of(boxes), boxes.shape[0], address_of(before), before.shape[0]
     )  # fmt: skip

@@ -10,24 +10,16 @@ import numpy as np
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, jit
-from kernels.emit.intrinsics import copy_panel, load_value, put_run, store_value, transpose_panel
+from kernels.emit.intrinsics import F32, copy_panel, load, store_value, transpose_panel
 
 __all__ = [
-    "F16",
-    "F32",
-    "KINDS",
     "Panel",
     "copy_lines",
-    "load",
     "pack_panel",
     "pack_panels",
     "pack_planes",
-    "put",
     "transpose_run",
 ]
-
-F32, F16, BF16 = 0, 1, 2
-KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
 
 
 class Panel(Record):
@@ -53,48 +45,11 @@ ACROSS = 8
 STRIP = STEPS.strip_positions
 """For panels that are fewer, or differ."""
 
-_copy_f32, _copy_f16, _copy_bf16 = (copy_panel(kind) for kind in KINDS)
-_transpose_f32, _transpose_f16, _transpose_bf16 = (transpose_panel(kind) for kind in KINDS)
-_load_f32, _load_f16, _load_bf16 = (load_value(kind) for kind in KINDS)
-_put_f32, _put_f16, _put_bf16 = (put_run(kind) for kind in KINDS)
-
-
-@jit
-def _copy(kind: int, lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
-    """Copy `count` positions of `lanes` (a multiple of 8) adjacent channels."""
-    if kind == F32:
-        _copy_f32(lanes, dst, dst_step, src, src_step, count)
-    elif kind == F16:
-        _copy_f16(lanes, dst, dst_step, src, src_step, count)
-    else:
-        _copy_bf16(lanes, dst, dst_step, src, src_step, count)
-
 
 @jit
 def copy_lines(lanes: int, dst: int, src: int, count: int) -> None:
     """Copy `count` adjacent lines of `lanes` f32 (a multiple of 8)."""
-    _copy(F32, 8, dst, 32, src, 32, count * lanes // 8)
-
-
-@jit
-def load(kind: int, address: int) -> float:
-    """Read one stored value as f32."""
-    if kind == F32:
-        return _load_f32(address)  # type: ignore[no-any-return]
-    if kind == F16:
-        return _load_f16(address)  # type: ignore[no-any-return]
-    return _load_bf16(address)  # type: ignore[no-any-return]
-
-
-@jit
-def put(kind: int, to: int, source: int, count: int) -> None:
-    """Store adjacent f32 as adjacent values, rounded once."""
-    if kind == F32:
-        _put_f32(to, source, count)
-    elif kind == F16:
-        _put_f16(to, source, count)
-    else:
-        _put_bf16(to, source, count)
+    copy_panel(F32, 8, dst, 32, src, 32, count * lanes // 8)
 
 
 @jit
@@ -120,12 +75,7 @@ def transpose_run(
                 start, blocks = run - 8, 1
                 left = 8
             to = dst + start * dst_step + 4 * base
-            if kind == F32:
-                _transpose_f32(to, dst_step, rows + start * size, blocks, channel_step, last)
-            elif kind == F16:
-                _transpose_f16(to, dst_step, rows + start * size, blocks, channel_step, last)
-            else:
-                _transpose_bf16(to, dst_step, rows + start * size, blocks, channel_step, last)
+            transpose_panel(kind, to, dst_step, rows + start * size, blocks, channel_step, last)
             start += 8 * blocks
             left -= 8 * blocks
 
@@ -156,7 +106,7 @@ def _pack_run(
         while whole > 0 and src + (whole - 1) * pixel_step + vectors * size > end:
             whole -= 1
         if whole > 0:
-            _copy(kind, vectors, dst, dst_step, src, pixel_step, whole)
+            copy_panel(kind, vectors, dst, dst_step, src, pixel_step, whole)
     for p in range(whole, run):
         for c in range(valid):
             store_value(dst + p * dst_step + 4 * c, load(kind, src + p * pixel_step + c * channel_step))
@@ -199,7 +149,7 @@ def _pack_across(
         done -= 1
     target, apart = begin.address + line * begin.unit, second.address - begin.address
     for p in range(done):
-        _copy(kind, vectors, target + p * step * begin.unit, apart, source + p * pixel_step, between, count)
+        copy_panel(kind, vectors, target + p * step * begin.unit, apart, source + p * pixel_step, between, count)
     return done
 
 
@@ -273,6 +223,6 @@ def pack_planes(
                     to = dst + c * plane + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
                     start = src + c * channel_step + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
                     if whole > 0:
-                        _copy(kind, 8, to, 32, start, 8 * size, whole)
+                        copy_panel(kind, 8, to, 32, start, 8 * size, whole)
                     for w in range(8 * whole, sizes[3]):
                         store_value(to + w * dst_steps[3], load(kind, start + w * src_steps[3]))

@@ -9,28 +9,22 @@ its digits span more than 16, and if the other has a second one, its digits span
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kernels.blocks import STEPS
 from kernels.emit import simd
-from kernels.emit.compiler import jit
-from kernels.emit.intrinsics import transpose_panel
+from kernels.emit.compiler import emitted, jit
+from kernels.emit.intrinsics import F32, transpose_panel
 
-__all__ = ["SPLIT_BYTES", "below", "call", "split_line", "split_line_pairs", "touch"]
+__all__ = ["SPLIT_BYTES", "below", "split_line", "split_line_pairs", "touch"]
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
 _HALVES = ir.VectorType(_I16, 32)
 _SOME_HALVES = ir.VectorType(ir.IntType(1), 32)
-
-_typed_intrinsic: Any = intrinsic
-
-_transpose = transpose_panel("f32")
 
 SPLIT_BYTES = 2048
 """Scratch of one call: 32 pixels of 16 channels."""
@@ -49,29 +43,23 @@ def below(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("<", ir.Constant(_LONGS, list(range(16))), simd.splat(builder, count, 16))
 
 
-def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """Call one of LLVM's own functions."""
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
 def _read(builder: Any, address: Any, step: Any, mask: Any) -> Any:
     """Load 16 f32 that lie `step` bytes apart (None: side by side), zeros where the mask is unset: nothing is read."""
     zero = ir.Constant(_FLOATS, [0.0] * 16)
     if step is None:
         pointer = builder.inttoptr(address, _FLOATS.as_pointer())
-        return call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, pointer, _I32(4), mask, zero)
+        return simd.call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, pointer, _I32(4), mask, zero)
     offsets = builder.mul(simd.splat(builder, step, 16), ir.Constant(_LONGS, list(range(16))))
     places = builder.add(offsets, simd.splat(builder, address, 16))
     pointers = builder.inttoptr(places, ir.VectorType(_F32.as_pointer(), 16))
-    return call(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, pointers, _I32(4), mask, zero)
+    return simd.call(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, pointers, _I32(4), mask, zero)
 
 
 def _write(builder: Any, value: Any, address: Any, mask: Any) -> None:
     """Store those of 16 or 32 halves that the mask names."""
     pointer = builder.inttoptr(address, value.type.as_pointer())
     name = f"llvm.masked.store.v{value.type.count}i16.p0"
-    call(builder, name, ir.VoidType(), value, pointer, _I32(2), mask)
+    simd.call(builder, name, ir.VoidType(), value, pointer, _I32(2), mask)
 
 
 def _parts(builder: Any, value: Any) -> list[Any]:
@@ -89,123 +77,95 @@ def _parts(builder: Any, value: Any) -> list[Any]:
     return [first, second, builder.or_(third, digits)]
 
 
-def _split(strided: bool) -> Any:
-    """Make an intrinsic that splits a run of `count` (at least 1) pixels, `step` bytes apart, into parts of a plane.
+def _split(strided: bool, builder: Any, *values: Any) -> None:
+    """Split a run of `count` (at least 1) pixels, `step` bytes apart, into parts of a plane.
 
     Arguments: destination, bytes to its next part, source, step, count.
     """
+    dst, part, src, step, count = values
+    size = step if strided else _I64(4)
+    odd = ir.Constant(ir.VectorType(_I32, 32), list(range(1, 64, 2)))
 
-    def split(typingctx: Any, dst: Any, part: Any, src: Any, step: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            dst, part, src, step, count = values
-            size = step if strided else _I64(4)
-            odd = ir.Constant(ir.VectorType(_I32, 32), list(range(1, 64, 2)))
+    def half(origin: Any, left: Any, number: int) -> tuple[list[Any], Any]:
+        mask = below(builder, builder.sub(left, _I64(16 * number)))
+        start = builder.add(origin, builder.mul(size, _I64(16 * number)))
+        return _parts(builder, _read(builder, start, step if strided else None, mask)), mask
 
-            def half(origin: Any, left: Any, number: int) -> tuple[list[Any], Any]:
-                mask = below(builder, builder.sub(left, _I64(16 * number)))
-                start = builder.add(origin, builder.mul(size, _I64(16 * number)))
-                return _parts(builder, _read(builder, start, step if strided else None, mask)), mask
+    def move(to: Any, origin: Any, left: Any) -> None:
+        (lows, low_mask), (highs, high_mask) = (half(origin, left, number) for number in range(2))
+        every = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
+        mask = builder.shuffle_vector(low_mask, high_mask, every)
+        for number, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            both = builder.shuffle_vector(builder.bitcast(low, _HALVES), builder.bitcast(high, _HALVES), odd)
+            _write(builder, both, builder.add(to, builder.mul(part, _I64(number))), mask)
 
-            def move(to: Any, origin: Any, left: Any) -> None:
-                (lows, low_mask), (highs, high_mask) = (half(origin, left, number) for number in range(2))
-                every = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
-                mask = builder.shuffle_vector(low_mask, high_mask, every)
-                for number, (low, high) in enumerate(zip(lows, highs, strict=True)):
-                    both = builder.shuffle_vector(builder.bitcast(low, _HALVES), builder.bitcast(high, _HALVES), odd)
-                    _write(builder, both, builder.add(to, builder.mul(part, _I64(number))), mask)
+    def move_few(to: Any, origin: Any, left: Any) -> None:
+        values, mask = half(origin, left, 0)
+        for number, value in enumerate(values):
+            few = builder.trunc(builder.lshr(value, _upper(16)), ir.VectorType(_I16, 16))
+            _write(builder, few, builder.add(to, builder.mul(part, _I64(number))), mask)
 
-            def move_few(to: Any, origin: Any, left: Any) -> None:
-                values, mask = half(origin, left, 0)
-                for number, value in enumerate(values):
-                    few = builder.trunc(builder.lshr(value, _upper(16)), ir.VectorType(_I16, 16))
-                    _write(builder, few, builder.add(to, builder.mul(part, _I64(number))), mask)
+    def body(carried: list[Any]) -> list[Any]:
+        to, origin = carried
+        if not strided:
+            for line in (0, 64):
+                simd.prefetch(builder, builder.add(origin, _I64(AHEAD + line)))
+        move(to, origin, _I64(32))
+        return [builder.add(to, _I64(64)), builder.add(origin, builder.mul(size, _I64(32)))]
 
-            def body(carried: list[Any]) -> list[Any]:
-                to, origin = carried
-                if not strided:
-                    for line in (0, 64):
-                        simd.prefetch(builder, builder.add(origin, _I64(AHEAD + line)))
-                move(to, origin, _I64(32))
-                return [builder.add(to, _I64(64)), builder.add(origin, builder.mul(size, _I64(32)))]
-
-            whole = builder.lshr(count, _I64(5))
-            with builder.if_then(builder.icmp_signed(">", whole, _I64(0))):
-                simd.loop(builder, whole, [dst, src], body, "split")
-            left = builder.and_(count, _I64(31))
-            done = builder.sub(count, left)
-            rest = builder.add(dst, builder.mul(done, _I64(2))), builder.add(src, builder.mul(done, size)), left
-            with builder.if_then(builder.icmp_signed(">", left, _I64(16))):
-                move(*rest)
-            few = builder.icmp_unsigned("<=", builder.sub(left, _I64(1)), _I64(15))
-            with builder.if_then(few):
-                move_few(*rest)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), codegen
-
-    return intrinsic(split)
+    simd.some(builder, builder.lshr(count, _I64(5)), [dst, src], body, "split")
+    left = builder.and_(count, _I64(31))
+    done = builder.sub(count, left)
+    rest = builder.add(dst, builder.mul(done, _I64(2))), builder.add(src, builder.mul(done, size)), left
+    with builder.if_then(builder.icmp_signed(">", left, _I64(16))):
+        move(*rest)
+    with builder.if_then(builder.icmp_unsigned("<=", builder.sub(left, _I64(1)), _I64(15))):
+        move_few(*rest)
 
 
-_split_run, _split_strided = _split(strided=False), _split(strided=True)
-
-
-def _split_pairs(strided: bool) -> Any:
-    """Make an intrinsic that splits `count` (at least 1) pairs of pixels of 16 channels into parts of a panel.
+def _split_pairs(strided: bool, builder: Any, *values: Any) -> None:
+    """Split `count` (at least 1) pairs of pixels of 16 channels into parts of a panel.
 
     Arguments: destination, its byte step, bytes to its next part, source, its byte step, bytes from a pixel to the
     next, bytes from a channel to the next, channels (at most 16), which pixels of a pair there are (bits 1 and 2), and
     count. Nothing is written in the place of a pixel that there is not.
     """
+    dst, dst_step, part, src, src_step, pixel, channel, valid, which, count = values
+    step = channel if strided else None
+    masks, write = [], _I32(0)
+    for bit, lanes in ((1, 0x55555555), (2, 0xAAAAAAAA)):
+        there = builder.icmp_unsigned("!=", builder.and_(which, _I64(bit)), _I64(0))
+        masks.append(below(builder, builder.select(there, valid, _I64(0))))
+        write = builder.or_(write, builder.select(there, _I32(lanes), _I32(0)))
+    mask = builder.bitcast(write, _SOME_HALVES)
 
-    def split(
-        typingctx: Any, dst: Any, dst_step: Any, part: Any, src: Any, src_step: Any, pixel: Any, channel: Any,
-        valid: Any, which: Any, count: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            dst, dst_step, part, src, src_step, pixel, channel, valid, which, count = values
-            step = channel if strided else None
-            masks, write = [], _I32(0)
-            for bit, lanes in ((1, 0x55555555), (2, 0xAAAAAAAA)):
-                there = builder.icmp_unsigned("!=", builder.and_(which, _I64(bit)), _I64(0))
-                masks.append(below(builder, builder.select(there, valid, _I64(0))))
-                write = builder.or_(write, builder.select(there, _I32(lanes), _I32(0)))
-            mask = builder.bitcast(write, _SOME_HALVES)
+    def body(carried: list[Any]) -> list[Any]:
+        to, first = carried
+        if not strided:
+            simd.prefetch(builder, builder.add(first, _I64(AHEAD)))
+            simd.prefetch(builder, builder.add(builder.add(first, pixel), _I64(AHEAD)))
+        even, odd = (
+            _parts(builder, _read(builder, place, step, some))
+            for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
+        )
+        for number, (low, high) in enumerate(zip(even, odd, strict=True)):
+            pair = builder.or_(builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000)))
+            place = builder.add(to, builder.mul(part, _I64(number)))
+            _write(builder, builder.bitcast(pair, _HALVES), place, mask)
+        return [builder.add(to, dst_step), builder.add(first, src_step)]
 
-            def body(carried: list[Any]) -> list[Any]:
-                to, first = carried
-                if not strided:
-                    simd.prefetch(builder, builder.add(first, _I64(AHEAD)))
-                    simd.prefetch(builder, builder.add(builder.add(first, pixel), _I64(AHEAD)))
-                even, odd = (
-                    _parts(builder, _read(builder, place, step, some))
-                    for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
-                )
-                for number, (low, high) in enumerate(zip(even, odd, strict=True)):
-                    pair = builder.or_(builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000)))
-                    place = builder.add(to, builder.mul(part, _I64(number)))
-                    _write(builder, builder.bitcast(pair, _HALVES), place, mask)
-                return [builder.add(to, dst_step), builder.add(first, src_step)]
-
-            simd.loop(builder, count, [dst, src], body, "split")
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 10), codegen
-
-    return intrinsic(split)
+    simd.loop(builder, count, [dst, src], body, "split")
 
 
-_split_adjacent, _split_apart = _split_pairs(strided=False), _split_pairs(strided=True)
+_split_run, _split_strided = (emitted(partial(_split, strided)) for strided in (False, True))
+_split_adjacent, _split_apart = (emitted(partial(_split_pairs, strided)) for strided in (False, True))
 
 
-@_typed_intrinsic
-def touch(typingctx: Any, address: Any) -> Any:
+@emitted
+def touch(builder: Any, address: Any) -> None:
     """Ask for a line of memory."""
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        simd.prefetch(builder, values[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    simd.prefetch(builder, address)
 
 
 @jit
@@ -224,7 +184,8 @@ def split_line(
                     touch(here + (x + _CHUNK) * pixel)
                 count = 2 if channels - c >= 16 else 1
                 for x in range(0, some, 8):
-                    _transpose(scratch + 4 * x, 4 * _CHUNK, here + x * pixel, count, pixel, min(7, some - x - 1))
+                    last = min(7, some - x - 1)
+                    transpose_panel(F32, scratch + 4 * x, 4 * _CHUNK, here + x * pixel, count, pixel, last)
                 for row in range(8 * count):
                     _split_run(dst + (c + row) * plane + 2 * done, part, scratch + 4 * _CHUNK * row, 4, some)
                 c += 8 * count
@@ -290,9 +251,9 @@ def split_line_pairs(
                 touch(ahead + 64)
             for half in range(0, valid, 8):
                 start, last = src + (c + half) * channel + 4 * done, min(7, valid - half - 1)
-                _transpose(scratch + 4 * half, _PAIR, start, some // 8, channel, last)
+                transpose_panel(F32, scratch + 4 * half, _PAIR, start, some // 8, channel, last)
                 if some % 8 > 0:
                     at = some - 8
-                    _transpose(scratch + 4 * half + _PAIR * at, _PAIR, start + 4 * at, 1, channel, last)
+                    transpose_panel(F32, scratch + 4 * half + _PAIR * at, _PAIR, start + 4 * at, 1, channel, last)
             _split_some_pairs(valid, panel + c // 16 * block, block, part, position + done, scratch, _PAIR, 4, some)
             done += some

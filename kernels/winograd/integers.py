@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import jit
+from kernels.emit.intrinsics import F32
 from kernels.emit.winograd import integer_peak
-from kernels.pack.panels import F16, F32, KINDS
 
 __all__ = ["EXACT", "largest_integer"]
 
@@ -15,17 +15,6 @@ EXACT = 1 << 24
 
 SCANNED = 1 << 13
 """Values between two looks at whether they are integers."""
-
-_peak_f32, _peak_f16, _peak_bf16 = (integer_peak(kind) for kind in KINDS)
-
-
-@jit
-def _peak(kind: int, address: int, count: int) -> float:
-    if kind == F32:
-        return _peak_f32(address, count)  # type: ignore[no-any-return]
-    if kind == F16:
-        return _peak_f16(address, count)  # type: ignore[no-any-return]
-    return _peak_bf16(address, count)  # type: ignore[no-any-return]
 
 
 @jit
@@ -40,9 +29,9 @@ def largest_integer(kind: int, address: int, count: int) -> np.float32:
         some = min(SCANNED, count - first)
         found = np.float32(0)
         if some >= 8:
-            found = np.float32(_peak(kind, address + first * size, some // 8))
+            found = np.float32(integer_peak(kind, address + first * size, some // 8))
         if found >= 0 and some % 8 != 0:
-            last = np.float32(_peak(kind, address + (count - 8) * size, 1))
+            last = np.float32(integer_peak(kind, address + (count - 8) * size, 1))
             found = last if last < 0 else max(found, last)
         if found < 0:
             return np.float32(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.emit.compiler import Record, Vector, numbers
 
-__all__ = ["Channels", "Side", "TileSlab"]
+__all__ = ["Channels", "Room", "Side", "TileSlab"]
 
 
 class Side(Record):
@@ -59,3 +59,17 @@ class TileSlab(Record):
     low: Vector = numbers(3)
     high: Vector = numbers(3)
     odd: Vector = numbers(2)
+
+
+class Room(Record):
+    """Addresses of one side: its tensor, staged lines, panels of transformed tiles, and two vectors of zeros.
+
+    A slab reads the lines and columns of the `window`, low and high of each; staged, a frame of it has `frame` bytes.
+    """
+
+    tensor: int
+    stage: int
+    panels: int
+    zeros: int
+    window: Vector = numbers(4)
+    frame: int

@@ -15,16 +15,15 @@ import numpy as np
 
 from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
-from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE, call_dots
-from kernels.emit.intrinsics import fill_zero, load_value, store_value
+from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE
+from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
 from kernels.forward.cells.records import Cell, CellLine, CellPass, CellPhase, CellShare, Cut, Magnitudes
 from kernels.forward.cells.schedule import LANES
-from kernels.forward.output import put_lines, write
+from kernels.forward.output import write
 from kernels.forward.records import Bias, Call, Data
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
-from kernels.pack.panels import load
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
@@ -38,8 +37,6 @@ WHOLE, PLANES, LINES = 0, 2, 3
 
 CELL, CUT, MAGNITUDES = Cell.dtype, Cut.dtype, Magnitudes.dtype
 PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
-
-_load_f32 = load_value("f32")
 
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
@@ -79,7 +76,7 @@ def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> N
 def _small_bias(parts: int, line: int) -> bool:
     """Return whether a line of bias holds values that are too small to be added to sums of products."""
     for lane in range(LANES):
-        value = abs(_load_f32(line + 4 * lane))
+        value = abs(load(F32, line + 4 * lane))
         if 0 < value < LEAST_BIAS[parts - 1]:
             return True
     return False
@@ -177,7 +174,7 @@ def _clear_odd(parts: int, blocks: int, block_bytes: int, panels: int, odd: Vect
     lanes = np.empty(TILE, np.uint16)
     for block in range(blocks):
         place = panels + block * block_bytes
-        if lane_peaks(place, block_bytes // LINE, lanes.ctypes.data) < SPECIAL:
+        if lane_peaks(place, block_bytes // LINE, address_of(lanes)) < SPECIAL:
             continue
         for lane in range(TILE):
             odd[TILE * block + lane] = 1 if lanes[lane] >= SPECIAL else 0
@@ -229,7 +226,7 @@ def _sum_phase(
         for at in range(0, depth, run):
             steps = min(run, depth - at)
             for rest in where:
-                rest[4], rest[5] = min(walks, taps - tap), offsets.ctypes.data + 8 * (first + tap)
+                rest[4], rest[5] = min(walks, taps - tap), address_of(offsets) + 8 * (first + tap)
             b = weights + ((first + tap) * depth + at) * TILE * row
             for piece in range(pieces):
                 n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
@@ -238,9 +235,9 @@ def _sum_phase(
                 sums, tile = call.sums + piece * cut.tiles * TILE * line, 0
                 while tile < cut.tiles:
                     down = min(most, cut.tiles - tile)
-                    call_dots(
+                    call_entry(
                         table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * row, block, b,
-                        share.block_bytes, steps, sums + tile * TILE * line, 64, where.ctypes.data + 104 * (down - 1),
+                        share.block_bytes, steps, sums + tile * TILE * line, 64, address_of(where) + 104 * (down - 1),
                     )  # fmt: skip
                     tile += down
 
@@ -278,7 +275,7 @@ def _set_out(
                     write(share.kind, source, lanes, valid, run, place, steps, dst.lane, call.products + 4 * LANES)
                 else:
                     at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
-                    put_lines(lanes, dense + 4 * at * lanes, 4 * strides[2] * lanes, source, 4 * lanes, counts[2])
+                    copy_panel(F32, lanes, dense + 4 * at * lanes, 4 * strides[2] * lanes, source, 4 * lanes, counts[2])
 
 
 @jit
@@ -332,7 +329,7 @@ def compute_cells(
             sizes[1 + axis] = cell.counts[axis]
             pixels *= cell.counts[axis]
             to += cell.dst[axis] * dst.strides[1 + axis]
-        call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
+        call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
         for p in range(pairs):
             failed[item, p] = 0 if _plain(parts, mine[0], theirs[p]) else 1
             if failed[item, p] == 1:
@@ -341,11 +338,11 @@ def compute_cells(
             lanes, valid, place = across * TILE, min(LANES, one.channels - LANES * p), to + LANES * p * dst.channel
             _bias_line(kind, call.bias, one.bias, LANES * p, valid, scratch)
             if not direct:
-                put_lines(lanes, _dense(share, call), 4 * lanes, scratch, 0, pixels)
+                copy_panel(F32, lanes, _dense(share, call), 4 * lanes, scratch, 0, pixels)
             for k in range(phases.shape[0]):
                 if not _cut(share, cells[0], phases[k], cuts[0]):
                     continue
-                put_lines(lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
+                copy_panel(F32, lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
                 _sum_phase(
                     table, share, one, call, cell.images, phases[k], cuts[0], offsets, across,
                     call.panels + 2 * p * block_bytes,
@@ -355,4 +352,4 @@ def compute_cells(
                 write(
                     kind, _dense(share, call), lanes, valid, sizes, place, dst.strides[:], dst.lane, scratch + 4 * LANES
                 )
-        call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
+        call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)

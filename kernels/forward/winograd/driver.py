@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import KINDS, ROWS, Batch, Element, call_batch
+from kernels.emit.brgemm import KINDS, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import address_of, fill_zero, store_value
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
 from kernels.pack.panels import PANEL, pack_panels
 from kernels.target import target
-from kernels.winograd.records import Channels, Side, TileSlab
+from kernels.winograd.records import Channels, Room, Side, TileSlab
 from kernels.winograd.tiles import find_window, stage_lines, transform_tiles
 
 __all__ = ["PRODUCTS", "add_products", "transform_filters"]
@@ -57,16 +57,13 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 
 
 @jit
-def _multiply(
-    table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], a: int, a_plane: int, b: int, zeros: int,
-    totals: int, sums: int,
-) -> None:  # fmt: skip
+def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], room: Room, a_plane: int) -> None:
     """Sum the 16 products of a slab's tiles over all src channels, for all dst channels."""
     batches = np.zeros(1, BATCH)
     batch = batches[0]  # the loops name the table: that keeps it
     batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, dst.c_row, WIDTH
-    batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], zeros
-    batch.totals = totals if elements.shape[0] > 1 else 0
+    batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], room.zeros
+    batch.totals = dst.totals if elements.shape[0] > 1 else 0
     frames, columns = slab.high[0] - slab.low[0], slab.high[2] - slab.low[2]
     for product in range(PRODUCTS):
         across = columns - (1 if product % FACTORS == FACTORS - 1 and slab.odd[1] else 0)
@@ -75,13 +72,13 @@ def _multiply(
             entry = table[F32_PLACE + min(2, dst.vectors - vector) - 1]
             most = TWO if vector + 1 < dst.vectors else ONE
             parts = (count + most - 1) // most
-            batch.b = b + product * dst.b_plane + vector * dst.b_block
+            batch.b = dst.filters + product * dst.b_plane + vector * dst.b_block
             for part in range(parts):
                 first = count * part // parts
                 batch.rows = count * (part + 1) // parts - first
-                batch.a = a + product * a_plane + first * dst.a_row
-                batch.c = sums + product * dst.plane + first * dst.c_row + vector * VECTOR
-                call_batch(entry, address_of(batches[0]))
+                batch.a = room.panels + product * a_plane + first * dst.a_row
+                batch.c = dst.sums + product * dst.plane + first * dst.c_row + vector * VECTOR
+                call_entry(entry, address_of(batches[0]))
 
 
 @jit
@@ -92,7 +89,7 @@ def _lines(slab: TileSlab, product: int) -> int:
 
 
 @jit
-def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, bias: int, sums: int, place: Vector) -> bool:
+def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector) -> bool:
     """Turn sums into outputs of some `vectors` of channels; return whether all are finite.
 
     `place` has the address of the slab's first output, and the bytes between its frames, lines and columns.
@@ -101,7 +98,7 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, bias: int, sum
     last, finite = _lines(slab, FACTORS - 1), True
     across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
     along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
-    source = sums + vector * VECTOR
+    source = dst.sums + vector * VECTOR
     for frame in range(frames):
         for line in range(lines):
             number = (frame * lines + line) * across
@@ -114,22 +111,20 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, bias: int, sum
                 finite = put_outputs(
                     source + (number + column * along) * dst.c_row,
                     source + 12 * dst.plane + (fourth + (column * fourth_along if line < last else 0)) * dst.c_row,
-                    dst.plane, vectors, bias + vector * VECTOR, to + 2 * column * place[3],
+                    dst.plane, vectors, dst.bias + vector * VECTOR, to + 2 * column * place[3],
                     place[3] if beside else 0, place[2] if below else 0,
                 ) and finite  # fmt: skip
     return finite
 
 
 @jit
-def _write(
-    slab: TileSlab, dst: Outputs, bias: int, depth: int, sums: int, outputs: int, spare: int, place: Vector
-) -> bool:
+def _write(slab: TileSlab, dst: Outputs, place: Vector) -> bool:
     """Turn the sums of a slab into outputs and write them, rounded once; return whether all are finite before that."""
-    to = dst.start + depth * dst.strides[1]
+    to = dst.start + dst.depth * dst.strides[1]
     to += slab.low[0] * dst.strides[0] + 2 * slab.low[1] * dst.strides[2] + 2 * slab.low[2] * dst.strides[3]
     if dst.in_place:
         place[0], place[1], place[2], place[3] = to, dst.strides[0], dst.strides[2], dst.strides[3]
-        return _put(slab, dst, 0, dst.vectors, bias, sums, place)
+        return _put(slab, dst, 0, dst.vectors, place)
     counts, finite = np.empty(4, np.int64), True
     counts[0], counts[1] = slab.high[0] - slab.low[0], 1
     counts[2] = 2 * (slab.high[1] - slab.low[1]) - slab.odd[0]
@@ -138,47 +133,42 @@ def _write(
         vectors = min(2, dst.vectors - vector)
         lanes = vectors * WIDTH
         valid = min(lanes, dst.channels - vector * WIDTH)
-        place[0], place[3] = outputs, 4 * lanes
+        place[0], place[3] = dst.staged, 4 * lanes
         place[2] = counts[3] * place[3]
         place[1] = counts[2] * place[2]
-        finite = _put(slab, dst, vector, vectors, bias, sums, place) and finite
+        finite = _put(slab, dst, vector, vectors, place) and finite
         write(
-            dst.kind, outputs, lanes, valid, counts, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel,
-            spare,
+            dst.kind, dst.staged, lanes, valid, counts, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel,
+            dst.spare,
         )  # fmt: skip
     return finite
 
 
 @jit
 def add_products(
-    table: Vector, sides: Rows[Side], channels: Rows[Channels], slabs: Rows[TileSlab], results: Rows[Outputs],
-    elements: Rows[Element], depth: int, tensors: Vector, rooms: Vector,
+    table: Vector, sides: Rows[Side], rooms: Rows[Room], channels: Rows[Channels], slabs: Rows[TileSlab],
+    results: Rows[Outputs], elements: Rows[Element],
 ) -> bool:  # fmt: skip
-    """Compute the tiles of some slabs at one `depth` of dst; return whether all outputs are finite.
+    """Compute the tiles of some slabs at one depth of dst; return whether all outputs are finite.
 
-    `sides` are src for each tap in the first axis that this depth meets, `elements` what is then summed. `tensors` has
-    the addresses of src, and of the unit's transformed weights and bias in this group; `rooms` those of staged lines,
-    transformed tiles, sums of products, outputs, two vectors of zeros, a second set of sums, and 64 spare f32.
+    `sides` are src for each tap in the first axis that this depth meets, all in one room; `elements` what is summed.
     """
-    dst, finite = results[0], True
-    stage, tiles, sums, outputs = rooms[0], rooms[1], rooms[2], rooms[3]
-    zeros, totals, spare = rooms[4], rooms[5], rooms[6]
-    window, place = np.zeros(5, np.int64), np.empty(4, np.int64)
+    dst, room, finite, place = results[0], rooms[0], True, np.empty(4, np.int64)
     for s in range(slabs.shape[0]):
         slab = slabs[s]
         for tap in range(sides.shape[0]):
             side = sides[tap]
-            find_window(side, slab, window)
+            find_window(side, slab, room)
             if side.staged:
-                stage_lines(side, channels, slab, window, tensors[0], stage)
+                stage_lines(side, channels, slab, room)
             for y in range(FACTORS):
                 lines = _lines(slab, y)
-                to = tiles + (PRODUCTS * tap + FACTORS * y) * side.plane
                 if lines > 0:
-                    transform_tiles(side, channels, slab, window, tensors[0], stage, to, zeros, y, lines)
+                    to = room.panels + (PRODUCTS * tap + FACTORS * y) * side.plane
+                    transform_tiles(side, channels, slab, room, y, lines, to)
         if sides.shape[0] > 0:
-            _multiply(table, slab, dst, elements, tiles, sides[0].plane, tensors[1], zeros, totals, sums)
+            _multiply(table, slab, dst, elements, room, sides[0].plane)
         else:
-            fill_zero(sums, PRODUCTS * dst.plane)
-        finite = _write(slab, dst, tensors[2], depth, sums, outputs, spare, place) and finite
+            fill_zero(dst.sums, PRODUCTS * dst.plane)
+        finite = _write(slab, dst, place) and finite
     return finite

@@ -37,6 +37,9 @@ class Outputs(Record):
     `strides` are between positions (n, d, h, w) and `channel` between channels. Sums of a tile's products have `c_row`
     bytes, those of all tiles `plane` for each of the 16. Transformed tiles have `a_row` bytes, transformed weights of a
     product `b_plane` and of a vector of dst channels `b_block`.
+
+    Then there is a depth of dst, and addresses: of the group's transformed weights and bias, of sums of products,
+    staged outputs, a second set of sums, and 64 spare f32.
     """
 
     kind: int
@@ -51,3 +54,10 @@ class Outputs(Record):
     a_row: int
     b_plane: int
     b_block: int
+    depth: int
+    filters: int
+    bias: int
+    sums: int
+    staged: int
+    totals: int
+    spare: int

@@ -14,14 +14,14 @@ from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
+from kernels.emit.intrinsics import KINDS
 from kernels.forward.share import tensor_steps
 from kernels.forward.winograd.driver import KERNEL, PRODUCTS, VECTOR, WIDTH, add_products, transform_filters
 from kernels.forward.winograd.records import Filters, Outputs
-from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, storage_dtype
 from kernels.reference import widen
-from kernels.winograd.records import Channels, Side
+from kernels.winograd.records import Channels, Room, Side
 from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
@@ -99,18 +99,18 @@ class Share:
         self._outputs = row_of(
             Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
             channel=self._steps[4], channels=out, vectors=dst_vectors, c_row=c_row, plane=most * c_row + _GAP,
-            a_row=a_row, b_plane=self.filters.plane, b_block=self.filters.block,
+            a_row=a_row, b_plane=self.filters.plane, b_block=self.filters.block, depth=0, filters=0, bias=0, sums=0,
+            staged=0, totals=0, spare=0,
         )  # fmt: skip
-        rooms = (
-            STAGED_LINE // 4 * positions * len(self.channels),
-            taps * PRODUCTS * self.plane // 4,
-            PRODUCTS * (most * c_row + _GAP) // 4,
-            0 if in_place else most * STAGED_LINE,
-            STAGED_LINE // 4,
-            max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
-            64,
-        )
-        self._rooms = 4 * np.cumsum([0, *(-(-room // 16) * 16 for room in rooms)])
+        self._rooms = {
+            "stage": STAGED_LINE * positions * len(self.channels),
+            "panels": 4 * (taps * PRODUCTS * self.plane // 4),
+            "sums": 4 * (PRODUCTS * (most * c_row + _GAP) // 4),
+            "staged": 0 if in_place else 4 * most * STAGED_LINE,
+            "zeros": STAGED_LINE,
+            "totals": 4 * max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
+            "spare": 4 * 64,
+        }
         self._tables = [(self._sides(met), self._elements(met)) for met in self.met]
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
         self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
@@ -118,24 +118,29 @@ class Share:
     def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool | None:
         """Compute the share; return whether all outputs are finite, or None when `stop` ended it early."""
         dims, finite = self.problem.dims, True
-        rooms = self._rooms + arena_address("winograd", int(self._rooms[-1]) // 4)
-        memset(int(rooms[4]), 0, STAGED_LINE)
-        outputs = self._outputs.copy()
+        outputs, rooms = self._outputs.copy(), np.zeros(1, Room.dtype)
+        sizes = [-(-nbytes // 64) * 64 for nbytes in self._rooms.values()]
+        place = arena_address("winograd", sum(sizes) // 4)
+        for name, nbytes in zip(self._rooms, sizes, strict=True):
+            (rooms if name in Room.__annotations__ else outputs)[name] = place
+            place += nbytes
+        memset(int(rooms["zeros"][0]), 0, STAGED_LINE)
+        rooms["tensor"] = address(inputs[0])
         for group in range(*self.groups):
             first = group * self.filters.vectors + self.span[0] // WIDTH
-            filters = address(scratch) + first * self.filters.block
-            tensors = np.array([address(inputs[0]), filters, address(self._bias(inputs, group))])
+            outputs["filters"] = address(scratch) + first * self.filters.block
+            outputs["bias"] = address(self._bias(inputs, group))
             channel = group * dims.dst_channels + self.span[0]
             outputs["start"] = address(output) + channel * self._steps[4]
             for depth, (sides, elements) in zip(range(*self.depths), self._tables, strict=True):
-                sides = sides.copy()
+                outputs["depth"], sides = depth, sides.copy()
                 sides["start"] = group * dims.src_channels * self._src_channel
                 for low in range(0, len(self.slabs), self._batch):
                     if stop():
                         return None
                     slabs = self.slabs[low : low + self._batch]
-                    every: tuple[Any, ...] = sides, self.channels, slabs, outputs, elements, depth, tensors, rooms
-                    finite = add_products(micro_table(), *every) and finite
+                    done = add_products(micro_table(), sides, rooms, self.channels, slabs, outputs, elements)
+                    finite = done and finite
         return finite
 
     def _sides(self, met: Sequence[tuple[int, int]]) -> Records:

@@ -29,11 +29,11 @@ import numpy as np
 from kernels.arena import address
 from kernels.blocks import STEPS
 from kernels.costs import COSTS
+from kernels.emit.intrinsics import KINDS
 from kernels.forward.share import LANES
 from kernels.forward.tiles import ForwardTiles, cut_units
 from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.forward.winograd.share import filter_share, share
-from kernels.pack.panels import KINDS
 from kernels.plan import Kernel, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.target import target

@@ -22,8 +22,8 @@ import numpy as np
 
 from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
-from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks, call_dots
-from kernels.emit.intrinsics import address_of, copy_panel, fill_zero, load_value, store_value
+from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
+from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
 from kernels.gradient.dots.records import DotShare, DotSlab, DotTap, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
@@ -51,8 +51,6 @@ Within these bounds, what is lost because subnormal numbers count as zeros (part
 another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that of a product of 2**-86.
 """
 
-_load_f32, _copy_line = load_value("f32"), copy_panel("f32")
-
 LINE = 4 * TILE
 """Bytes of an accumulator row."""
 
@@ -72,7 +70,7 @@ def _empty(packing: Packing, boxes: Rows[PackedBox], channel: int) -> bool:
                     start = packing.source + boxes[b].source + channel * packing.channel
                     start += n * strides[0] + d * strides[1] + h * strides[2]
                     for w in range(sizes[3]):
-                        if _load_f32(start + w * strides[3]) != 0:
+                        if load(F32, start + w * strides[3]) != 0:
                             return False
     return True
 
@@ -91,7 +89,7 @@ def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Ve
         peaks[i].least, peaks[i].most = SPECIAL, 0
     for first in range(0, channels, together):
         place = packing.target + first // together * size
-        whole = lane_peaks(place, size // LINE, lanes.ctypes.data)
+        whole = lane_peaks(place, size // LINE, address_of(lanes))
         for c in range(first, min(first + together, channels)):
             peak = int(lanes[c - first]) if together == TILE else whole
             odd[c] = 1 if peak >= SPECIAL else 0
@@ -153,7 +151,7 @@ if target().dots == "amx":
             some = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
             for j in range(j0, j0 + across, some):
                 if plain[j] == 1:
-                    call_dots(
+                    call_entry(
                         table[entry + some - 1], a, a_step, b + j * size, size, steps, acc + j * share.acc_block,
                         share.acc_block, address_of(walks),
                     )  # fmt: skip
@@ -229,7 +227,7 @@ if target().dots == "amx":
                     acc_down[k] = ((i0 + i) * TILE * every + tap.number) * LINE
                 else:
                     a_down[k], acc_down[k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
-            walks.count, walks.starts, walks.skip = 1, starts.ctypes.data, 0  # one walk, from 0 on
+            walks.count, walks.starts, walks.skip = 1, address_of(starts), 0  # one walk, from 0 on
             walks.b_part, walks.a_part, walks.a_line = share.b.planes * share.b.plane, a_part, a_plane
             walks.acc_line = every * LINE
             if tile >= tiles:
@@ -250,9 +248,9 @@ if target().dots == "amx":
                     source, pitch = stage, parts * down * ROWS * LINE
                     for each in range(parts * down):
                         p, k = divmod(each, down)
-                        call_dots(
+                        call_entry(
                             table[STAGE], a + p * a_part + LINE * first,
-                            offsets.ctypes.data + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
+                            address_of(offsets) + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
                             stage + each * ROWS * LINE, 0, 0,
                         )  # fmt: skip
                 _add_tiles(
@@ -278,8 +276,8 @@ else:
                 size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
                 for j in range(j0, j0 + across, size):
                     for row in range(first_row, last if plain[j] == 1 else 0, ROWS):
-                        call_dots(
-                            table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
+                        call_entry(
+                            table[BLOCKS + size - 1], a + 4 * first, address_of(offsets) + 8 * row,
                             b + j * block + LINE * first, block, count, acc + j * share.acc_block + row * LINE,
                             share.acc_block, 0,
                         )  # fmt: skip
@@ -334,8 +332,8 @@ def _walk_exactly(
             sums = acc + j * share.acc_block + (i * TILE * share.taps + tap.number) * LINE
             to, line = sums, share.taps * LINE
             if plain[i, j] == 1:
-                to, line = apart.ctypes.data, LINE
-                _copy_line(TILE, to, line, sums, share.taps * LINE, rows)
+                to, line = address_of(apart), LINE
+                copy_panel(F32, TILE, to, line, sums, share.taps * LINE, rows)
             first, second = a.source + TILE * i * a.channel + tap.source, b.source + TILE * j * b.channel
             low, high = max(slab.low[3], tap.low[3]), min(slab.high[3], tap.high[3])
             for n in range(max(slab.low[0], tap.low[0]), min(slab.high[0], tap.high[0]) if low < high else 0):
@@ -343,13 +341,13 @@ def _walk_exactly(
                     for h in range(max(slab.low[2], tap.low[2]), min(slab.high[2], tap.high[2])):
                         one = first + n * a_strides[0] + d * a_strides[1] + h * a_strides[2] + low * a_strides[3]
                         other = second + n * b_strides[0] + d * b_strides[1] + h * b_strides[2] + low * b_strides[3]
-                        call_dots(
+                        call_entry(
                             exact, one, a_strides[3], other, b_strides[3], high - low, to, line, address_of(sides)
                         )  # fmt: skip
             for m in range(rows if plain[i, j] == 1 else 0):
                 for lane in range(lanes):
                     if a_odd[TILE * i + m] + b_odd[TILE * j + lane] > 0:
-                        store_value(sums + m * share.taps * LINE + 4 * lane, _load_f32(to + m * LINE + 4 * lane))
+                        store_value(sums + m * share.taps * LINE + 4 * lane, load(F32, to + m * LINE + 4 * lane))
 
 
 @jit
@@ -402,9 +400,9 @@ def add_dots(
                 a_last = now[:phases]
                 mine = plain[: (wide.channels + TILE - 1) // TILE]
                 _plain(wide.parts, a_peaks, b_peaks, small[g, first // TILE * narrow.planes :], mine)
-                call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
+                call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
                 _walk(table, share, slab, taps, offsets, first // TILE, panels, mine, sums)
-                call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
+                call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
                 _walk_exactly(
                     table[EXACT + wide.parts - 1], share, slab, taps, wide, narrow, mine, a_odd, b_odd,
                     sums + first * share.taps * LINE,

@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Floats, Halves, Rows, Table, Vector, jit
+from kernels.emit.compiler import Floats, Rows, Table, Vector, jit
 from kernels.emit.intrinsics import (
+    F32,
     address_of,
     all_finite,
-    call_tile,
+    call_entry,
     fill_zero,
-    load_value,
-    round_bits,
+    load,
+    put,
+    put_value,
     store_value,
-    transpose_panel,
+    untranspose,
 )
 from kernels.emit.tile_table import FROM_MEMORY, LANEWISE
 from kernels.gradient.tiles.records import (
     Block,
     Box,
+    Group,
     LaneTile,
     Line,
+    Packed,
     PanelSteps,
     Range,
     Share,
     Slab,
     Source,
     Tile,
+    TileCall,
     Visit,
     Weights,
 )
-from kernels.pack.panels import F16, F32, KINDS, PANEL, Panel, copy_lines, pack_panels, pack_planes, put
+from kernels.pack.panels import PANEL, Panel, copy_lines, pack_panels, pack_planes
 from kernels.target import target
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
@@ -44,35 +49,24 @@ NATIVE, LINES, PLANES = 0, 1, 2
 
 WIDTH = target().lanes
 
-PANEL_STEPS, VISIT = PanelSteps.dtype, Visit.dtype
-
-_load_f32 = load_value("f32")
-_round_f16 = round_bits("f16")
-_round_bf16 = round_bits("bf16")
-_turn_f32, _turn_f16, _turn_bf16 = (transpose_panel("f32", kind) for kind in KINDS)
+GROUP, PACKED, PANEL_STEPS, VISIT = Group.dtype, Packed.dtype, PanelSteps.dtype, Visit.dtype
 
 
 @jit
-def _pack_vector(
-    share: Share, count: int, left: int, source: int, end: int, box: Box, blocks: Rows[Block], panels: int,
-    parts: Rows[Panel],
-) -> None:  # fmt: skip
-    """Pack `count` groups of the vector tensor, a panel for each lane block; `left` lanes exist, `parts` is scratch.
-
-    `source` is the address of position 0 of the first group, `end` that of the tensor's end.
-    """
-    vector, row = share.vector, 0
+def _pack_vector(share: Share, packed: Packed, box: Box, blocks: Rows[Block], parts: Rows[Panel]) -> None:
+    """Pack groups of the vector tensor, a panel for each lane block; `parts` is scratch."""
+    vector, row, source = share.vector, 0, packed.source
     for axis in range(4):
         source += box.first[axis] * vector.strides[axis]
-    for g in range(count):
+    for g in range(packed.count):
         for b in range(blocks.shape[0]):
             block, part = blocks[b], parts[row]
-            part.lanes, part.valid = block.vectors * WIDTH, min(block.valid, left - g * WIDTH)
+            part.lanes, part.valid = block.vectors * WIDTH, min(block.valid, packed.left - g * WIDTH)
             part.source = g * vector.group + block.first * vector.channel
-            part.address, part.unit = panels + g * share.panel_bytes + block.panel, 4 * block.vectors * WIDTH
+            part.address, part.unit = packed.to + g * share.panel_bytes + block.panel, 4 * block.vectors * WIDTH
             row += 1
     pack_panels(
-        share.kind, parts[:row], box.sizes[:], vector.steps[:], source, vector.strides[:], vector.lane, end
+        share.kind, parts[:row], box.sizes[:], vector.steps[:], source, vector.strides[:], vector.lane, packed.end
     )  # fmt: skip
 
 
@@ -106,14 +100,12 @@ def _set_apart(scalar: Source, box: Box, dense: Vector, source: int, target: int
 
 
 @jit
-def _pack_scalar(
-    share: Share, count: int, left: int, source: int, end: int, box: Box, lines: Rows[Line], scratch: int,
-    parts: Rows[Panel], to: PanelSteps,
-) -> int:  # fmt: skip
-    """Bring `count` groups of the scalar tensor to where the tiles read them; return the address of position 0.
+def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel], to: PanelSteps) -> int:
+    """Bring groups of the scalar tensor to where the tiles read them; return the address of position 0.
 
-    `source` and `end` are as in `_pack_vector`; `parts` and `to` are scratch.
+    `parts` and `to` are scratch.
     """
+    source, end, scratch = packed.source, packed.end, packed.to
     if share.pack == NATIVE:
         return source
     scalar, base, first, row = share.scalar, scratch, scratch, 0
@@ -124,12 +116,12 @@ def _pack_scalar(
         base -= box.held[axis] * steps[axis]
         first += (box.first[axis] - box.held[axis]) * steps[axis]
         to.lines[axis] = steps[axis] // steps[3]
-    for g in range(count):
+    for g in range(packed.count):
         for t in range(lines.shape[0]):
             panel, part = g * share.scratch_bytes + t * share.plane, parts[row]
             if share.padded:
                 _zero_border(share, box, scratch + panel)
-            part.lanes, part.valid = steps[3] // 4, min(lines[t].valid, left - g * WIDTH)
+            part.lanes, part.valid = steps[3] // 4, min(lines[t].valid, packed.left - g * WIDTH)
             part.source, part.address = g * scalar.group + lines[t].source, first + panel
             part.unit = steps[3]
             row += 1
@@ -140,7 +132,7 @@ def _pack_scalar(
         pack_planes(
             share.kind, channels, scratch, share.plane, sizes[:], steps[:], source, scalar.strides[:], scalar.lane
         )
-    elif share.padded and count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
+    elif share.padded and packed.count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
         # short lines that follow each other are transposed as one, then set apart
         dense[3], dense_bytes[3] = 1, steps[3]
         for axis in range(2, -1, -1):
@@ -209,13 +201,14 @@ def _visits(share: Share, ranges: int) -> Rows[Visit]:
 
 @jit
 def _walk(
-    table: Table, share: Share, slab: Slab, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile], panels: int,
-    scalars: int, acc: int, visits: Rows[Visit], at: Vector,
+    table: Table, share: Share, slab: Slab, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile],
+    visits: Rows[Visit], group: Group,
 ) -> None:  # fmt: skip
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.gradient.tiles.unit`.
 
     A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
     """
+    at = group.at
     zero, low, high, sizes = 0, slab.low, slab.high, share.block
     for axis in range(4):
         zero += slab.vector.first[axis] * share.vector.steps[axis]
@@ -223,7 +216,7 @@ def _walk(
         for at[1] in range(low[1], high[1], sizes[1]):
             for at[2] in range(low[2], high[2], sizes[2]):
                 for at[3] in range(low[3], high[3], sizes[3]):
-                    count = _clip(at, share, slab, ranges, zero, visits)
+                    count = _clip(at[:], share, slab, ranges, zero, visits)
                     start = 0
                     while start < count:
                         # all taps, or one line of the kernel where its scalars fill L1 by themselves
@@ -237,15 +230,15 @@ def _walk(
                             if share.lane_groups > 0:
                                 kind = LANEWISE
                             line = 4 * WIDTH * block.vectors
-                            panel, sums = panels + block.panel, acc + block.acc
+                            panel, sums = group.panels + block.panel, group.acc + block.acc
                             for step in range(most):
                                 for i in range(start, end):
                                     visit = visits[i]
                                     if visit.first + step < visit.last:
                                         tile = tiles[visit.first + step]
-                                        call_tile(
+                                        call_entry(
                                             table[kind, tile.rows], address_of(visit.walk), panel + visit.line * line,
-                                            scalars + visit.scalar, address_of(tile.offsets),
+                                            group.scalars + visit.scalar, address_of(tile.offsets),
                                             sums + (visit.row + tile.row) * line,
                                         )  # fmt: skip
                         start = end
@@ -253,50 +246,51 @@ def _walk(
 
 @jit
 def add_slabs(
-    table: Table, shares: Rows[Share], slabs: Rows[Slab], blocks: Rows[Block], lines: Rows[Line], ranges: Rows[Range],
-    tiles: Rows[Tile], vector: int, scalar: int, panels: int, scratch: int, acc: int,
+    table: Table, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
+    lines: Rows[Line], ranges: Rows[Range], tiles: Rows[Tile],
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the groups and lane blocks of the one share.
 
-    `table` holds the tiles' addresses, `vector` and `scalar` are those of the tensors. The caller owns panels, scratch
-    and sums. Ranges that visit all pixels for all taps, over a panel with zeros around it, want finite data where a tap
-    is outside. Sums that are NaN by that are replaced by those over real taps, and all others keep their bits.
+    `table` holds the tiles' addresses. Ranges that visit all pixels for all taps, over a panel with zeros around it,
+    want finite data where a tap is outside. Sums that are NaN by that are replaced by those over real taps, and all
+    others keep their bits.
     """
-    share = shares[0]
+    share, addresses = shares[0], calls[0]
     together, padded = share.together, share.padded
-    visits, at, to = _visits(share, ranges.shape[0]), np.empty(4, np.int64), np.empty(1, PANEL_STEPS)
+    visits, steps = _visits(share, ranges.shape[0]), np.empty(1, PANEL_STEPS)
+    packings, groups = np.empty(2, PACKED), np.empty(1, GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
     apart = np.empty(share.acc_bytes // 4 if padded else 0, np.float32)
     real, real_tiles = ranges[: share.ranges], tiles[: share.tiles]
     every, every_tiles = (ranges[share.ranges :], tiles[share.tiles :]) if padded else (real, real_tiles)
-    vector_end, scalar_end = vector + share.vector.nbytes, scalar + share.scalar.nbytes
     for i in range(slabs.shape[0]):
-        slab = slabs[i]
+        slab, vector, scalar, group = slabs[i], packings[0], packings[1], groups[0]
+        vector.end, vector.to = addresses.vector + share.vector.nbytes, addresses.panels
+        scalar.end, scalar.to = addresses.scalar + share.scalar.nbytes, addresses.scratch
         for first in range(0, share.groups, together):
-            count = min(together, share.groups - first)
-            left = share.lane_groups - first * WIDTH if share.lane_groups > 0 else (2 + count) * WIDTH
-            source = vector + share.vector.start + first * share.vector.group
-            if share.in_place:
-                panels = source
-            else:
-                _pack_vector(share, count, left, source, vector_end, slab.vector, blocks, panels, vector_parts)
-            source = scalar + share.scalar.start + first * share.scalar.group
-            base = _pack_scalar(
-                share, count, left, source, scalar_end, slab.scalar, lines, scratch, scalar_parts, to[0]
-            )  # fmt: skip
-            for g in range(count):
-                here, sums = panels + g * share.panel_bytes, acc + (first + g) * share.acc_bytes
-                scalars = base + g * (share.scalar.group if share.pack == NATIVE else share.scratch_bytes)
+            vector.count = scalar.count = min(together, share.groups - first)
+            left = share.lane_groups - first * WIDTH if share.lane_groups > 0 else (2 + vector.count) * WIDTH
+            vector.left = scalar.left = left
+            vector.source = addresses.vector + share.vector.start + first * share.vector.group
+            scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
+            panels = vector.source if share.in_place else vector.to
+            if not share.in_place:
+                _pack_vector(share, packings[0], slab.vector, blocks, vector_parts)
+            base = _pack_scalar(share, packings[1], slab.scalar, lines, scalar_parts, steps[0])
+            for g in range(vector.count):
+                sums = addresses.acc + (first + g) * share.acc_bytes
+                group.panels, group.acc = panels + g * share.panel_bytes, sums
+                group.scalars = base + g * (share.scalar.group if share.pack == NATIVE else share.scratch_bytes)
                 whole = True
                 for b in range(blocks.shape[0] if padded else 0):
-                    whole = whole and _finite_border(share, slab.vector, here + blocks[b].panel)
+                    whole = whole and _finite_border(share, slab.vector, group.panels + blocks[b].panel)
                 if not whole:
-                    copy_lines(8, apart.ctypes.data, sums, share.acc_bytes // 32)
-                    _walk(
-                        table, share, slab, blocks, real, real_tiles, here, scalars, apart.ctypes.data, visits, at
-                    )  # fmt: skip
-                _walk(table, share, slab, blocks, every, every_tiles, here, scalars, sums, visits, at)
+                    group.acc = address_of(apart)
+                    copy_lines(8, group.acc, sums, share.acc_bytes // 32)
+                    _walk(table, share, slab, blocks, real, real_tiles, visits, groups[0])
+                    group.acc = sums
+                _walk(table, share, slab, blocks, every, every_tiles, visits, groups[0])
                 if not whole:
                     _replace_nan(sums, apart)
 
@@ -305,22 +299,21 @@ def add_slabs(
 def _replace_nan(sums: int, others: Floats) -> None:
     """Take the `others` where sums are NaN."""
     for i in range(others.size):
-        if np.isnan(_load_f32(sums + 4 * i)):
+        if np.isnan(load(F32, sums + 4 * i)):
             store_value(sums + 4 * i, others[i])
 
 
 @jit
 def add_lanes(
-    table: Vector, shares: Rows[Share], slabs: Rows[Slab], ranges: Rows[Range], tiles: Rows[LaneTile], vector: int,
-    scalar: int, acc: int,
+    table: Vector, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], ranges: Rows[Range],
+    tiles: Rows[LaneTile],
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the one share's groups of lanes, reading both tensors where they lie.
 
     `table` holds the addresses of `kernels.emit.depthwise.lane_taps` by rows. All moves are in bytes.
     """
-    share = shares[0]
-    vector += share.vector.start
-    scalar += share.scalar.start
+    share, addresses = shares[0], calls[0]
+    vector, scalar = addresses.vector + share.vector.start, addresses.scalar + share.scalar.start
     visits, at = _visits(share, ranges.shape[0]), np.empty(4, np.int64)
     sizes = share.block
     for i in range(slabs.shape[0]):
@@ -334,9 +327,9 @@ def add_lanes(
                         for r in range(count):
                             visit = visits[r]
                             for t in range(visit.first, visit.last):
-                                call_tile(
+                                call_entry(
                                     table[tiles[t].rows], address_of(visit.walk), vector + visit.line,
-                                    scalar + visit.scalar, address_of(tiles[t].offsets), acc,
+                                    scalar + visit.scalar, address_of(tiles[t].offsets), addresses.acc,
                                 )  # fmt: skip
 
 
@@ -376,12 +369,7 @@ def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: in
             for first in range(start, min(start + 64, rows), 8):
                 row = min(first, rows - 8)
                 to, line = out + size * row + lane * lane_bytes, acc + (row * lanes + lane) * 4
-                if kind == F32:
-                    _turn_f32(to, lane_bytes, line, 1, 4 * lanes, 7)
-                elif kind == F16:
-                    _turn_f16(to, lane_bytes, line, 1, 4 * lanes, 7)
-                else:
-                    _turn_bf16(to, lane_bytes, line, 1, 4 * lanes, 7)
+                untranspose(kind, to, lane_bytes, line, 1, 4 * lanes, 7)
 
 
 @jit
@@ -412,30 +400,24 @@ def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) ->
 
 
 @jit
-def store(acc: Floats, blocks: Rows[Block], layouts: Rows[Weights], out32: Floats, out16: Halves) -> None:
-    """Scatter accumulators to the one layout of the weights, rounding once."""
+def store(acc: int, blocks: Rows[Block], layouts: Rows[Weights], out: int) -> None:
+    """Scatter accumulators to the one layout of the weights, rounding once; `acc` and `out` are addresses."""
     weights = layouts[0]
-    kind, lane_groups, lane_step = weights.kind, weights.lane_groups, weights.lane_step
+    kind, lane_groups, size = weights.kind, weights.lane_groups, 4 if weights.kind == F32 else 2
     for g in range(weights.groups):
         for b in range(blocks.shape[0]):
             block = blocks[b]
             lanes = block.vectors * WIDTH
             valid = min(block.valid, lane_groups - g * WIDTH) if lane_groups > 0 else block.valid
-            base = g * weights.floats + block.acc // 4
-            place = weights.start + g * weights.group_step + block.first * weights.block_step
-            out = out32.ctypes.data + 4 * place if kind == F32 else out16.ctypes.data + 2 * place
-            done = _store_runs(weights, acc.ctypes.data + 4 * base, lanes, valid, out)
+            base = acc + 4 * g * weights.floats + block.acc
+            place = out + size * (weights.start + g * weights.group_step + block.first * weights.block_step)
+            done = _store_runs(weights, base, lanes, valid, place)
             for tap in range(weights.taps if done < valid else 0):
                 for c in range(weights.channels):
-                    row = base + (tap * weights.tap_rows + c * weights.channel_rows) * lanes
-                    to = place + c * weights.channel_step + tap * weights.tap_step
+                    row = base + 4 * (tap * weights.tap_rows + c * weights.channel_rows) * lanes
+                    to = place + size * (c * weights.channel_step + tap * weights.tap_step)
                     for lane in range(done, valid):
-                        if kind == F32:
-                            out32[to + lane * lane_step] = acc[row + lane]
-                        elif kind == F16:
-                            out16[to + lane * lane_step] = _round_f16(acc[row + lane])
-                        else:
-                            out16[to + lane * lane_step] = _round_bf16(acc[row + lane])
+                        put_value(kind, to + size * lane * weights.lane_step, load(F32, row + 4 * lane))
 
 
 @jit

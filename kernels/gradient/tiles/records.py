@@ -11,8 +11,8 @@ from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import LANE_ROWS
 
 __all__ = [
-    "Block", "Box", "LaneTile", "Line", "PanelSteps", "Range", "Share", "Slab", "Source", "Tile", "Visit", "Walk",
-    "Weights",
+    "Block", "Box", "Group", "LaneTile", "Line", "Packed", "PanelSteps", "Range", "Share", "Slab", "Source", "Tile",
+    "TileCall", "Visit", "Walk", "Weights",
 ]  # fmt: skip
 
 
@@ -160,6 +160,41 @@ class Share(Record):
     scalar: Source
     in_place: bool
     padded: bool
+
+
+class TileCall(Record):
+    """Addresses of one call: both tensors, memory for panels and scalars, and accumulators, all the caller's."""
+
+    vector: int
+    scalar: int
+    panels: int
+    scratch: int
+    acc: int
+
+
+class Packed(Record):
+    """`count` groups of a tensor that are packed at a time, of which so many lanes are `left`.
+
+    Position 0 of the first group is at the address `source`, the tensor ends at `end`, and packed values go to `to`.
+    """
+
+    count: int
+    left: int
+    source: int
+    end: int
+    to: int
+
+
+class Group(Record):
+    """A group that is summed: the addresses of position 0 of both tensors and of its accumulators.
+
+    The block at hand begins `at` (n, d, h, w).
+    """
+
+    panels: int
+    scalars: int
+    acc: int
+    at: Vector = numbers(4)
 
 
 class Weights(Record):

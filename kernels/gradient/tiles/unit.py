@@ -18,11 +18,11 @@ from kernels.arena import address, arena, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, row_of, values_of
+from kernels.emit.intrinsics import KINDS
 from kernels.emit.tile_table import DIRECT, tile_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
-from kernels.gradient.tiles.records import Share, Source, Weights
+from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
-from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 
@@ -215,17 +215,15 @@ class Part:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
-        data, sums = (address(vector), address(scalar)), address(acc)
-        if plan.direct:
-            table = tile_table()[DIRECT[self.problem.dtype]]
-            some_lanes: tuple[Any, ...] = self.share, self.slabs[some], self.ranges, self.tiles, *data, sums
-            add_lanes(table, *some_lanes)
-            return
-        rooms = (arena_address(name, size) for name, size in zip(("vector", "scalar"), self.arenas, strict=True))
-        every: tuple[Any, ...] = (
-            self.share, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles, *data, *rooms, sums
+        call = row_of(
+            TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
+            scratch=arena_address("scalar", self.arenas[1]), acc=address(acc),
         )  # fmt: skip
-        add_slabs(tile_table(), *every)
+        slabs, tiles = self.slabs[some], (self.ranges, self.tiles)
+        if plan.direct:
+            add_lanes(tile_table()[DIRECT[self.problem.dtype]], self.share, call, slabs, *tiles)
+        else:
+            add_slabs(tile_table(), self.share, call, slabs, self.blocks, self.lines, *tiles)
 
     def join(self, partial: Floats) -> Floats:
         """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
@@ -265,13 +263,7 @@ class Part:
 
     def write(self, total: Floats, output: Storage) -> None:
         """Round the sums once and put them where the weights' layout wants them."""
-        flat = output.reshape(-1)
-        out32, out16 = (flat, _NONE16) if flat.dtype == np.float32 else (_NONE32, flat)
-        parts: tuple[Any, ...] = total, self.blocks, self.layout, out32, out16
-        store(*parts)
-
-
-_NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
+        store(address(total), self.blocks, self.layout, address(output))
 
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Floats, Halves, Rows, Table, Vector, jit
-from kernels.emit.intrinsics import add_run, address_of, all_finite, call_tile, fill_zero
+from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
+from kernels.emit.intrinsics import add_run, address_of, all_finite, call_entry, fill_zero
 from kernels.emit.winograd import FACTORS, TAPS, count_taps
 from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Tile, Walk, Weights
-from kernels.winograd.records import Channels, Side, TileSlab
+from kernels.winograd.records import Channels, Room, Side, TileSlab
 from kernels.winograd.tiles import STAGED_LINE, find_window, stage_lines, transform_tiles
 
-__all__ = ["PRODUCTS", "TAKEN_ROWS", "add_products", "add_sums", "write_taps"]
+__all__ = ["PRODUCTS", "TAKEN_ROWS", "ProductRun", "add_products", "add_sums", "write_taps"]
 
 PRODUCTS = FACTORS * FACTORS
 
@@ -26,50 +26,53 @@ TAKEN_ROWS = 64
 WALK = Walk.dtype
 
 
+class ProductRun(Record):
+    """Sums of products from the address `sums` on; the first slab may begin them.
+
+    Register tiles of one vector begin at the first and those of two at the second of `firsts`, which ends with the end;
+    `segment` is the logarithm of the tiles that are summed in registers.
+    """
+
+    begins: bool
+    segment: int
+    firsts: Vector = numbers(3)
+    sums: int
+
+
 @jit
 def add_products(
-    table: Table, sides: Rows[Side], lanes: Rows[Channels], scalars: Rows[Channels], slabs: Rows[TileSlab],
-    tiles: Rows[Tile], firsts: Vector, begins: bool, segment: int, tensors: Vector, rooms: Vector,
-    sums: int,
+    table: Table, runs: Rows[ProductRun], sides: Rows[Side], rooms: Rows[Room], lanes: Rows[Channels],
+    scalars: Rows[Channels], slabs: Rows[TileSlab], tiles: Rows[Tile],
 ) -> None:  # fmt: skip
-    """Add slabs of tiles to the sums of all products; the first slab `begins` them.
-
-    `sides` are that of the lanes and that of the scalars, `tensors` their addresses. `rooms` has the addresses of
-    staged lines and panels of both and of two vectors of zeros. Register tiles of one vector begin at the first and
-    those of two at the second of `firsts`, which ends with the end.
-    """
-    windows = np.zeros((2, 5), np.int64)
-    walks = np.zeros(1, WALK)
+    """Add slabs of tiles to the sums of all products; `sides` and `rooms` are those of the lanes and of the scalars."""
+    run, walks = runs[0], np.zeros(1, WALK)
     walk = walks[0]  # the loops name the table: that keeps it
-    walk.acc_step, walk.segment, walk.panel[2], walk.scalars[2] = 1, segment, 1, STAGED_LINE
+    walk.acc_step, walk.segment, walk.panel[2], walk.scalars[2] = 1, run.segment, 1, STAGED_LINE
     walk.counts[0], walk.counts[1] = 1, 1
     for s in range(slabs.shape[0]):
-        slab, new = slabs[s], begins and s == 0
+        slab, new = slabs[s], run.begins and s == 0
         for i in range(2):
-            find_window(sides[i], slab, windows[i])
+            find_window(sides[i], slab, rooms[i])
             if sides[i].staged:
-                stage_lines(sides[i], lanes if i == 0 else scalars, slab, windows[i], tensors[i], rooms[i])
+                stage_lines(sides[i], lanes if i == 0 else scalars, slab, rooms[i])
         frames, columns = slab.high[0] - slab.low[0], slab.high[2] - slab.low[2]
         for y in range(FACTORS):
             lines = slab.high[1] - slab.low[1] - (1 if y == 3 and slab.odd[0] else 0)
             for i in range(2 if lines > 0 else 0):
-                transform_tiles(
-                    sides[i], lanes if i == 0 else scalars, slab, windows[i], tensors[i], rooms[i], rooms[2 + i],
-                    rooms[4], y, lines,
-                )  # fmt: skip
+                transform_tiles(sides[i], lanes if i == 0 else scalars, slab, rooms[i], y, lines, rooms[i].panels)
             for x in range(FACTORS):
                 walk.counts[2] = frames * lines * (columns - (1 if x == 3 and slab.odd[1] else 0))
-                panel, scalar = rooms[2] + x * sides[0].plane, rooms[3] + x * sides[1].plane
+                panel, scalar = rooms[0].panels + x * sides[0].plane, rooms[1].panels + x * sides[1].plane
                 for b in range(lanes.shape[0]):
                     block = lanes[b]
-                    to = sums + block.sums + (FACTORS * y + x) * block.plane
-                    for t in range(firsts[block.vectors - 1], firsts[block.vectors]):
+                    to = run.sums + block.sums + (FACTORS * y + x) * block.plane
+                    for t in range(run.firsts[block.vectors - 1], run.firsts[block.vectors]):
                         tile = tiles[t]
                         place = to + tile.row * block.line
                         if new:
                             fill_zero(place, tile.rows * block.line)
                         if walk.counts[2] > 0:
-                            call_tile(
+                            call_entry(
                                 table[block.vectors, tile.rows], address_of(walks[0]), panel + block.panel, scalar,
                                 address_of(tile.offsets), place,
                             )  # fmt: skip
@@ -83,13 +86,12 @@ def add_sums(total: int, part: int, count: int) -> None:
 
 @jit
 def write_taps(
-    lanes: Rows[Channels], blocks: Rows[Block], layouts: Rows[Weights], sums: int, taps: Floats, out32: Floats,
-    out16: Halves,
-) -> bool:  # fmt: skip
+    lanes: Rows[Channels], blocks: Rows[Block], layouts: Rows[Weights], sums: int, taps: int, out: int
+) -> bool:
     """Turn sums into taps and write them to the one layout of the weights, rounding once.
 
-    `blocks` are the lanes as `kernels.gradient.tiles.driver.store` takes them, `taps` is scratch. Returns whether all
-    are finite, before they are rounded.
+    `blocks` are the lanes as `kernels.gradient.tiles.driver.store` takes them, `out` is the address of the weights and
+    `taps` that of scratch. Returns whether all are finite, before they are rounded.
     """
     weights, finite = layouts[0], True
     start, rows = weights.start, weights.channels
@@ -99,15 +101,15 @@ def write_taps(
         for first in range(0, rows, TAKEN_ROWS):
             count = min(TAKEN_ROWS, rows - first)
             row_step, tap_step = (block.line, count * block.line) if tap_major else (9 * block.line, block.line)
-            place, to = sums + block.sums + first * block.line, taps.ctypes.data
+            place = sums + block.sums + first * block.line
             if tap_major:
-                count_taps(place, block.plane, vectors * count, to, tap_step)
+                count_taps(place, block.plane, vectors * count, taps, tap_step)
             else:
                 for row in range(count):
-                    count_taps(place + row * block.line, block.plane, vectors, to + row * row_step, tap_step)
-            finite = all_finite(to, TAPS * TAPS * count * block.line // 32) and finite
+                    count_taps(place + row * block.line, block.plane, vectors, taps + row * row_step, tap_step)
+            finite = all_finite(taps, TAPS * TAPS * count * block.line // 32) and finite
             weights.start, weights.channels = start + first * weights.channel_step, count
             weights.tap_rows = count if tap_major else 1
-            store(taps, blocks[b : b + 1], layouts, out32, out16)
+            store(taps, blocks[b : b + 1], layouts, out)
     weights.start, weights.channels = start, rows
     return finite

@@ -18,12 +18,12 @@ import numpy as np
 from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, Vector, values_of
+from kernels.emit.intrinsics import KINDS
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
 from kernels.gradient.tiles.records import Tile
 from kernels.gradient.tiles.tables import split
 from kernels.gradient.winograd.driver import PRODUCTS
-from kernels.pack.panels import KINDS
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.target import target
 from kernels.winograd.records import Channels, Side

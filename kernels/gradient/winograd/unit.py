@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import memset
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,7 @@ from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.costs import COSTS
 from kernels.emit.compiler import Records, Vector, row_of
+from kernels.emit.intrinsics import F32, KINDS
 from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
@@ -38,17 +38,18 @@ from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of
 from kernels.gradient.winograd.driver import (
     PRODUCTS,
     TAKEN_ROWS,
+    ProductRun,
     add_products,
     add_sums,
     write_taps,
 )
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records
-from kernels.pack.panels import F32, KINDS
 from kernels.plan import Kernel, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.target import target
 from kernels.winograd.integers import EXACT, largest_integer
+from kernels.winograd.records import Room
 from kernels.winograd.rules import refusals
 from kernels.winograd.tiles import STAGED_LINE
 from kernels.winograd.work import exact_factor
@@ -59,8 +60,6 @@ Floats = npt.NDArray[np.float32]
 
 SEGMENT_LOG = 5
 """Logarithm of the tiles that are summed in registers before the sums are added to memory."""
-
-_NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 class BwdWinograd:
@@ -246,14 +245,10 @@ class _Share:
         """Write the taps of one group and depth, rounded to what `output` stores; give whether all were finite."""
         weights = self.weights.copy()
         weights["start"] = group * self.steps[0] + depth * self.steps[1]
-        flat = output.reshape(-1)
-        if flat.dtype == np.float32:
-            weights["kind"], out32, out16 = F32, flat, _NONE16
-        else:
-            out32, out16 = _NONE32, flat
-        taps = arena("taps", TAPS * TAPS * TAKEN_ROWS * STAGED_LINE // 4)
-        every: tuple[Any, ...] = self.lanes, self.blocks, weights, sums, taps, out32, out16
-        return write_taps(*every)
+        if output.dtype == np.float32:
+            weights["kind"] = F32
+        taps = arena_address("taps", TAPS * TAPS * TAKEN_ROWS * STAGED_LINE // 4)
+        return write_taps(self.lanes, self.blocks, weights, sums, taps, address(output))
 
 
 @dataclass(frozen=True)
@@ -279,18 +274,18 @@ class _Run:
 
     def _slabs(self, slabs: Records, sums: int) -> bool:
         share, plan = self.share, self.share.plan
-        names = "stage", "scalar stage", "vector", "scalar", "zeros"
-        sizes = *plan.staged, *plan.panels, STAGED_LINE // 4
-        rooms = np.array([arena_address(name, size) for name, size in zip(names, sizes, strict=True)])
-        memset(int(rooms[-1]), 0, STAGED_LINE)
+        names, sizes = (("stage", "vector"), ("scalar stage", "scalar")), zip(plan.staged, plan.panels, strict=True)
+        rooms, zeros = np.zeros(2, Room.dtype), arena_address("zeros", STAGED_LINE // 4)
+        memset(zeros, 0, STAGED_LINE)
+        rooms["tensor"], rooms["zeros"] = self.tensors, zeros
+        for room, (stage, panels), (staged, packed) in zip(rooms, names, sizes, strict=True):
+            room["stage"], room["panels"] = arena_address(stage, staged), arena_address(panels, packed)
         for first in range(0, len(slabs), share.batch):
             if self.stop():
                 return False
-            every: tuple[Any, ...] = (
-                share.lanes, plan.scalars, slabs[first : first + share.batch], plan.tiles, plan.firsts, first == 0,
-                SEGMENT_LOG, self.tensors, rooms, sums,
-            )  # fmt: skip
-            add_products(tile_table(), self.sides, *every)
+            run = row_of(ProductRun, begins=first == 0, segment=SEGMENT_LOG, firsts=plan.firsts, sums=sums)
+            some = slabs[first : first + share.batch]
+            add_products(tile_table(), run, self.sides, rooms, share.lanes, plan.scalars, some, plan.tiles)
         return True
 
 
