@@ -44,10 +44,12 @@ __all__ = [
     "needs",
     "numbers",
     "row_of",
+    "together",
     "values_of",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+N = TypeVar("N", bound=tuple[Any, ...])
 R = TypeVar("R", covariant=True)
 
 
@@ -137,6 +139,16 @@ class Record:
         cls.dtype = _FIELDS[cls.__name__] = np.dtype(fields, align=True)
         _NUMBA[cls.__name__] = row = numba.from_dtype(cls.dtype)
         _NUMBA[f"Rows[{cls.__name__}]"] = types.Array(row, 1, "C")
+
+
+def together(kind: type[N]) -> type[N]:
+    """Let compiled functions take and make a `NamedTuple`: one parameter for what belongs together.
+
+    Its fields mean what parameters mean.
+    """
+    fields = [_NUMBA[each.__forward_arg__] for each in kind.__annotations__.values()]
+    _NUMBA[kind.__name__] = types.BaseTuple.from_types(fields, kind)
+    return kind
 
 
 def numbers(count: int) -> Any:

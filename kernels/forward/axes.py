@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.forward.records import Axis, Phase, Tap
+from kernels.forward.records import Axis, Phase, Tables, Tap
 from kernels.problem import Dims, wrapped
 
 __all__ = ["AxisTable", "Ints", "axis_tables", "merged", "reached", "tables_of", "tap_numbers"]
@@ -142,7 +142,7 @@ def merged(one: AxisTable, other: AxisTable) -> tuple[AxisTable, AxisTable] | No
     return (_plain(1), _plain(one.dst * other.dst)) if is_plain(one) and is_plain(other) else None
 
 
-def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> tuple[Records, Records, Records]:
+def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
     """Return the tables of axes, phases and taps that compiled code reads; taps `alone` are phases of their own."""
     tables = tuple(table.alone() for table in tables) if alone else tables
     axes = np.empty(len(tables), Axis.dtype)
@@ -156,4 +156,4 @@ def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> tuple[Records, Reco
         phases.append(some)
         taps.append(table.taps)
         first, tap = first + len(table.phases), tap + len(table.taps)
-    return axes, np.concatenate(phases), np.concatenate(taps)
+    return Tables(axes, np.concatenate(phases), np.concatenate(taps))

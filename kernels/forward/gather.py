@@ -22,8 +22,8 @@ from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
 from kernels.forward.output import fill, write
-from kernels.forward.records import Axis, Call, Data, GatherShare, Pass, Phase, Piece, Tap, Work
-from kernels.pack.panels import Panel, pack_panel, pack_panels
+from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.pack.split import touch
 from kernels.target import target
 
@@ -106,13 +106,14 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
                 panel.source = b * WIDTH * weights.lane
                 panel.address = call.panels + (g * blocks + b) * share.block_bytes + number * share.tap_bytes
             source = call.weights + weights.start + g * weights.group + tap * weights.tap
-            pack_panels(share.kind, panels, counts, to, source, steps, weights.lane, end)
+            pack_panels(Values(share.kind, source, steps, weights.lane, end), panels, counts, to)
 
 
 @jit
-def _reach(axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], low: int, high: int, axis: int, work: Work) -> None:
-    """Note the src positions of an axis that the dst positions from `low` to `high` meet."""
-    one, first, last = axes[axis], 1 << 62, -1
+def _reach(tables: Tables, axis: int, work: Work) -> None:
+    """Note the src positions of an axis that the dst positions at hand meet."""
+    phases, taps, low, high = tables.phases, tables.taps, work.low[axis], work.high[axis]
+    one, first, last = tables.axes[axis], 1 << 62, -1
     for number in range(one.first, one.first + one.phases):
         phase = phases[number]
         begin, end = _clip(one, phase, low, high)
@@ -133,32 +134,30 @@ def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
 
 
 @jit
-def bring_box(
-    kind: int, channels: int, lanes: int, pitch: int, data: Data, source: int, strides: Vector, end: int, work: Work,
-    scratch: int,
-) -> None:  # fmt: skip
-    """Pack a box of src positions as f32, `lanes` for each, `pitch` bytes apart; `source` is its first position."""
-    steps, first, sizes = work.src, work.first, work.sizes
+def bring_box(src: Values, channels: int, lanes: int, pitch: int, work: Work, scratch: int) -> None:
+    """Pack a box of src positions as f32, `lanes` for each, `pitch` bytes apart; `src` begins with the first one."""
+    steps, first, panels = work.src, work.first, np.empty(1, PANEL)
+    panel = panels[0]
+    panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1
     steps[3], work.start = pitch, scratch
     for axis in range(2, -1, -1):
-        steps[axis] = steps[axis + 1] * sizes[axis + 1]
+        steps[axis] = steps[axis + 1] * work.sizes[axis + 1]
     for axis in range(4):
         work.start -= first[axis] * steps[axis]
-    pack_panel(kind, lanes, channels, scratch, sizes[:], steps[:], source, strides, data.lane, end)
+    pack_panels(src, panels, work.sizes[:], steps[:])
 
 
 @jit
-def _bring_lanes(
-    share: GatherShare, lanes: int, data: Data, source: int, strides: Vector, end: int, work: Work, scratch: int
-) -> None:
-    """Pack a box of src positions as f32 [position][src channel][lanes]; the lanes of a group get the same value."""
+def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: Work, scratch: int) -> None:
+    """Pack a box of src positions as f32 [position][src channel][lanes]; the lanes of a group get the same value.
+
+    The channels of a group are `step` bytes apart.
+    """
     many, line = share.multiplier, share.line
     groups = lanes // many
     for c in range(share.channels - 1, -1, -1):
-        bring_box(
-            share.kind, groups, (groups + 7) // 8 * 8, line * share.channels, data, source + c * data.channel, strides,
-            end, work, scratch + c * line,
-        )  # fmt: skip
+        one = Values(src.kind, src.place + c * step, src.steps, src.channel, src.end)
+        bring_box(one, groups, (groups + 7) // 8 * 8, line * share.channels, work, scratch + c * line)
     if many > 1:
         sizes = work.sizes
         for place in range(scratch, scratch + sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.channels * line, line):
@@ -169,11 +168,9 @@ def _bring_lanes(
 
 
 @jit
-def _bring(
-    share: GatherShare, one: Pass, call: Call, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work,
-    begin: Vector, stop: Vector, source: int,
-) -> bool:  # fmt: skip
+def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector) -> bool:
     """Pack the src that a band reaches, or that the positions of one far tap meet; return whether there is any."""
+    axes, phases, taps, source = tables.axes, tables.phases, tables.taps, work.source
     strides, channels, end = np.empty(4, np.int64), share.channels, call.src + one.src.nbytes
     for axis in range(4):
         tap, step = taps[phases[work.phase[axis]].first], axes[axis].stride if share.far else 1
@@ -186,11 +183,12 @@ def _bring(
                 return False
         else:
             source += work.first[axis] * strides[axis]
+    src = Values(share.kind, source, strides, one.src.lane, end)
     if share.lanewise:
-        _bring_lanes(share, one.channels, one.src, source, strides, end, work, call.source)
+        _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
         lanes = channels if channels < 8 else (channels + 7) // 8 * 8
-        bring_box(share.kind, channels, lanes, 4 * lanes, one.src, source, strides, end, work, call.source)
+        bring_box(src, channels, lanes, 4 * lanes, work, call.source)
     return True
 
 
@@ -208,16 +206,15 @@ def _touch_source(data: Data, call: Call, work: Work) -> None:
 
 @jit
 def _sum_block(
-    table: Vector, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work,
-    pieces: Rows[Piece], elements: Rows[Element], batch: Batch, vectors: int, whole: Pass, call: Call,
-) -> None:  # fmt: skip
+    entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch, whole: Pass, call: Call
+) -> None:
     """Sum all positions of a band for one block of lanes.
 
     Far taps are phases of their own: in each the src that it meets is packed first, its positions side by side.
     """
+    axes, phases, taps, pieces = tables.axes, tables.phases, tables.taps, lists.pieces
     row, at, end, counts, room = share.row, work.at, work.end, work.counts, pieces.shape[0] // 4
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
-    entry = table[work.micro + vectors - 1]
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
     brought = work.brought > 0
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
@@ -231,7 +228,7 @@ def _sum_block(
         if not some:
             continue
         if share.packed and (share.far or not brought) and share.micro != DOTS_PLACE:
-            if not _bring(share, whole, call, axes, phases, taps, work, begin, stop, work.source):
+            if not _bring(share, whole, call, tables, work, begin, stop):
                 continue
             work.start += work.shift
             brought = True
@@ -249,7 +246,7 @@ def _sum_block(
                 )
                 if counts[axis] > 0:
                     batch.rows = rows
-                    sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
+                    sum_lists(entry, share, tables, work, lists, batch)
                 at[axis] += rows * work.repeat
             else:
                 counts[axis], end[axis] = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)
@@ -263,21 +260,21 @@ def _sum_block(
 
 @jit
 def gather(
-    table: Vector, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], axes: Rows[Axis],
-    phases: Rows[Phase], taps: Rows[Tap], first: int, last: int, least: int,
+    table: Vector, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], tables: Tables, first: int,
+    last: int, least: int,
 ) -> None:  # fmt: skip
     """Compute bands ``first..last`` of the grid for a pass.
 
     The call's `source` holds the packed src of a band, its `sums` those of a band [n][d][h][w][lanes] for one block,
     its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
-    share, one, call = shares[0], passes[0], calls[0]
+    share, one, call, axes = shares[0], passes[0], calls[0], tables.axes
     grid, src, dst, lanewise, direct = share.grid, one.src, one.dst, share.lanewise, share.direct
     blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
     for axis in range(4):
         for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
-            most = max(most, phases[number].taps)
-    pieces, elements = np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT)
+            most = max(most, tables.phases[number].taps)
+    lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
     batches, works, counts, spare = (
         np.zeros(1, BATCH),
         np.empty(1, WORK),
@@ -299,7 +296,7 @@ def gather(
             counts[axis] = work.high[axis] - work.low[axis]
             rest //= parts
             if not share.far:
-                _reach(axes, phases, taps, work.low[axis], work.high[axis], axis, works[0])
+                _reach(tables, axis, works[0])
         if not share.packed and share.micro != DOTS_PLACE:
             _touch_source(src, call, works[0])
         for g in range(one.groups):
@@ -344,11 +341,10 @@ def gather(
                     fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
                 work.start += shift
                 work.source, work.shift, work.brought = start, shift, channel
-                _sum_block(
-                    table, share, axes, phases, taps, works[0], pieces, elements, batches[0],
-                    1 if lanewise else vectors, one, call,
-                )  # fmt: skip
+                entry = table[work.micro + (0 if lanewise else vectors - 1)]
+                _sum_block(entry, share, tables, works[0], lists, batches[0], one, call)
                 work.start -= shift
                 if not direct:
-                    write(share.kind, call.sums, lanes, valid, counts, to, dst.strides[:], dst.lane, address_of(spare))
+                    out = Values(share.kind, to, dst.strides[:], dst.lane, 0)
+                    write(out, call.sums, lanes, valid, counts, address_of(spare))
     works[0].limit = batches[0].count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels.emit.compiler import Vector, jit
 from kernels.emit.intrinsics import F32, copy_panel, put, transpose_panel
+from kernels.pack.panels import Values
 
 __all__ = ["fill", "write"]
 
@@ -20,11 +21,9 @@ def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector
 
 
 @jit
-def write(
-    kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, steps: Vector, lane_step: int, spare: int
-) -> None:
-    """Write a dense box of sums [n][d][h][w][lanes] to dst, with byte steps there; `spare` has room for 64 f32."""
-    size = 4 if kind == F32 else 2
+def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, spare: int) -> None:
+    """Write a dense box of sums [n][d][h][w][lanes] to dst; `spare` has room for 64 f32."""
+    kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, 4 if dst.kind == F32 else 2
     run, lines, planes = counts[3], counts[2], counts[1]
     if steps[2] == run * steps[3]:
         run, lines = run * lines, 1
@@ -34,7 +33,7 @@ def write(
         for d in range(planes):
             for h in range(lines):
                 source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
-                place = to + n * steps[0] + d * steps[1] + h * steps[2]
+                place = dst.place + n * steps[0] + d * steps[1] + h * steps[2]
                 if lane_step == size and kind == F32 and valid % 8 == 0:
                     copy_panel(F32, valid, place, steps[3], source, 4 * lanes, run)
                     continue

@@ -5,11 +5,14 @@ Positions and steps are along (n, d, h, w), or (d, h, w) where there are three.
 
 from __future__ import annotations
 
-from kernels.emit.compiler import Record, Vector, numbers
+from typing import NamedTuple
+
+from kernels.emit.brgemm import Element
+from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 
 __all__ = [
-    "Axis", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "Pass", "Phase", "Piece", "ScatterShare", "Tap",
-    "TapLine", "TapRun", "Window", "Work",
+    "Axis", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "Lists", "Pass", "Phase", "Piece", "ScatterShare",
+    "Tables", "Tap", "TapLine", "TapRun", "TapRuns", "Window", "Work",
 ]  # fmt: skip
 
 
@@ -111,6 +114,15 @@ class Axis(Record):
     stride: int
 
 
+@together
+class Tables(NamedTuple):
+    """The axes of a forward operation, and their phases and taps."""
+
+    axes: Rows[Axis]
+    phases: Rows[Phase]
+    taps: Rows[Tap]
+
+
 class Piece(Record):
     """A tap that a class of positions of an axis meets, or a tile of them.
 
@@ -121,6 +133,14 @@ class Piece(Record):
     number: int
     src: int
     case: int
+
+
+@together
+class Lists(NamedTuple):
+    """Room for what a tile sums: a quarter of the `pieces` for each axis, and all combinations of them."""
+
+    pieces: Rows[Piece]
+    elements: Rows[Element]
 
 
 class Grid(Record):
@@ -248,6 +268,15 @@ class TapRun(Record):
     dst: int
     count: int
     src: int
+
+
+@together
+class TapRuns(NamedTuple):
+    """The taps of (d, h, w)."""
+
+    planes: Rows[TapRun]
+    lines: Rows[TapRun]
+    columns: Rows[TapRun]
 
 
 class TapLine(Record):

@@ -13,7 +13,8 @@ from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import add_run, address_of, call_entry, fill_zero, load, store_value
 from kernels.forward.gather import bring_box
 from kernels.forward.output import write
-from kernels.forward.records import Bias, Call, Pass, ScatterShare, TapLine, TapRun, Work
+from kernels.forward.records import Bias, Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
+from kernels.pack.panels import Values
 from kernels.target import target
 
 __all__ = ["pack_columns", "scatter"]
@@ -78,14 +79,15 @@ def _meet(
 
 @jit
 def scatter(
-    table: Vector, shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call], planes: Rows[TapRun],
-    lines: Rows[TapRun], columns: Rows[TapRun], first: int, last: int,
+    table: Vector, shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call], runs: TapRuns, first: int,
+    last: int,
 ) -> None:  # fmt: skip
     """Do items ``first..last`` in order: each is some src lines of one plane, group and image.
 
     The call's `products` hold those of one tile, its `sums` those of one image and group [d][h][w][dst channels].
     """
     share, one, call = shares[0], passes[0], calls[0]
+    planes, lines, columns = runs.planes, runs.lines, runs.columns
     kind, channels, src, dst, chunk = share.kind, share.src_channels, one.src, one.dst, share.chunk
     out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
@@ -127,10 +129,8 @@ def scatter(
             for axis in range(4):
                 source += box[axis] * src.strides[axis]
             some = channels if channels < 8 else (channels + 7) // 8 * 8
-            bring_box(
-                kind, channels, some, 4 * some, src, source, src.strides[:], call.src + src.nbytes, works[0],
-                call.source,
-            )  # fmt: skip
+            values = Values(kind, source, src.strides[:], src.lane, call.src + src.nbytes)
+            bring_box(values, channels, some, 4 * some, works[0], call.source)
         steps = work.src
         base = work.start + n * steps[0] + d * steps[1]
         batch.a_row = steps[3]
@@ -173,5 +173,6 @@ def scatter(
             place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
-            write(kind, acc, out, out, counts, place, dst.strides[:], dst.lane, address_of(spare))
+            to = Values(kind, place, dst.strides[:], dst.lane, 0)
+            write(to, acc, out, out, counts, address_of(spare))
     elements[0].flush = works[0].limit = batches[0].count + int(zeros[0])

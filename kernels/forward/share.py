@@ -19,7 +19,19 @@ from kernels.emit.intrinsics import KINDS
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
-from kernels.forward.records import Bias, Call, Data, Filter, GatherShare, Grid, Pass, ScatterShare, TapRun, Window
+from kernels.forward.records import (
+    Bias,
+    Call,
+    Data,
+    Filter,
+    GatherShare,
+    Grid,
+    Pass,
+    ScatterShare,
+    TapRun,
+    TapRuns,
+    Window,
+)
 from kernels.forward.scatter import pack_columns, scatter
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, storage_dtype, wrapped
@@ -372,7 +384,7 @@ class _Gather(Share):
                 if stop():
                     return False
                 end = min(self.bands, band + self.batch)
-                gather(micro_table(), self.share, part, call, *self.axes, band, end, least)
+                gather(micro_table(), self.share, part, call, self.axes, band, end, least)
         return True
 
 
@@ -389,11 +401,11 @@ class _Scatter(Share):
     def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
         super().__init__(problem, way, part)
         dims, channels = self.dims, self.dims.narrow_channels
-        d, h, w = (_runs(dims, axis) for axis in range(3))
-        self.runs = d, h, w
+        runs = [_runs(dims, axis) for axis in range(3)]
+        self.runs = TapRuns(runs[0], runs[1], runs[2])
         spans = [self.spans[0], *self.spans[3:]]
         reach: list[Span] = [self.spans[0]]
-        for table, span, stride in zip(self.runs, self.spans[3:], self.strides, strict=True):
+        for table, span, stride in zip(runs, self.spans[3:], self.strides, strict=True):
             reach.append(_reach(table, span, stride))
         packed = not (self.near and problem.dtype == "f32")
         lanes = prod(dims.kernel) * dims.wide_channels
@@ -442,7 +454,7 @@ class _Scatter(Share):
             if stop():
                 return False
             end = min(self.items, item + self.batch)
-            scatter(micro_table(), self.share, self.part, call, *self.runs, item, end)
+            scatter(micro_table(), self.share, self.part, call, self.runs, item, end)
         return True
 
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from kernels.emit import simd
 from kernels.emit.compiler import emitted, jit
 from kernels.emit.intrinsics import F32, transpose_panel
-from kernels.pack.split import below
+from kernels.pack.split import Pixels, below
 
 __all__ = ["move16", "pack_line", "pack_line_pairs", "split_f16", "transpose16"]
 
@@ -208,8 +208,9 @@ def split_f16(builder: Any, place: Any, rest: Any, count: Any) -> None:
 
 
 @jit
-def pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channel: int, run: int) -> None:
-    """Move one line of pixels into each channel's plane; `pixel` and `channel` are bytes of the tensor."""
+def pack_line(channels: int, dst: int, plane: int, pixels: Pixels) -> None:
+    """Move one line of pixels into each channel's plane."""
+    src, pixel, channel, run = pixels
     done = 0
     if channel == 2 and channels >= 8:
         while run - done >= 8:
@@ -250,10 +251,9 @@ def _pack_pixel(valid: int, panel: int, position: int, src: int, channel: int) -
 
 
 @jit
-def pack_line_pairs(
-    channels: int, panel: int, block: int, position: int, src: int, pixel: int, channel: int, run: int
-) -> None:
+def pack_line_pairs(channels: int, panel: int, block: int, position: int, pixels: Pixels) -> None:
     """Move one line of pixels into the panels of 16 channels each, `block` bytes apart, from a position on."""
+    src, pixel, channel, run = pixels
     odd = min(position % 2, run)
     pairs, whole, first = (run - odd) // 2, channels // 16, 0
     if channel == 2 and whole > 1:  # in the order of memory

@@ -17,7 +17,7 @@ from kernels.blocks import STEPS
 from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Vector, callback, jit, numbers
 from kernels.emit.intrinsics import F32, address_of, call_entry, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
-from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
+from kernels.pack.split import SPLIT_BYTES, Pixels, split_line, split_line_pairs, touch
 
 __all__ = [
     "PACK_BYTES",
@@ -113,52 +113,47 @@ def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) ->
 
 
 @jit
-def _pack_line(
-    packing: Packing, channels: int, to: int, place: int, src: int, pixel: int, channel: int, run: int, scratch: int
-) -> None:
+def _pack_line(packing: Packing, channels: int, to: int, place: int, src: Pixels, scratch: int) -> None:
     """Pack one line of pixels of some channels to their planes from `to` on, at a place in them."""
     plane, part = packing.plane, packing.planes * packing.plane
     if packing.pairs:
         if packing.parts == 3:
-            split_line_pairs(channels, to, plane, part, place // 2, src, pixel, channel, run, scratch)
+            split_line_pairs(channels, to, plane, part, place // 2, src, scratch)
         else:
-            pack_line_pairs(channels, to, plane, place // 2, src, pixel, channel, run)
+            pack_line_pairs(channels, to, plane, place // 2, src)
     elif packing.parts == 3:
-        split_line(channels, to + place, plane, part, src, pixel, channel, run, scratch)
+        split_line(channels, to + place, plane, part, src, scratch)
     else:
-        pack_line(channels, to + place, plane, src, pixel, channel, run)
+        pack_line(channels, to + place, plane, src)
 
 
 @jit
-def _turn(
-    size: int, channels: int, images: int, count: int, src: int, image: int, channel: int, dst: int, plane: int,
-    row: int,
-) -> None:  # fmt: skip
+def _turn(size: int, channels: int, images: Pixels, count: int, dst: int, plane: int, row: int) -> None:
     """Bring `count` (at least 8) adjacent values of some channels and images to rows of images, `row` bytes apart.
 
-    `image` and `channel` are bytes of the tensor, `plane` those from a channel's rows to the next one's. Of f32, rows
-    are written up to a multiple of 8 images.
+    From a channel's rows to the next one's it is `plane` bytes. Of f32, rows are written up to a multiple of 8 images.
     """
     for c in range(channels):
-        first, to = src + c * channel, dst + c * plane
-        for n in range(0, images, 8):
-            for line in range(0, min(8, images - n) * 64, 64):
+        first, to = images.place + c * images.channel, dst + c * plane
+        for n in range(0, images.run, 8):
+            last = min(7, images.run - n - 1)
+            for line in range(last + 1):
                 for part in range(0, count * size, 64):
-                    touch(first + (n + line // 64) * image + AHEAD + part)
+                    touch(first + (n + line) * images.step + AHEAD + part)
             if size == 4:
-                transpose_panel(F32, to + 4 * n, row, first + n * image, count // 8, image, min(7, images - n - 1))
+                here = first + n * images.step
+                transpose_panel(F32, to + 4 * n, row, here, count // 8, images.step, last)
                 if count % 8 > 0:
-                    last = count - 8
-                    start, most = first + n * image + 4 * last, min(7, images - n - 1)
-                    transpose_panel(F32, to + last * row + 4 * n, row, start, 1, image, most)
-            elif images < 8:
-                for some in range(images):
-                    move16(to + 2 * some, row, first + some * image, 2, count)
+                    rest = count - 8
+                    transpose_panel(F32, to + rest * row + 4 * n, row, here + 4 * rest, 1, images.step, last)
+            elif images.run < 8:
+                for some in range(images.run):
+                    move16(to + 2 * some, row, first + some * images.step, 2, count)
             else:
-                start = min(n, images - 8)
+                start = min(n, images.run - 8)
                 for value in range(0, count, 8):
-                    here = min(value, count - 8)
-                    transpose16(to + here * row + 2 * start, row, first + start * image + 2 * here, image)
+                    at = min(value, count - 8)
+                    transpose16(to + at * row + 2 * start, row, first + start * images.step + 2 * at, images.step)
 
 
 @jit
@@ -202,12 +197,13 @@ def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
             for n in range(0, sizes[3], TURNED):
                 images, source = min(TURNED, sizes[3] - n), start + n * image
                 if size == 2 and not pairs and lines == 1 and across == 1:  # rows are where they belong at once
-                    _turn(size, 1, images, span, source, image, channel, panel + to + 2 * n, 0, steps[2])
+                    _turn(size, 1, Pixels(source, image, channel, images), span, panel + to + 2 * n, 0, steps[2])
                     continue
                 for at in range(0, span, most):
                     begin = max(0, min(at, span - 8))
                     count = min(at + most, span) - begin
-                    _turn(size, some, images, count, source + size * begin, image, channel, scratch, most * row, row)
+                    values = Pixels(source + size * begin, image, channel, images)
+                    _turn(size, some, values, count, scratch, most * row, row)
                     for k in range(lines):
                         left = begin - k * down
                         for w in range(
@@ -215,7 +211,7 @@ def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
                         ):
                             place = to + k * steps[1] + w * steps[2] + 2 * n
                             origin = scratch + (w * across - left) * row
-                            _pack_line(packing, some, panel, place, origin, size, most * row, images, spare)
+                            _pack_line(packing, some, panel, place, Pixels(origin, size, most * row, images), spare)
 
 
 @jit
@@ -256,7 +252,8 @@ def _pack_boxes(packings: Any, table: Any, count: Any, earlier: Any, earlier_cou
                     for h in range(sizes[2]):
                         place = box.place + n * steps[0] + d * steps[1] + h * steps[2]
                         line = start + n * strides[0] + d * strides[1] + h * strides[2]
-                        _pack_line(packing, some, to, place, line, strides[3], channel, run, packing.scratch)
+                        src = Pixels(line, strides[3], channel, run)
+                        _pack_line(packing, some, to, place, src, packing.scratch)
 
 
 @cache

@@ -6,16 +6,18 @@ sake (there is no im2col matrix): taps, strides and dilations are steps over the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import Record, Rows, Vector, jit
+from kernels.emit.compiler import Record, Rows, Vector, jit, together
 from kernels.emit.intrinsics import F32, copy_panel, load, store_value, transpose_panel
 
 __all__ = [
     "Panel",
+    "Values",
     "copy_lines",
-    "pack_panel",
     "pack_panels",
     "pack_planes",
     "transpose_run",
@@ -38,6 +40,21 @@ class Panel(Record):
 
 
 PANEL = Panel.dtype
+
+
+@together
+class Values(NamedTuple):
+    """Stored values of a tensor, in bytes: the address of the first one, and steps along (n, d, h, w).
+
+    `channel` leads from one channel to the next. What is read lies before the address `end`.
+    """
+
+    kind: int
+    place: int
+    steps: Vector
+    channel: int
+    end: int
+
 
 ACROSS = 8
 """Panels alike from which on adjacent channels are packed position by position rather than panel by panel."""
@@ -81,37 +98,27 @@ def transpose_run(
 
 
 @jit
-def _pack_run(
-    kind: int,
-    lanes: int,
-    valid: int,
-    dst: int,
-    dst_step: int,
-    src: int,
-    channel_step: int,
-    pixel_step: int,
-    run: int,
-    end: int,
-) -> None:
-    """Pack `run` positions of one line; see `pack_panel`."""
-    size = 4 if kind == F32 else 2
-    if channel_step != size and pixel_step == size:
-        transpose_run(kind, lanes, valid, dst, dst_step, src, channel_step, run)
+def _pack_run(src: Values, panel: Panel, line: int, step: int, place: int, run: int) -> None:
+    """Pack `run` positions of one line, the first to a `line` of the panel and then `step` lines apart."""
+    size, lanes, valid, pixel = 4 if src.kind == F32 else 2, panel.lanes, panel.valid, src.steps[3]
+    to, to_step, source = panel.address + line * panel.unit, step * panel.unit, place + panel.source
+    if src.channel != size and pixel == size:
+        transpose_run(src.kind, lanes, valid, to, to_step, source, src.channel, run)
         return
     whole = 0
-    if channel_step == size:
+    if src.channel == size:
         # whole vectors may read past the valid channels, but never past the tensor
         vectors = (lanes + 7) // 8 * 8
         whole = run
-        while whole > 0 and src + (whole - 1) * pixel_step + vectors * size > end:
+        while whole > 0 and source + (whole - 1) * pixel + vectors * size > src.end:
             whole -= 1
         if whole > 0:
-            copy_panel(kind, vectors, dst, dst_step, src, pixel_step, whole)
+            copy_panel(src.kind, vectors, to, to_step, source, pixel, whole)
     for p in range(whole, run):
         for c in range(valid):
-            store_value(dst + p * dst_step + 4 * c, load(kind, src + p * pixel_step + c * channel_step))
+            store_value(to + p * to_step + 4 * c, load(src.kind, source + p * pixel + c * src.channel))
         for c in range(valid, lanes):
-            store_value(dst + p * dst_step + 4 * c, np.float32(0.0))
+            store_value(to + p * to_step + 4 * c, np.float32(0.0))
 
 
 @jit
@@ -131,46 +138,39 @@ def _alike(panels: Rows[Panel], first: int) -> int:
 
 
 @jit
-def _pack_across(
-    kind: int, panels: Rows[Panel], first: int, count: int, line: int, step: int, src: int, pixel_step: int, run: int,
-    end: int,
-) -> int:  # fmt: skip
+def _pack_across(src: Values, panels: Rows[Panel], line: int, step: int, place: int, run: int) -> int:
     """Pack adjacent channels position by position, so that memory is read in its order; give the positions done.
 
     Whole vectors are read, never past the tensor: what its end cuts off is left.
     """
-    size = 4 if kind == F32 else 2
-    begin, second = panels[first], panels[first + 1]
+    size, count, pixel = 4 if src.kind == F32 else 2, panels.shape[0], src.steps[3]
+    begin, second = panels[0], panels[1]
     vectors = (begin.lanes + 7) // 8 * 8
-    source = src + begin.source
+    source = place + begin.source
     between = second.source - begin.source
     done = run
-    while done > 0 and source + (done - 1) * pixel_step + (count - 1) * between + vectors * size > end:
+    while done > 0 and source + (done - 1) * pixel + (count - 1) * between + vectors * size > src.end:
         done -= 1
     target, apart = begin.address + line * begin.unit, second.address - begin.address
     for p in range(done):
-        copy_panel(kind, vectors, target + p * step * begin.unit, apart, source + p * pixel_step, between, count)
+        copy_panel(src.kind, vectors, target + p * step * begin.unit, apart, source + p * pixel, between, count)
     return done
 
 
 @jit
-def pack_panels(
-    kind: int, panels: Rows[Panel], sizes: Vector, steps: Vector, src: int, src_steps: Vector, channel_step: int,
-    end: int,
-) -> None:  # fmt: skip
+def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) -> None:
     """Pack a box of positions into f32 panels, one for each part of the channels.
 
-    `sizes` are the box's along (n, d, h, w); `steps` lead from one position to the next in the panels, in their units,
-    and `src_steps`, in bytes, in the tensor, which has the box's first value at `src` and ends at `end`. Lanes past the
-    valid ones hold anything: the sums they would feed are dropped. With lanes that are no multiple of 8 positions
-    overlap and are written in rising order: up to 7 values past a panel are written, too.
+    `sizes` are the box's along (n, d, h, w); `steps` lead from one position to the next in the panels, in their units.
+    Lanes past the valid ones hold anything: the sums they would feed are dropped. With lanes that are no multiple of 8
+    positions overlap and are written in rising order: up to 7 values past a panel are written, too.
     """
-    run, lines, planes = sizes[3], sizes[2], sizes[1]
+    run, lines, planes, src_steps = sizes[3], sizes[2], sizes[1], src.steps
     if src_steps[2] == run * src_steps[3] and steps[2] == run * steps[3]:
         run, lines = run * lines, 1
         if src_steps[1] == run * src_steps[3] and steps[1] == run * steps[3]:
             run, planes = run * planes, 1
-    adjacent = channel_step == (4 if kind == F32 else 2)
+    adjacent = src.channel == (4 if src.kind == F32 else 2)
     across = adjacent and _alike(panels, 0) >= ACROSS
     strip = STRIP if adjacent and not across and panels.shape[0] > 1 else max(run, 1)
     first = 0
@@ -180,49 +180,31 @@ def pack_panels(
             for d in range(planes):
                 for h in range(lines):
                     line = n * steps[0] + d * steps[1] + h * steps[2]
-                    place = src + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
+                    place = src.place + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
                     done = 0
                     if across and count > 1:
-                        done = _pack_across(kind, panels, first, count, line, steps[3], place, src_steps[3], run, end)
+                        done = _pack_across(src, panels[first : first + count], line, steps[3], place, run)
                     for w in range(done, run, strip):
                         for p in range(first, first + count):
-                            panel = panels[p]
                             _pack_run(
-                                kind, panel.lanes, panel.valid,
-                                panel.address + (line + w * steps[3]) * panel.unit, steps[3] * panel.unit,
-                                place + w * src_steps[3] + panel.source, channel_step, src_steps[3],
-                                min(strip, run - w), end,
+                                src, panels[p], line + w * steps[3], steps[3], place + w * src_steps[3],
+                                min(strip, run - w),
                             )  # fmt: skip
         first += count
 
 
 @jit
-def pack_panel(
-    kind: int, lanes: int, valid: int, dst: int, sizes: Vector, dst_steps: Vector, src: int, src_steps: Vector,
-    channel_step: int, end: int,
-) -> None:  # fmt: skip
-    """Pack a box of positions into one panel; `dst_steps` are its byte steps for (n, d, h, w), see `pack_panels`."""
-    panels = np.empty(1, PANEL)
-    panel = panels[0]
-    panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, valid, 0, dst, 1
-    pack_panels(kind, panels, sizes, dst_steps, src, src_steps, channel_step, end)
-
-
-@jit
-def pack_planes(
-    kind: int, channels: int, dst: int, plane: int, sizes: Vector, dst_steps: Vector, src: int, src_steps: Vector,
-    channel_step: int,
-) -> None:  # fmt: skip
-    """Convert a box of positions to f32, channels kept apart in planes of `plane` bytes; see `pack_panel`."""
-    size = 4 if kind == F32 else 2
-    whole = sizes[3] // 8 if src_steps[3] == size and dst_steps[3] == 4 else 0
+def pack_planes(src: Values, channels: int, to: int, plane: int, sizes: Vector, steps: Vector) -> None:
+    """Convert a box of positions to f32, channels kept apart in planes of `plane` bytes; `steps` are bytes of these."""
+    size, src_steps = 4 if src.kind == F32 else 2, src.steps
+    whole = sizes[3] // 8 if src_steps[3] == size and steps[3] == 4 else 0
     for c in range(channels):
         for n in range(sizes[0]):
             for d in range(sizes[1]):
                 for h in range(sizes[2]):
-                    to = dst + c * plane + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
-                    start = src + c * channel_step + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
+                    line = to + c * plane + n * steps[0] + d * steps[1] + h * steps[2]
+                    start = src.place + c * src.channel + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
                     if whole > 0:
-                        copy_panel(kind, 8, to, 32, start, 8 * size, whole)
+                        copy_panel(src.kind, 8, line, 32, start, 8 * size, whole)
                     for w in range(8 * whole, sizes[3]):
-                        store_value(to + w * dst_steps[3], load(kind, start + w * src_steps[3]))
+                        store_value(line + w * steps[3], load(src.kind, start + w * src_steps[3]))

@@ -10,16 +10,16 @@ its digits span more than 16, and if the other has a second one, its digits span
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from kernels.blocks import STEPS
 from kernels.emit import simd
-from kernels.emit.compiler import emitted, jit
+from kernels.emit.compiler import emitted, jit, together
 from kernels.emit.intrinsics import F32, transpose_panel
 
-__all__ = ["SPLIT_BYTES", "below", "split_line", "split_line_pairs", "touch"]
+__all__ = ["SPLIT_BYTES", "Pixels", "below", "split_line", "split_line_pairs", "touch"]
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
@@ -157,6 +157,16 @@ def _split_pairs(strided: bool, builder: Any, *values: Any) -> None:
     simd.loop(builder, count, [dst, src], body, "split")
 
 
+@together
+class Pixels(NamedTuple):
+    """A run of pixels of a tensor, from the address of the first one on: bytes to the next, and between channels."""
+
+    place: int
+    step: int
+    channel: int
+    run: int
+
+
 _split_run, _split_strided = (emitted(partial(_split, strided)) for strided in (False, True))
 _split_adjacent, _split_apart = (emitted(partial(_split_pairs, strided)) for strided in (False, True))
 
@@ -169,49 +179,45 @@ def touch(builder: Any, address: Any) -> None:
 
 
 @jit
-def split_line(
-    channels: int, dst: int, plane: int, part: int, src: int, pixel: int, channel: int, run: int, scratch: int
-) -> None:
+def split_line(channels: int, dst: int, plane: int, part: int, src: Pixels, scratch: int) -> None:
     """Split one line of pixels into each channel's planes, `part` bytes apart; the rest is as for 16 bits."""
-    if channel == 4 and channels >= 8 and pixel != 4:
-        for done in range(0, run, _CHUNK):
-            some = min(_CHUNK, run - done)
+    if src.channel == 4 and channels >= 8 and src.step != 4:
+        for done in range(0, src.run, _CHUNK):
+            some = min(_CHUNK, src.run - done)
             c = 0
             while c < channels:
                 c = min(c, channels - 8)
-                here = src + 4 * c + done * pixel
+                here = src.place + 4 * c + done * src.step
                 for x in range(some):
-                    touch(here + (x + _CHUNK) * pixel)
+                    touch(here + (x + _CHUNK) * src.step)
                 count = 2 if channels - c >= 16 else 1
                 for x in range(0, some, 8):
                     last = min(7, some - x - 1)
-                    transpose_panel(F32, scratch + 4 * x, 4 * _CHUNK, here + x * pixel, count, pixel, last)
+                    transpose_panel(F32, scratch + 4 * x, 4 * _CHUNK, here + x * src.step, count, src.step, last)
                 for row in range(8 * count):
                     _split_run(dst + (c + row) * plane + 2 * done, part, scratch + 4 * _CHUNK * row, 4, some)
                 c += 8 * count
-    elif pixel == 4:
+    elif src.step == 4:
         for c in range(channels):
-            _split_run(dst + c * plane, part, src + c * channel, 4, run)
+            _split_run(dst + c * plane, part, src.place + c * src.channel, 4, src.run)
     else:
         for c in range(channels):
-            _split_strided(dst + c * plane, part, src + c * channel, pixel, run)
+            _split_strided(dst + c * plane, part, src.place + c * src.channel, src.step, src.run)
 
 
 @jit
-def _split_some_pairs(
-    channels: int, panel: int, block: int, part: int, position: int, src: int, pixel: int, channel: int, run: int
-) -> None:
+def _split_some_pairs(channels: int, panel: int, block: int, part: int, position: int, src: Pixels) -> None:
     """Split pixels into pairs, from a position that may be odd on, in the order of memory where it is of channels."""
-    odd = position % 2
+    pixel, channel, odd = src.step, src.channel, position % 2
     if odd == 1:
         for c in range(0, channels, 16):
             # the pixel before it is in the pair but not in the line
             _split_apart(
-                panel + c // 16 * block + position // 2 * _PAIR, 0, part, src + c * channel - pixel, 0, pixel, channel,
-                min(16, channels - c), 2, 1,
+                panel + c // 16 * block + position // 2 * _PAIR, 0, part, src.place + c * channel - pixel, 0, pixel,
+                channel, min(16, channels - c), 2, 1,
             )  # fmt: skip
-    pairs, whole = (run - odd) // 2, channels // 16 if channel == 4 else 0
-    first, start = (position + odd) // 2, src + odd * pixel
+    pairs, whole = (src.run - odd) // 2, channels // 16 if channel == 4 else 0
+    first, start = (position + odd) // 2, src.place + odd * pixel
     for pair in range(pairs if whole > 0 else 0):
         _split_adjacent(
             panel + (first + pair) * _PAIR, block, part, start + 2 * pair * pixel, _PAIR, pixel, 4, 16, 3, whole
@@ -222,7 +228,7 @@ def _split_some_pairs(
             _split_adjacent(to, _PAIR, part, here, 2 * pixel, pixel, 4, valid, 3, pairs)
         else:
             _split_apart(to, _PAIR, part, here, 2 * pixel, pixel, channel, valid, 3, pairs)
-    if odd + 2 * pairs < run:
+    if odd + 2 * pairs < src.run:
         for c in range(0, channels, 16):
             _split_apart(
                 panel + c // 16 * block + (first + pairs) * _PAIR, 0, part, start + 2 * pairs * pixel + c * channel, 0,
@@ -232,28 +238,28 @@ def _split_some_pairs(
 
 @jit
 def split_line_pairs(
-    channels: int, panel: int, block: int, part: int, position: int, src: int, pixel: int, channel: int, run: int,
-    scratch: int,
-) -> None:  # fmt: skip
+    channels: int, panel: int, block: int, part: int, position: int, src: Pixels, scratch: int
+) -> None:
     """Split one line of pixels into the panels of 16 channels each, `part` bytes apart; the rest is as for 16 bits."""
-    if channel == 4 or pixel != 4 or run < 8:
-        _split_some_pairs(channels, panel, block, part, position, src, pixel, channel, run)
+    if src.channel == 4 or src.step != 4 or src.run < 8:
+        _split_some_pairs(channels, panel, block, part, position, src)
         return
     for c in range(0, channels, 16):
         valid, done = min(16, channels - c), 0
-        while done < run:
-            some = min(_CHUNK, run - done)
+        while done < src.run:
+            some = min(_CHUNK, src.run - done)
             if some < 8:  # whole blocks of pixels are read, so the last one reaches back
-                done, some = run - 8, 8
+                done, some = src.run - 8, 8
             for row in range(valid):
-                ahead = src + (c + row) * channel + 4 * done + AHEAD
+                ahead = src.place + (c + row) * src.channel + 4 * done + AHEAD
                 touch(ahead)
                 touch(ahead + 64)
             for half in range(0, valid, 8):
-                start, last = src + (c + half) * channel + 4 * done, min(7, valid - half - 1)
-                transpose_panel(F32, scratch + 4 * half, _PAIR, start, some // 8, channel, last)
+                start, last = src.place + (c + half) * src.channel + 4 * done, min(7, valid - half - 1)
+                transpose_panel(F32, scratch + 4 * half, _PAIR, start, some // 8, src.channel, last)
                 if some % 8 > 0:
                     at = some - 8
-                    transpose_panel(F32, scratch + 4 * half + _PAIR * at, _PAIR, start + 4 * at, 1, channel, last)
-            _split_some_pairs(valid, panel + c // 16 * block, block, part, position + done, scratch, _PAIR, 4, some)
+                    transpose_panel(F32, scratch + 4 * half + _PAIR * at, _PAIR, start + 4 * at, 1, src.channel, last)
+            turned = Pixels(scratch, _PAIR, 4, some)
+            _split_some_pairs(valid, panel + c // 16 * block, block, part, position + done, turned)
             done += some

@@ -10,7 +10,7 @@ import numpy as np
 from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import address_of
 from kernels.emit.winograd import TileLine, transform_line
-from kernels.pack.panels import PANEL, pack_panels
+from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
 from kernels.winograd.records import Channels, Room, Side, TileSlab
 
@@ -61,9 +61,8 @@ def stage_lines(side: Side, channels: Rows[Channels], slab: TileSlab, room: Room
             part.source = block.first * side.channel
             part.address = room.stage + block.stage + (frame - slab.low[0]) * room.frame
         source = _frame(side, room.tensor, frame) + window[0] * side.strides[2] + window[2] * side.strides[3]
-        pack_panels(
-            side.kind, parts, sizes, steps, source, side.strides[:], side.channel, room.tensor + side.nbytes
-        )  # fmt: skip
+        src = Values(side.kind, source, side.strides[:], side.channel, room.tensor + side.nbytes)
+        pack_panels(src, parts, sizes, steps)
 
 
 @jit

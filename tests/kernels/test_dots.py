@@ -16,7 +16,7 @@ from kernels.arena import arena
 from kernels.gradient.dots import unit as bwd_dots
 from kernels.gradient.dots.schedule import dot_schedule
 from kernels.pack.halves import split_f16
-from kernels.pack.split import split_line
+from kernels.pack.split import Pixels, split_line
 from kernels.target import target
 from tests.kernels.accuracy import assert_accurate, assert_nothing_is_lost
 from tests.kernels.bits import DTYPES
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.path
 
 @numba.njit("void(int64, int64, int64, int64)")
 def _split_f32(dst: int, part: int, src: int, count: int) -> None:
-    split_line(1, dst, 0, part, src, 4, 0, count, 0)
+    split_line(1, dst, 0, part, Pixels(src, 4, 0, count), 0)
 
 
 @numba.njit("void(int64, int64, int64)")

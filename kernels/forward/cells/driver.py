@@ -17,13 +17,14 @@ from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
-from kernels.forward.cells.records import Cell, CellLine, CellPass, CellPhase, CellShare, Cut, Magnitudes
+from kernels.forward.cells.records import Cell, CellLine, CellPass, CellPhase, CellShare, CellTables, Cut, Magnitudes
 from kernels.forward.cells.schedule import LANES
 from kernels.forward.output import write
 from kernels.forward.records import Bias, Call, Data
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
+from kernels.pack.panels import Values
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
@@ -188,7 +189,7 @@ def _cut(share: CellShare, cell: Cell, phase: CellPhase, cut: Cut) -> bool:
 
     Give whether it has any.
     """
-    pitches, counts = share.pitches, cut.counts
+    pitches, counts, cut.images = share.pitches, cut.counts, cell.images
     for axis in range(3):
         counts[axis] = (cell.counts[axis] - phase.first[axis] + share.strides[axis] - 1) // share.strides[axis]
         if counts[axis] <= 0:
@@ -206,11 +207,18 @@ def _cut(share: CellShare, cell: Cell, phase: CellPhase, cut: Cut) -> bool:
 
 @jit
 def _sum_phase(
-    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: CellPhase, cut: Cut,
-    offsets: Vector, across: int, weights: int,
+    table: Vector, share: CellShare, one: CellPass, call: Call, phase: CellPhase, cut: Cut, offsets: Vector,
+    weights: int,
 ) -> None:  # fmt: skip
     """Sum all taps of a phase into rows of 16 or 32 lanes, on tile registers."""
-    counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
+    counts, pitches, first, taps, images, across = (
+        cut.counts,
+        share.pitches,
+        phase.tap,
+        phase.taps,
+        cut.images,
+        cut.across,
+    )
     pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
     row = 2 * share.step
     line, depth, block = 64 * across, share.depth, share.positions * row
@@ -250,12 +258,10 @@ def _dense(share: CellShare, call: Call) -> int:
 
 
 @jit
-def _set_out(
-    share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cut, dst: Data, direct: bool, lanes: int,
-    valid: int, to: int,
-) -> None:  # fmt: skip
+def _set_out(share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cut, dst: Data) -> None:
     """Bring the rows of a phase to where they belong in dst, or among the sums of a cell, [n][d][h][w][lanes]."""
     counts, pitches, strides, sizes, begin = cut.counts, share.pitches, share.strides, cell.counts, phase.first
+    lanes = cut.across * TILE
     run, steps, dense = np.ones(4, np.int64), np.empty(4, np.int64), _dense(share, call)
     run[3], steps[3] = counts[2], strides[2] * dst.strides[3]
     for axis in range(3):
@@ -270,9 +276,10 @@ def _set_out(
                     row, piece = 0, (n * counts[0] + d) * counts[1] + h
                 plane, high = begin[0] + d * strides[0], begin[1] + h * strides[1]
                 source = call.sums + (piece * cut.tiles * ROWS + row) * 4 * lanes
-                if direct:
-                    place = to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
-                    write(share.kind, source, lanes, valid, run, place, steps, dst.lane, call.products + 4 * LANES)
+                if cut.to != 0:
+                    place = cut.to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
+                    to = Values(share.kind, place, steps, dst.lane, 0)
+                    write(to, source, lanes, cut.valid, run, call.products + 4 * LANES)
                 else:
                     at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
                     copy_panel(F32, lanes, dense + 4 * at * lanes, 4 * strides[2] * lanes, source, 4 * lanes, counts[2])
@@ -280,15 +287,15 @@ def _set_out(
 
 @jit
 def compute_cells(
-    table: Vector, shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], planes: Rows[CellLine],
-    lines: Rows[CellLine], columns: Rows[CellLine], phases: Rows[CellPhase], offsets: Vector, first: int, failed: Table,
+    table: Vector, shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], tables: CellTables, first: int,
+    failed: Table,
 ) -> None:  # fmt: skip
     """Compute some cells from the `first` on for one group, and say which pairs of blocks `failed` in which cell.
 
-    `offsets` are the byte offsets of taps in a panel. The call's `source` holds that, its `sums` those of a phase and a
-    cell.
+    The call's `source` holds a panel, its `sums` those of a phase and a cell.
     """
     share, one, call = shares[0], passes[0], calls[0]
+    planes, lines, columns, phases = tables.planes, tables.lines, tables.columns, tables.phases
     kind, parts, dst, strides = share.kind, share.parts, one.dst, share.strides
     sizes, at = np.empty(4, np.int64), np.empty(4, np.int64)
     segments, cuts, boxes = share.segments, np.empty(1, CUT), np.empty(share.depth, PACKED_BOX)
@@ -340,16 +347,15 @@ def compute_cells(
             if not direct:
                 copy_panel(F32, lanes, _dense(share, call), 4 * lanes, scratch, 0, pixels)
             for k in range(phases.shape[0]):
+                cut = cuts[0]
                 if not _cut(share, cells[0], phases[k], cuts[0]):
                     continue
+                cut.across, cut.valid, cut.to = across, valid, place if direct else 0
                 copy_panel(F32, lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
-                _sum_phase(
-                    table, share, one, call, cell.images, phases[k], cuts[0], offsets, across,
-                    call.panels + 2 * p * block_bytes,
-                )  # fmt: skip
-                _set_out(share, call, cells[0], phases[k], cuts[0], dst, direct, lanes, valid, place)
+                weights = call.panels + 2 * p * block_bytes
+                _sum_phase(table, share, one, call, phases[k], cuts[0], tables.offsets, weights)
+                _set_out(share, call, cells[0], phases[k], cuts[0], dst)
             if not direct:
-                write(
-                    kind, _dense(share, call), lanes, valid, sizes, place, dst.strides[:], dst.lane, scratch + 4 * LANES
-                )
+                out = Values(kind, place, dst.strides[:], dst.lane, 0)
+                write(out, _dense(share, call), lanes, valid, sizes, scratch + 4 * LANES)
         call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)

@@ -5,10 +5,12 @@ Positions and steps are along (d, h, w), or (n, d, h, w) where there are four.
 
 from __future__ import annotations
 
-from kernels.emit.compiler import Record, Vector, numbers
+from typing import NamedTuple
+
+from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.forward.records import Bias, Data, Filter
 
-__all__ = ["Cell", "CellLine", "CellPass", "CellPhase", "CellShare", "Cut", "Magnitudes"]
+__all__ = ["Cell", "CellLine", "CellPass", "CellPhase", "CellShare", "CellTables", "Cut", "Magnitudes"]
 
 
 class CellShare(Record):
@@ -85,14 +87,31 @@ class CellPhase(Record):
 
 
 class Cut(Record):
-    """How the positions of a phase in a cell, `counts`, are summed: in pieces of so many `tiles`.
+    """How the positions of a phase in a cell, `counts` in each of so many `images`, are summed: in pieces of `tiles`.
 
-    The pieces are `LINES`, `PLANES`, or `WHOLE`, one row of the panel.
+    The pieces are `LINES`, `PLANES`, or `WHOLE`, one row of the panel. They are summed for one or two blocks `across`,
+    of which so many channels are `valid`. Rows go to dst itself, from the address `to` on, or among the sums of a cell,
+    where it is 0.
     """
 
+    images: int
     counts: Vector = numbers(3)
     kind: int
     tiles: int
+    across: int
+    valid: int
+    to: int
+
+
+@together
+class CellTables(NamedTuple):
+    """Cells along (d, h, w), phases, and the byte offsets of their taps in a panel."""
+
+    planes: Rows[CellLine]
+    lines: Rows[CellLine]
+    columns: Rows[CellLine]
+    phases: Rows[CellPhase]
+    offsets: Vector
 
 
 class Magnitudes(Record):

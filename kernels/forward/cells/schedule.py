@@ -21,7 +21,7 @@ from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, PRODUCTS, ROWS, STEP, TILE
-from kernels.forward.cells.records import CellLine, CellPhase
+from kernels.forward.cells.records import CellLine, CellPhase, CellTables
 from kernels.problem import ConvProblem, Dims
 
 __all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
@@ -130,21 +130,18 @@ def _cell_lines(lows: Ints, counts: Ints, starts: Ints, pitch: int, positions: i
 class ForwardSchedule:
     """Everything that the compiled driver reads.
 
-    `steps` are the images and dst positions of a cell, `cells` the tables of (d, h, w); `taps` and `offsets` are the
-    numbers of the taps and their bytes in the panel, in the order of the `phases`. There are `segments` of the panel
-    along (d, h, w); `pitches` are the positions of one along these axes and `positions` all of them. A position has a
-    row of one `step` of src channels, so many times (`depth`): tile registers hold 32 channels.
-    `cycles` is an estimate for all of dst.
+    `steps` are the images and dst positions of a cell; `taps` are the numbers of the taps, in the order of the phases.
+    There are `segments` of the panel along (d, h, w); `pitches` are the positions of one along these axes and
+    `positions` all of them. A position has a row of one `step` of src channels, so many times (`depth`): tile registers
+    hold 32 channels. `cycles` is an estimate for all of dst.
     """
 
     steps: Four
-    cells: tuple[Records, Records, Records]
     segments: tuple[int, ...]
     pitches: tuple[int, ...]
     positions: int
-    phases: Records
+    tables: CellTables
     taps: tuple[int, ...]
-    offsets: Ints
     rows: int
     step: int
     depth: int
@@ -231,15 +228,16 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         tiles, work = max(tiles, some), work + some * len(mine)
     packed = prod(segments) * positions
     products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
+    tables = CellTables(
+        lines[0].cells, lines[1].cells, lines[2].cells, np.array(phases, CellPhase.dtype), np.array(offsets, np.int64)
+    )
     return ForwardSchedule(
         steps=(shape[0], shape[1], shape[2], shape[3]),
-        cells=(lines[0].cells, lines[1].cells, lines[2].cells),
         segments=tuple(segments),
         pitches=tuple(pitches),
         positions=positions,
-        phases=np.array(phases, CellPhase.dtype),
+        tables=tables,
         taps=tuple(taps),
-        offsets=np.array(offsets, np.int64),
         rows=ROWS * tiles,
         step=step,
         depth=depth,

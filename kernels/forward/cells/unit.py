@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, product
 from math import ceil, prod
+from typing import Any
 
 import numpy as np
 
@@ -138,7 +139,7 @@ class _Cells(Share):
                 if stop():
                     return False
                 failed = np.empty((min(self.batch, self.cells - cell), ceil(blocks / 2)), np.int64)
-                compute_cells(dot_table(), self.share, part, call, *plan.cells, plan.phases, plan.offsets, cell, failed)
+                compute_cells(dot_table(), self.share, part, call, plan.tables, cell, failed)
                 for item, pair in np.argwhere(failed).tolist():
                     low = first + LANES * pair
                     others.append(self._box(cell + item, self.g0 + group, low, min(last, low + LANES)))
@@ -149,7 +150,8 @@ class _Cells(Share):
         n, *at = np.add(np.unravel_index(item, self.counts), self.firsts).tolist()
         images, size = self.plan.steps[0], self.problem.n
         part = [n * images, min(size, (n + 1) * images), group, group + 1, first, last]
-        for table, index in zip(self.plan.cells, at, strict=True):
+        tables: Sequence[Any] = self.plan.tables[:3]
+        for table, index in zip(tables, at, strict=True):
             low, positions = table[["dst", "count"]][index].tolist()
             part += [low, low + positions]
         return part

@@ -14,7 +14,7 @@ from kernels.emit.intrinsics import address_of, call_entry, fill_zero, store_val
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
-from kernels.pack.panels import PANEL, pack_panels
+from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
 from kernels.winograd.records import Channels, Room, Side, TileSlab
 from kernels.winograd.tiles import find_window, stage_lines, transform_tiles
@@ -48,7 +48,8 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
         panel.unit, panel.address = 1, room + (line * (KERNEL - 1) if one.turned else 0)
         for depth in range(one.depths):
             source = weights + v // vectors * one.group + first * one.dst_channel + depth * KERNEL * one.tap
-            pack_panels(one.kind, panels, counts, places, source, steps, one.dst_channel, weights + one.nbytes)
+            src = Values(one.kind, source, steps, one.dst_channel, weights + one.nbytes)
+            pack_panels(src, panels, counts, places)
             for position in range(KERNEL * one.src_channels if panel.valid < WIDTH else 0):
                 for lane in range(panel.valid, WIDTH):
                     store_value(room + position * VECTOR + 4 * lane, np.float32(0))
@@ -137,10 +138,8 @@ def _write(slab: TileSlab, dst: Outputs, place: Vector) -> bool:
         place[2] = counts[3] * place[3]
         place[1] = counts[2] * place[2]
         finite = _put(slab, dst, vector, vectors, place) and finite
-        write(
-            dst.kind, dst.staged, lanes, valid, counts, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel,
-            dst.spare,
-        )  # fmt: skip
+        out = Values(dst.kind, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel, 0)
+        write(out, dst.staged, lanes, valid, counts, dst.spare)
     return finite
 
 

@@ -24,7 +24,7 @@ from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
-from kernels.gradient.dots.records import DotShare, DotSlab, DotTap, PackedBox, Packing, Peaks
+from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
 from kernels.pack.pairs import PACK_BYTES, call_packer
@@ -55,7 +55,7 @@ LINE = 4 * TILE
 """Bytes of an accumulator row."""
 
 
-PACKING, PEAKS, SIDES, WALKS = Packing.dtype, Peaks.dtype, Sides.dtype, Walks.dtype
+PACKING, PEAKS, SIDES, WALKS, WORK = (each.dtype for each in (Packing, Peaks, Sides, Walks, DotWork))
 
 
 @jit
@@ -140,11 +140,10 @@ if target().dots == "amx":
 
     @jit
     def _add_tiles(
-        table: Vector, share: DotShare, down: int, walks: Walks, a: int, a_step: int, b: int, steps: int, plain: Vector,
-        acc: int,
-    ) -> None:  # fmt: skip
-        """Sum `down` tiles of rows with all plain blocks of b, `steps` steps in a walk."""
-        entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * down - 2 if down < 3 else 1 + down)
+        table: Vector, share: DotShare, work: DotWork, walks: Walks, a: int, a_step: int, b: int, plain: Vector
+    ) -> None:
+        """Sum `down` tiles of rows with all plain blocks of b, so many steps in a walk."""
+        entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * work.down - 2 if work.down < 3 else 1 + work.down)
         blocks, size = share.b.planes, share.b.plane
         for j0 in range(0, blocks, 2):
             across = min(2, blocks - j0)
@@ -152,21 +151,19 @@ if target().dots == "amx":
             for j in range(j0, j0 + across, some):
                 if plain[j] == 1:
                     call_entry(
-                        table[entry + some - 1], a, a_step, b + j * size, size, steps, acc + j * share.acc_block,
-                        share.acc_block, address_of(walks),
+                        table[entry + some - 1], a, a_step, b + j * size, size, work.steps,
+                        work.acc + j * share.acc_block, share.acc_block, address_of(walks),
                     )  # fmt: skip
 
     @jit
-    def _add_lines(
-        table: Vector, share: DotShare, slab: DotSlab, low: Vector, high: Vector, down: int, walks: Walks, a: int,
-        b: int, plain: Vector, acc: int,
-    ) -> None:  # fmt: skip
-        """Sum tiles of rows over a slab's (d, h, w) from `low` to `high`, all of whose images are inside.
+    def _add_lines(table: Vector, share: DotShare, slab: DotSlab, work: DotWork, walks: Walks, plain: Vector) -> None:
+        """Sum tiles of rows over a slab's (d, h, w) at hand, all of whose images are inside.
 
         Each position is some whole steps of `a` and `b`, so no row crosses lines, and nothing is visited that none of
         the tiles' taps meets.
         Where walks end depends on the slab alone: sums have the same bits whatever tiles go together.
         """
+        low, high = work.low, work.high
         steps, first_d, first_h, first_w = share.a.steps, slab.low[0], slab.low[1], slab.low[2]
         step = steps[2] // LINE
         left, right = (low[2] - first_w) * step, (high[2] - first_w) * step
@@ -180,31 +177,30 @@ if target().dots == "amx":
                 walks.count = min(base + lines, high[1]) - h
                 for start in range(left // most * most, right, most):
                     first, end = max(left, start), min(right, start + most)
-                    place = line + LINE * first
-                    walks.skip = STEP // 2 * (steps[1] - LINE * (end - first))
-                    _add_tiles(
-                        table, share, down, walks, a + place, LINE, b + STEP // 2 * place, end - first, plain, acc
-                    )  # fmt: skip
+                    place, work.steps = line + LINE * first, end - first
+                    walks.skip = STEP // 2 * (steps[1] - LINE * work.steps)
+                    _add_tiles(table, share, work, walks, work.a + place, LINE, work.b + STEP // 2 * place, plain)
         walks.count = 1
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], offsets: Vector, i0: int, i1: int,
-        steps: int, a: int, panels: int, plain: Vector, acc: int,
-    ) -> None:  # fmt: skip
+        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
+    ) -> None:
         """Sum tiles of rows, some at a time, with all plain blocks of b.
 
         Their sums stay in the second cache for all pixels. A tile of one tap of 16 channels is read where it lies, if
         there are products enough to hide that its rows cross lines of memory; others are staged. With images inside
         its rows are lines, and tiles of one tap go together.
         """
-        live, every, parts, a_plane = taps.shape[0], share.taps, share.a.parts, share.a.plane
-        a_part, b, stage = share.a.planes * a_plane, panels + share.b.target, panels + share.b.scratch
+        live, every, parts, a_plane, i0, i1 = (
+            taps.shape[0], share.taps, share.a.parts, share.a.plane, work.first, work.end
+        )  # fmt: skip
+        a_part, a, acc, steps, b, stage = share.a.planes * a_plane, work.a, work.acc, work.steps, work.b, work.stage
         whole = min(i1, share.channels // TILE) if parts > 1 or share.inside else i0
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * every
-        rest = (min(offsets.size, TILE * i1 * every) - start) // ROWS
+        rest = (min(call.rows, TILE * i1 * every) - start) // ROWS
         a_down, acc_down = np.empty(4, np.int64), np.empty(4, np.int64)
-        low, high = np.empty(3, np.int64), np.empty(3, np.int64)
+        low, high = work.low, work.high
         table_of_walks, starts = np.empty(1, WALKS), np.empty(INSIDE_LINES, np.int64)
         for line in range(INSIDE_LINES):
             starts[line] = line * share.a.steps[1]
@@ -236,39 +232,34 @@ if target().dots == "amx":
                 walks.down[k - 1], walks.down[down + k - 2] = a_down[k] - a_down[0], acc_down[k] - acc_down[0]
             most = WALK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             pieces = (steps * STEP + most - 1) // most
+            work.down, work.a, work.acc = down, a + a_down[0], acc + acc_down[0]
             if share.inside and tile < tiles:
                 pieces = 0
-                _add_lines(
-                    table, share, slab, low, high, down, walks, a + a_down[0], b, plain, acc + acc_down[0]
-                )  # fmt: skip
+                _add_lines(table, share, slab, work, walks, plain)
             for piece in range(pieces):
                 first, end = steps * piece // pieces, steps * (piece + 1) // pieces
-                source, pitch = a + a_down[0] + LINE * first, LINE
+                source, pitch, work.steps = work.a + LINE * first, LINE, end - first
                 if tile >= tiles:
                     source, pitch = stage, parts * down * ROWS * LINE
                     for each in range(parts * down):
                         p, k = divmod(each, down)
                         call_entry(
                             table[STAGE], a + p * a_part + LINE * first,
-                            address_of(offsets) + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
+                            call.offsets + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
                             stage + each * ROWS * LINE, 0, 0,
                         )  # fmt: skip
-                _add_tiles(
-                    table, share, down, walks, source, pitch, b + STEP // 2 * LINE * first, end - first, plain,
-                    acc + acc_down[0],
-                )  # fmt: skip
+                _add_tiles(table, share, work, walks, source, pitch, b + STEP // 2 * LINE * first, plain)
             tile += down
 
 else:
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], offsets: Vector, i0: int, i1: int,
-        steps: int, a: int, panels: int, plain: Vector, acc: int,
-    ) -> None:  # fmt: skip
+        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
+    ) -> None:
         """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
-        first_row, last = TILE * i0 * share.taps, min(offsets.size, TILE * i1 * share.taps)
-        b, blocks, block, pairs = panels + share.b.target, share.b.planes, share.b.plane, steps * STEP // 2
+        first_row, last = TILE * work.first * share.taps, min(call.rows, TILE * work.end * share.taps)
+        blocks, block, pairs = share.b.planes, share.b.plane, work.steps * STEP // 2
         for first in range(0, pairs, WALK_PIXELS // 2):
             count = min(WALK_PIXELS // 2, pairs - first)
             for j0 in range(0, blocks, 2):
@@ -277,22 +268,21 @@ else:
                 for j in range(j0, j0 + across, size):
                     for row in range(first_row, last if plain[j] == 1 else 0, ROWS):
                         call_entry(
-                            table[BLOCKS + size - 1], a + 4 * first, address_of(offsets) + 8 * row,
-                            b + j * block + LINE * first, block, count, acc + j * share.acc_block + row * LINE,
-                            share.acc_block, 0,
+                            table[BLOCKS + size - 1], work.a + 4 * first, call.offsets + 8 * row,
+                            work.b + j * block + LINE * first, block, count,
+                            work.acc + j * share.acc_block + row * LINE, share.acc_block, 0,
                         )  # fmt: skip
 
 
 @jit
 def _walk(
-    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], offsets: Vector, first: int, panels: int,
-    plain: Table, acc: int,
+    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, first: int, plain: Table,
+    acc: int,
 ) -> None:  # fmt: skip
     """Sum the plain pairs of blocks, from the `first` block of rows on, as many at once as have the same ones."""
-    pixels = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels
-    steps, a, i = (pixels + STEP - 1) // STEP, panels - first * TILE * share.a.plane, 0
+    pixels, i, works = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels, 0, np.empty(1, WORK)
     while i < plain.shape[0]:
-        start, same, some = i, True, 0
+        start, same, some, work = i, True, 0, works[0]
         while same:
             i += 1
             same = i < plain.shape[0]
@@ -301,21 +291,23 @@ def _walk(
         for j in range(plain.shape[1]):
             some += plain[start, j]
         if some > 0:
-            _add_rows(
-                table, share, slab, taps, offsets, first + start, first + i, steps, a, panels, plain[start], acc
-            )  # fmt: skip
+            work.first, work.end, work.steps = first + start, first + i, (pixels + STEP - 1) // STEP
+            work.a, work.acc = call.panels - first * TILE * share.a.plane, acc
+            work.b, work.stage = call.panels + share.b.target, call.panels + share.b.scratch
+            _add_rows(table, share, slab, taps, call, works[0], plain[start])
 
 
 @jit
 def _walk_exactly(
-    exact: int, share: DotShare, slab: DotSlab, taps: Rows[DotTap], a: Packing, b: Packing, plain: Table, a_odd: Vector,
-    b_odd: Vector, acc: int,
+    exact: int, share: DotShare, slab: DotSlab, taps: Rows[DotTap], packings: Rows[Packing], plain: Table, odd: Table,
+    acc: int,
 ) -> None:  # fmt: skip
     """Sum all other pairs of blocks, over the pixels for which each tap is inside, from the tensors themselves.
 
     Of a plain pair only the sums of odd channels are kept.
     """
     table_of_sides, apart = np.empty(1, SIDES), np.empty(TILE * TILE, np.float32)
+    a, b, a_odd, b_odd = packings[0], packings[1], odd[0], odd[1]
     a_strides, b_strides = a.strides, b.strides
     for pair in range(plain.size):
         i, j = divmod(pair, plain.shape[1])
@@ -364,46 +356,45 @@ def _pack(
 
 @jit
 def add_dots(
-    table: Vector, shares: Rows[DotShare], slabs: Rows[DotSlab], boxes: Rows[PackedBox], last: Rows[PackedBox],
-    taps: Rows[DotTap], offsets: Vector, small: Table, a: int, b: int, panels: int, acc: int,
+    table: Vector, shares: Rows[DotShare], calls: Rows[DotCall], slabs: Rows[DotSlab], boxes: Rows[PackedBox],
+    last: Rows[PackedBox], taps: Rows[DotTap], small: Table,
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the one share's groups.
 
-    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. For `offsets` see
-    `kernels.gradient.dots.schedule`; `small` has a row for each group: the pairs of blocks that `_plain` found to be
-    so. `a` and `b` are the addresses of the tensors; `panels` holds a's planes, b's pairs and staged rows. The caller
-    owns all of them.
+    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. `small` has a row
+    for each group: the pairs of blocks that `_plain` found to be so.
     """
+    call = calls[0]
     share = shares[0]
     together, phases = share.together, share.phases
     a_peaks, b_peaks = np.empty((together + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
     plain = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
-    a_odd, b_odd = np.empty(together, np.int64), np.empty(share.b.channels, np.int64)
+    odd = np.empty((2, max(together, share.b.channels)), np.int64)
     packings = np.empty(2, PACKING)
     packings[0], packings[1] = share.a, share.b
     for i in range(2):
-        packings[i].target += panels
-        packings[i].scratch += panels
+        packings[i].target += call.panels
+        packings[i].scratch += call.panels
     a_last, b_last = last[:phases], last[phases:]
     for s in range(slabs.shape[0]):
         slab, wide, narrow = slabs[s], packings[0], packings[1]
         now = boxes[s * (phases + 1) : (s + 1) * (phases + 1)]
         for g in range(share.groups):
-            sums = acc + g * share.acc_group
-            narrow.source = b + share.b.source + g * share.b_group
-            _pack(share, narrow, now[phases:], b_last, b_peaks, b_odd)
+            sums = call.acc + g * share.acc_group
+            narrow.source = call.b + share.b.source + g * share.b_group
+            _pack(share, narrow, now[phases:], b_last, b_peaks, odd[1])
             b_last = now[phases:]
             for first in range(0, share.channels, together):
-                wide.source = a + share.a.source + g * share.a_group + first * wide.channel
+                wide.source = call.a + share.a.source + g * share.a_group + first * wide.channel
                 wide.channels = min(together, share.channels - first)
-                _pack(share, wide, now[:phases], a_last, a_peaks, a_odd)
+                _pack(share, wide, now[:phases], a_last, a_peaks, odd[0])
                 a_last = now[:phases]
                 mine = plain[: (wide.channels + TILE - 1) // TILE]
                 _plain(wide.parts, a_peaks, b_peaks, small[g, first // TILE * narrow.planes :], mine)
                 call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
-                _walk(table, share, slab, taps, offsets, first // TILE, panels, mine, sums)
+                _walk(table, share, slab, taps, call, first // TILE, mine, sums)
                 call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
                 _walk_exactly(
-                    table[EXACT + wide.parts - 1], share, slab, taps, wide, narrow, mine, a_odd, b_odd,
+                    table[EXACT + wide.parts - 1], share, slab, taps, packings, mine, odd,
                     sums + first * share.taps * LINE,
                 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kernels.emit.compiler import Record, Vector, numbers
 from kernels.pack.pairs import PackedBox, Packing
 
-__all__ = ["DotShare", "DotSlab", "DotTap", "PackedBox", "Packing", "Peaks"]
+__all__ = ["DotCall", "DotShare", "DotSlab", "DotTap", "DotWork", "PackedBox", "Packing", "Peaks"]
 
 
 class DotSlab(Record):
@@ -62,3 +62,34 @@ class DotShare(Record):
     a: Packing
     b: Packing
     inside: bool
+
+
+class DotCall(Record):
+    """Addresses of one call, all of what the caller owns: both tensors, accumulators, and a's planes, b's pairs and
+    staged rows in `panels`. So many (`rows`) `offsets`, int64, are those of `kernels.gradient.dots.schedule`."""
+
+    a: int
+    b: int
+    panels: int
+    acc: int
+    offsets: int
+    rows: int
+
+
+class DotWork(Record):
+    """What is summed: the blocks of rows from `first` to `end`, over so many `steps`.
+
+    `a` and `acc` are the addresses of a's planes and of the accumulators, `b` and `stage` those of b's pairs and staged
+    rows. Tiles of rows go `down` at a time. With images inside they meet pixels (d, h, w) from `low` to `high`.
+    """
+
+    first: int
+    end: int
+    steps: int
+    a: int
+    b: int
+    stage: int
+    acc: int
+    down: int
+    low: Vector = numbers(3)
+    high: Vector = numbers(3)

@@ -13,7 +13,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import Floats, Records, Table, row_of
 from kernels.emit.dots import PARTS, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
-from kernels.gradient.dots.records import DotShare, Packing
+from kernels.gradient.dots.records import DotCall, DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BwdWeights, Part
 from kernels.pack.pairs import packer
@@ -106,10 +106,13 @@ class DotPart(Part):
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         place, last = arena_kept("vector", self.panels, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
-        add_dots(
-            dot_table(), self.share, self.slabs[some], plan.boxes[some].reshape(-1), plan.boxes[none].reshape(-1),
-            plan.live, plan.offsets, self._small(some.start), address(wide), address(narrow), place, address(acc),
+        call = row_of(
+            DotCall, a=address(wide), b=address(narrow), panels=place, acc=address(acc), offsets=address(plan.offsets),
+            rows=len(plan.offsets),
         )  # fmt: skip
+        boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
+        small = self._small(some.start)
+        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, small)
         arena_keeps("vector", self, some.stop - 1)
 
 

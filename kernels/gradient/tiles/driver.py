@@ -39,7 +39,7 @@ from kernels.gradient.tiles.records import (
     Visit,
     Weights,
 )
-from kernels.pack.panels import PANEL, Panel, copy_lines, pack_panels, pack_planes
+from kernels.pack.panels import PANEL, Panel, Values, copy_lines, pack_panels, pack_planes
 from kernels.target import target
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
@@ -65,9 +65,8 @@ def _pack_vector(share: Share, packed: Packed, box: Box, blocks: Rows[Block], pa
             part.source = g * vector.group + block.first * vector.channel
             part.address, part.unit = packed.to + g * share.panel_bytes + block.panel, 4 * block.vectors * WIDTH
             row += 1
-    pack_panels(
-        share.kind, parts[:row], box.sizes[:], vector.steps[:], source, vector.strides[:], vector.lane, packed.end
-    )  # fmt: skip
+    src = Values(share.kind, source, vector.strides[:], vector.lane, packed.end)
+    pack_panels(src, parts[:row], box.sizes[:], vector.steps[:])
 
 
 @jit
@@ -105,7 +104,7 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
 
     `parts` and `to` are scratch.
     """
-    source, end, scratch = packed.source, packed.end, packed.to
+    source, scratch = packed.source, packed.to
     if share.pack == NATIVE:
         return source
     scalar, base, first, row = share.scalar, scratch, scratch, 0
@@ -125,13 +124,12 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
             part.source, part.address = g * scalar.group + lines[t].source, first + panel
             part.unit = steps[3]
             row += 1
+    src = Values(share.kind, source, scalar.strides[:], scalar.lane, packed.end)
     if share.pack == PLANES:
         channels = 0
         for t in range(lines.shape[0]):
             channels += lines[t].valid
-        pack_planes(
-            share.kind, channels, scratch, share.plane, sizes[:], steps[:], source, scalar.strides[:], scalar.lane
-        )
+        pack_planes(src, channels, scratch, share.plane, sizes[:], steps[:])
     elif share.padded and packed.count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
         # short lines that follow each other are transposed as one, then set apart
         dense[3], dense_bytes[3] = 1, steps[3]
@@ -141,10 +139,10 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
         spare = scratch + lines.shape[0] * share.plane
         for t in range(lines.shape[0]):
             parts[t].address = spare
-            pack_panels(share.kind, parts[t : t + 1], sizes[:], dense[:], source, scalar.strides[:], scalar.lane, end)
+            pack_panels(src, parts[t : t + 1], sizes[:], dense[:])
             _set_apart(scalar, box, dense_bytes[:], spare, first + t * share.plane)
     else:
-        pack_panels(share.kind, parts[:row], sizes[:], to.lines[:], source, scalar.strides[:], scalar.lane, end)
+        pack_panels(src, parts[:row], sizes[:], to.lines[:])
     return base
 
 

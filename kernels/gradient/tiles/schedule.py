@@ -255,7 +255,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     scalars, channel_offset = _scalar_operand(
         geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
     )
-    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
+    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, by_group)
     if in_place:
         vectors_ = _lines_in_place(vector)
     if regions:
@@ -382,9 +382,10 @@ def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: boo
 
 
 def _operand(
-    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, is_wide: bool, by_group: bool,
+    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, by_group: bool,
     padded: bool = False, plane: int = 0, scratch: int = 0,
 ) -> Operand:  # fmt: skip
+    is_wide = tensor is geo.wide
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
     lane, group = (tensor.group, tensor.group * target().lanes) if by_group else (tensor.channel, tensor.group)
     return Operand(
@@ -440,7 +441,7 @@ def _scalar_operand(
     points = prod(_window_shape(geo.axes, shape, is_wide, padded))
     if pack == NATIVE:
         n, d, h, w = scalar.steps
-        operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, is_wide, by_group)
+        operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, by_group)
         return operand, 4 * scalar.channel * np.arange(channels)
     if pack == PLANES:
         line, plane, count = 1, 4 * points, channels
@@ -455,4 +456,4 @@ def _scalar_operand(
     n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
     scratch = plane * (count + padded) // 4
-    return _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, scratch), offsets
+    return _operand(geo, scalar, steps, shape, by_group, padded, plane, scratch), offsets
