@@ -22,8 +22,6 @@ from tests.problems import random_case
 HOOK = """
 import os
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 import kernels.emit.tile_table as table
 from kernels.target import target
 
@@ -33,20 +31,17 @@ def tile(rows, vectors, width, lanewise=False, ahead=False):
     if (rows, vectors, lanewise, ahead) != (3, 2, False, False) or str(target()) != os.environ["FAULTY"]:
         return right(rows, vectors, width, lanewise, ahead)
 
-    def typer(typingctx, walk, v, s, offsets, acc):
-        def codegen(context, builder, signature, values):
-            fault = os.environ["FAULT"]
-            if fault == "crashes":
-                long = ir.IntType(64)
-                builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
-            if fault == "can't be compiled":
-                kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8)] * 3)
-                function = ir.Function(builder.module, kind, "llvm.x86.tdpbf16ps")
-                builder.call(function, [ir.IntType(8)(i) for i in range(3)])
-            return context.get_dummy_value()
-        return types.void(*([types.int64] * 5)), codegen
+    def emit(builder, walk, v, s, offsets, acc):
+        fault = os.environ["FAULT"]
+        if fault == "crashes":
+            long = ir.IntType(64)
+            builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
+        if fault == "can't be compiled":
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8)] * 3)
+            function = ir.Function(builder.module, kind, "llvm.x86.tdpbf16ps")
+            builder.call(function, [ir.IntType(8)(i) for i in range(3)])
 
-    return intrinsic(typer)
+    return emit
 
 table.fma_tile = tile
 """

@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from kernels.emit import simd
 from kernels.forward.output import fill
-from kernels.pack.panels import F32
+from kernels.emit.intrinsics import F32
 
 TARGETS = {"aarch64-linux-gnu": "neoverse-n1", "x86_64-linux-gnu": "haswell"}
 

@@ -28,17 +28,15 @@ import numpy as np
 
 from kernels.arena import address
 from kernels.blocks import STEPS
-from kernels.costs import COSTS
 from kernels.emit.intrinsics import KINDS
 from kernels.forward.share import LANES
 from kernels.forward.tiles import ForwardTiles, cut_units
 from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.forward.winograd.share import filter_share, share
-from kernels.plan import Kernel, Stop, Storage, Unit, box
+from kernels.plan import Stop, Storage, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
-from kernels.target import target
 from kernels.winograd.integers import EXACT, largest_integer
-from kernels.winograd.rules import refusals
+from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.work import exact_factor
 
 __all__ = ["ForwardWinograd"]
@@ -47,7 +45,7 @@ _EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
 """The bits of the exponent: all are set in Inf and NaN alone."""
 
 
-class ForwardWinograd:
+class ForwardWinograd(WinogradKernel):
     """Convolution and ConvTranspose by Winograd's F(2x2, 3x3).
 
     Images whose sums would not be exact, or not finite, are left to the first of the `direct` kernels that takes the
@@ -55,41 +53,20 @@ class ForwardWinograd:
     """
 
     name = "forward_winograd"
-
-    def __init__(self, direct: Sequence[Kernel]) -> None:
-        self._direct = direct
-
-    def refuse(self, problem: ConvProblem) -> str | None:
-        """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
-        if not problem.forward or problem.op == "BiasAdd":
-            return "computes Convolution and ConvTranspose only"
-        if problem.algorithm == "direct":
-            return "algorithm is direct"
-        if broken := refusals(problem):
-            return "; ".join(map(str, broken))
-        return self._slower(problem) if problem.algorithm == "auto" else None
+    of = "Convolution", "ConvTranspose"
 
     def _slower(self, problem: ConvProblem) -> str | None:
-        """Return why direct sums are chosen; None where Winograd is faster and its weights have room."""
-        if problem.dtype == "bf16" and target().dots:
-            return "algorithm is auto; this processor multiplies bf16 faster than winograd"
         filters = filter_share(problem)
         if filters.total * filters.block > STEPS.winograd_weights_bytes:
             return (
                 f"algorithm is auto; winograd pays up to {STEPS.winograd_weights_bytes} bytes of transformed weights,"
                 f" and they have {filters.total * filters.block}"
             )
-        share = winograd_cycles(problem) / max(1.0, direct_cycles(problem))
-        if share < COSTS.winograd_share:
-            return None
-        return (
-            f"algorithm is auto; winograd pays below {COSTS.winograd_share:.0%} of direct sums' cycles, and is"
-            f" estimated at {share:.0%}"
-        )
+        return super()._slower(problem)
 
-    def _taker(self, problem: ConvProblem) -> Kernel:
-        """Return the kernel that sums `problem` directly."""
-        return next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
+    def cycles(self, problem: ConvProblem) -> tuple[float, float]:
+        """Estimate the cycles of Winograd and of direct sums."""
+        return winograd_cycles(problem), direct_cycles(problem)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out the weights by vectors of dst channels, then dst in whole tiles."""
@@ -139,12 +116,10 @@ class ForwardWinograd:
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage, stop: Stop
     ) -> bool:
         """Compute at least a unit's box by direct sums, with the bits of the kernel that would take all of it."""
-        kernel = self._taker(problem)
+        kernel = self.taker(problem)
         if isinstance(kernel, ForwardTiles) and kernel.gathers(problem):
             return kernel.run(problem, unit, inputs, output, None, stop)
-        units, nbytes = kernel.units(problem, 1)
-        scratch = np.empty(nbytes, np.uint8) if nbytes else None
-        return all(kernel.run(problem, each, inputs, output, scratch, stop) for each in units)
+        return self.sum_whole(problem, inputs, output, stop)
 
 
 def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:

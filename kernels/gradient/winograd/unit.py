@@ -27,7 +27,6 @@ import numpy.typing as npt
 from kernels.arena import address, arena, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
-from kernels.costs import COSTS
 from kernels.emit.compiler import Records, Vector, row_of
 from kernels.emit.intrinsics import F32, KINDS
 from kernels.emit.tile_table import tile_table
@@ -45,12 +44,11 @@ from kernels.gradient.winograd.driver import (
 )
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records
-from kernels.plan import Kernel, Stop, Storage, Unit, box
+from kernels.plan import Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
-from kernels.target import target
 from kernels.winograd.integers import EXACT, largest_integer
+from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.records import Room
-from kernels.winograd.rules import refusals
 from kernels.winograd.tiles import STAGED_LINE
 from kernels.winograd.work import exact_factor
 
@@ -62,42 +60,17 @@ SEGMENT_LOG = 5
 """Logarithm of the tiles that are summed in registers before the sums are added to memory."""
 
 
-class BwdWinograd:
+class BwdWinograd(WinogradKernel):
     """Weight gradients of Convolution and ConvTranspose by Winograd's F(3x3, 2x2); others by the `direct` kernels."""
 
     name = "bwd_weights_winograd"
+    of = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"
 
-    def __init__(self, direct: Sequence[Kernel]) -> None:
-        self._direct = direct
-
-    def refuse(self, problem: ConvProblem) -> str | None:
-        """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
-        if problem.computes != "diff_weights":
-            return "computes weight gradients only"
-        if problem.algorithm == "direct":
-            return "algorithm is direct"
-        if broken := refusals(problem):
-            return "; ".join(map(str, broken))
-        return self._slower(problem) if problem.algorithm == "auto" else None
-
-    def _slower(self, problem: ConvProblem) -> str | None:
-        """Return why direct sums are chosen: their cycles; None where Winograd is faster."""
-        if problem.dtype == "bf16" and target().dots:
-            return "algorithm is auto; this processor multiplies bf16 about as fast as winograd"
-        kernel = self._taker(problem)
+    def cycles(self, problem: ConvProblem) -> tuple[float, float]:
+        """Estimate the cycles of Winograd and of direct sums."""
+        kernel = self.taker(problem)
         assert isinstance(kernel, BwdWeights)
-        direct = direct_cycles(problem) / kernel.speed(problem)
-        cycles = winograd_cycles(problem)
-        if cycles < COSTS.winograd_share * direct:
-            return None
-        return (
-            f"algorithm is auto; winograd pays below {COSTS.winograd_share:.0%} of direct sums' cycles, and is"
-            f" estimated at {cycles / direct:.0%}"
-        )
-
-    def _taker(self, problem: ConvProblem) -> Kernel:
-        """Return the kernel that sums `problem` directly."""
-        return next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
+        return winograd_cycles(problem), direct_cycles(problem) / kernel.speed(problem)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out small sums by chunks of tiles (partial sums, then joined) and large ones by groups and vectors of
@@ -178,13 +151,11 @@ class BwdWinograd:
     ) -> bool:
         """Compute a unit's part of the output by direct sums, with the bits of the kernel that would take all of it."""
         problem = replace(problem, algorithm="direct")
-        kernel = self._taker(problem)
+        kernel = self.taker(problem)
         if kernel is BWD_WEIGHTS and schedule(problem).vector_is_wide == layout(problem).lanes_are_wide:
             return kernel.run(problem, replace(unit, part=(*unit.part[:4], 0, 1)), inputs, output, None, stop)
         whole = np.empty(problem.output_shape, output.dtype)
-        units, nbytes = kernel.units(problem, 1)
-        scratch = np.empty(nbytes, np.uint8) if nbytes else None
-        done = all(kernel.run(problem, each, inputs, whole, scratch, stop) for each in units)
+        done = self.sum_whole(problem, inputs, whole, stop)
         box(output, unit)[...] = box(whole, unit)
         return done
 
