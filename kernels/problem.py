@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FEW_TAPS", "Algorithm", "ConvProblem", "Dims", "OpName", "storage_dtype", "wrapped"]
+__all__ = ["FEW_TAPS", "Algorithm", "ConvProblem", "Dims", "OpName", "data_steps", "storage_dtype", "wrapped"]
 
 FEW_TAPS = 64
 """Taps of an axis up to which they are looked at one by one."""
@@ -47,6 +47,14 @@ def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
         rising: npt.NDArray[np.int64] = np.arange(len(values)) * step + first
         return rising
     return np.array([(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in values], np.int64)
+
+
+def data_steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
+    """Return the element steps of (n, d, h, w, channel) of a data tensor."""
+    d, h, w = spatial
+    if data_format == "NCX":
+        return channels * d * h * w, h * w, w, 1, d * h * w
+    return d * h * w * channels, h * w * channels, w * channels, channels, 1
 
 
 def _three(values: Ints, fill: int) -> tuple[int, int, int]:
@@ -114,6 +122,10 @@ class Dims:
         low = np.minimum(self.narrow[axis], np.maximum(0, -(shifts // stride)))
         high = np.minimum(self.narrow[axis], (self.wide[axis] - 1 - shifts) // stride + 1)
         return np.column_stack([low, np.maximum(low, high)])
+
+    def met(self, axis: int) -> int:
+        """Count the pairs of a narrow position and a tap of an axis that meet."""
+        return int((self.tap_ranges(axis) @ (-1, 1)).sum())
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from kernels.emit.compiler import Doubles, Floats
 from kernels.emit.intrinsics import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
+from kernels.reduction import chunks_of, sum_tree
 from kernels.reference import narrow, widen
 
 __all__ = ["BIAS_ADD", "BIAS_SUMS"]
@@ -53,10 +54,7 @@ class _View:
 
     def chunks(self) -> int:
         """Return the number of chunks, a power of two: as many as have enough values each."""
-        values, chunks = self.parts * self.planes * self.count, 1
-        while 2 * chunks <= min(SUMS.chunks, self.parts) and values >= 2 * chunks * SUMS.bias_chunk:
-            chunks *= 2
-        return chunks
+        return chunks_of(min(self.parts, self.parts * self.planes * self.count // SUMS.bias_chunk))
 
 
 class BiasSums:
@@ -99,11 +97,7 @@ class BiasSums:
         sums = np.zeros(high - low)
         if chunk < 0:
             assert scratch is not None
-            parts = scratch.view(np.float64).reshape(chunks, channels)
-            while len(parts) > 1:
-                with np.errstate(invalid="ignore"):  # Inf of both signs
-                    parts = parts[::2] + parts[1::2]
-            sums = parts[0]
+            sums = sum_tree(scratch.view(np.float64).reshape(chunks, channels))
         else:
             ends = view.parts * chunk // chunks, view.parts * (chunk + 1) // chunks
             add = _sum_rows if view.in_rows else _sum_planes

@@ -34,16 +34,16 @@ from kernels.forward.records import (
 )
 from kernels.forward.scatter import pack_columns, scatter
 from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem, Dims, storage_dtype, wrapped
+from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype, wrapped
 from kernels.target import target
 
 DOTS = target().dots == "avx512bf16"
 
 if DOTS:
     from kernels.forward.pairs import pack_pairs
-    from kernels.pack.pairs import PackedBox, packer
+    from kernels.pack.pairs import packer, weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "share", "tensor_steps"]
+__all__ = ["LANES", "Share", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -78,7 +78,7 @@ class Share(ABC):
             return some
 
         def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int], apart: bool) -> Row:
-            *others, channel = tensor_steps(problem.data_format, channels, spatial)
+            *others, channel = data_steps(problem.data_format, channels, spatial)
             lane = inside * channel if apart else channel
             start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
             return values_of(
@@ -226,7 +226,7 @@ class _Gather(Share):
         )
         self.axes = tables_of(self.tables, far)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
-        self.boxes = self._boxes(words) if self.dots else None
+        self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4) if self.dots else None
         lanes *= 1 if self.lanewise else self.channels[1] - self.channels[0]
         macs = (
             problem.macs
@@ -349,19 +349,6 @@ class _Gather(Share):
                     part[name]["start"] += first * part[name][step]
                 yield part
 
-    def _boxes(self, words: int) -> Records:
-        """Return the boxes of the weights: a tap each, or where taps are adjacent, a few src channels of each."""
-        dims, (_, wide, narrow, tap_step) = self.dims, self.problem.weights_strides
-        channel_step, channels = wide if dims.gathers else narrow, dims.src_channels
-        step = 4 if tap_step < channel_step else channels
-        firsts = np.arange(0, channels, step)
-        boxes = np.zeros((len(firsts), len(self.numbers)), PackedBox.dtype)
-        boxes["source"] = 2 * (np.arange(len(self.numbers)) * tap_step + channel_step * firsts[:, None])
-        boxes["place"] = 2 * (self.numbers * 2 * words + firsts[:, None])
-        boxes["sizes"][..., :3] = 1
-        boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
-        return boxes.reshape(-1)
-
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and band by band."""
         call = self.call(
@@ -480,14 +467,6 @@ def _reach(table: Records, span: Span, stride: int) -> Span:
     if not met.any():
         return 0, 0
     return int((table["src"] + first)[met].min()), int((table["src"] + last)[met].max())
-
-
-def tensor_steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
-    """Return the element steps of (n, d, h, w, channel) of a data tensor."""
-    d, h, w = spatial
-    if data_format == "NCX":
-        return channels * d * h * w, h * w, w, 1, d * h * w
-    return d * h * w * channels, h * w * channels, w * channels, channels, 1
 
 
 def share(problem: ConvProblem, way: Way, part: Sequence[int]) -> Share:

@@ -14,7 +14,7 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
-from kernels.problem import FEW_TAPS, ConvProblem, wrapped
+from kernels.problem import FEW_TAPS, ConvProblem, data_steps, wrapped
 
 __all__ = ["Axis", "Geometry", "Run", "Tensor", "combined", "cut", "folded", "geometry"]
 
@@ -116,11 +116,8 @@ class Geometry:
 
 
 def _tensor(problem: ConvProblem, channels: int, spatial: tuple[int, int, int]) -> Tensor:
-    d, h, w = spatial
-    total = channels * problem.groups
-    if problem.data_format == "NCX":
-        return Tensor((total * d * h * w, h * w, w, 1), d * h * w, channels * d * h * w, channels)
-    return Tensor((total * d * h * w, h * w * total, w * total, total), 1, channels, channels)
+    n, d, h, w, channel = data_steps(problem.data_format, channels * problem.groups, spatial)
+    return Tensor((n, d, h, w), channel, channels * channel, channels)
 
 
 def geometry(problem: ConvProblem) -> Geometry:

@@ -11,13 +11,15 @@ from functools import cache
 from typing import Any
 
 import numba
+import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Vector, callback, jit, numbers
+from kernels.emit.compiler import ENTRIES, Entry, Record, Records, Rows, Vector, callback, jit, numbers
 from kernels.emit.intrinsics import F32, address_of, call_entry, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, Pixels, split_line, split_line_pairs, touch
+from kernels.problem import ConvProblem, storage_dtype
 
 __all__ = [
     "PACK_BYTES",
@@ -26,6 +28,7 @@ __all__ = [
     "call_packer",
     "compiled_packer",
     "packer",
+    "weight_boxes",
 ]
 
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
@@ -71,6 +74,22 @@ class Packing(Record):
     scratch: int
     pairs: bool
     images: bool
+
+
+def weight_boxes(problem: ConvProblem, taps: Vector, places: Vector, step: int) -> Records:
+    """Return the boxes of the weights of some taps and their places in a plane, in values.
+
+    A box has a tap, or where taps are adjacent in memory, `step` src channels of one.
+    """
+    dims, (_, wide, narrow, tap_step) = problem.dims, problem.weights_strides
+    channel_step, channels = wide if dims.gathers else narrow, dims.src_channels
+    step = step if tap_step < channel_step else channels
+    firsts = np.arange(0, channels, step)
+    boxes = np.zeros((len(firsts), len(taps)), PackedBox.dtype)
+    boxes["source"] = storage_dtype(problem.dtype).itemsize * (taps * tap_step + channel_step * firsts[:, None])
+    boxes["place"], boxes["sizes"] = 2 * (places + firsts[:, None]), 1
+    boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
+    return boxes.reshape(-1)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""What both kernels by Winograd's algorithm have in common: when they are chosen, and the direct sums they fall back on."""
+"""What both kernels by Winograd's algorithm have in common: when they are chosen, and direct sums for the rest."""
 
 from __future__ import annotations
 

@@ -1,16 +1,23 @@
-"""Tiles that are transformed at a time: whole images where these are small, or lines of one, or parts of a line."""
+"""Tiles that are transformed at a time: whole images where these are small, or lines of one, or parts of a line.
+
+Also the tensors that they are tiles of.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, prod
+from typing import Any
 
 import numpy as np
 
 from kernels.emit.compiler import Records, Vector
+from kernels.emit.intrinsics import KINDS
+from kernels.problem import ConvProblem, data_steps, storage_dtype
+from kernels.target import target
 from kernels.winograd.records import TileSlab
 
-__all__ = ["cut_slabs", "most_positions", "tiles_of"]
+__all__ = ["cut_slabs", "most_positions", "side_of", "tiles_of"]
 
 
 def cut_slabs(spans: Sequence[tuple[int, int]], plane: Sequence[int], limit: int) -> Records:
@@ -44,3 +51,16 @@ def most_positions(slabs: Records, more: int) -> int:
     """Count the positions of the largest slab; those of the wide tensor are `more` along each axis."""
     sizes = slabs["high"] - slabs["low"]
     return int((sizes[:, 0] * (2 * sizes[:, 1] + more) * (2 * sizes[:, 2] + more)).max())
+
+
+def side_of(problem: ConvProblem, channels: int, spatial: tuple[int, int, int], **others: Any) -> dict[str, Any]:
+    """Return what a `Side` has of a tensor with so many channels of a group, and `others`; a second group would start
+    at `start`."""
+    size = storage_dtype(problem.dtype).itemsize
+    *strides, channel = (size * step for step in data_steps(problem.data_format, channels * problem.groups, spatial))
+    ready = problem.dtype == "f32" and channel == size and channels % target().lanes == 0
+    return {
+        "kind": KINDS[problem.dtype], "staged": not ready, "start": channels * channel, "channel": channel,
+        "nbytes": size * problem.n * problem.groups * channels * prod(spatial), "strides": strides,
+        "lines": spatial[1], "columns": spatial[2], **others,
+    }  # fmt: skip

@@ -19,10 +19,10 @@ from kernels.forward.cells.records import CellPass, CellShare
 from kernels.forward.cells.schedule import LANES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
-from kernels.pack.pairs import PackedBox, packer
+from kernels.pack.pairs import packer, weight_boxes
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
-from kernels.problem import ConvProblem, storage_dtype
+from kernels.problem import ConvProblem
 from kernels.target import target
 
 __all__ = ["FWD_DOTS"]
@@ -32,24 +32,6 @@ PIXEL_MACS = 32
 
 MOST_CYCLES = 0.9
 """Of the estimate over that of register tiles."""
-
-
-@cached
-def _taps(problem: ConvProblem) -> Records:
-    """Return the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
-    plan = forward_schedule(problem)
-    assert plan is not None
-    dims, (_, wide, narrow, tap_step) = problem.dims, problem.weights_strides
-    channel_step = wide if dims.gathers else narrow
-    channels, size = dims.src_channels, storage_dtype(problem.dtype).itemsize
-    step = STEP if tap_step < channel_step else channels
-    firsts, numbers = np.arange(0, channels, step), np.arange(len(plan.taps))
-    boxes = np.empty((len(firsts), len(numbers)), PackedBox.dtype)
-    boxes["source"] = size * (np.array(plan.taps, np.int64) * tap_step + channel_step * firsts[:, None])
-    boxes["place"] = 2 * (numbers * plan.step * plan.depth + firsts[:, None])
-    boxes["sizes"][..., :3] = 1
-    boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
-    return boxes.reshape(-1)
 
 
 class _Cells(Share):
@@ -80,7 +62,7 @@ class _Cells(Share):
         rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
         self.panel_floats = (rows + SPARE) * plan.row_bytes // 4 + SPARE
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
-        self.taps = _taps(problem)
+        self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * plan.step * plan.depth, STEP)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
             CellShare,

@@ -18,7 +18,7 @@ __all__ = ["direct_cycles", "winograd_cycles"]
 def direct_cycles(problem: ConvProblem) -> float:
     """Estimate the cycles of direct sums, which skip taps in the padding, and of packing the weights for them."""
     dims = problem.dims
-    met = prod(_met(problem, axis) / max(1, dims.kernel[axis] * dims.narrow[axis]) for axis in range(3))
+    met = prod(dims.met(axis) / max(1, dims.kernel[axis] * dims.narrow[axis]) for axis in range(3))
     filters = dims.groups * dims.kernel[0] * dims.src_channels * ceil(dims.dst_channels / target().lanes)
     return way_cycles(problem) * met + COSTS.packed * filters
 
@@ -30,16 +30,10 @@ def winograd_cycles(problem: ConvProblem) -> float:
     tiles = dims.n * prod(ceil(size / 2) for size in dims.dst[1:])
     # the last tile of an odd line or column has three products along that axis, not four
     products = dims.n * prod(4 * ceil(size / 2) - size % 2 for size in dims.dst[1:])
-    frames = _met(problem, 0)
+    frames = dims.met(0)
     cycles = frames * products * dims.src_channels * (dst // 2 + COSTS.single * (dst % 2))
     cycles += COSTS.tiled * tiles * (frames * src + dims.dst[0] * dst)
     cycles += COSTS.filtered * dims.kernel[0] * dims.src_channels * dst
     if problem.data_format == "NCX":
         cycles += COSTS.turned * dims.n * (frames * src * prod(dims.src[1:]) + dst * prod(dims.dst))
     return dims.groups * cycles
-
-
-def _met(problem: ConvProblem, axis: int) -> int:
-    """Count the pairs of positions and taps of an axis that meet."""
-    dims = problem.dims
-    return sum(high - low for low, high in (dims.tap_range(axis, tap) for tap in range(dims.kernel[axis])))

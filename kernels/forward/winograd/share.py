@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import memset
 from math import ceil, prod
-from typing import Any
 
 import numpy as np
 
@@ -15,14 +14,13 @@ from kernels.cache import cached
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.intrinsics import KINDS
-from kernels.forward.share import tensor_steps
 from kernels.forward.winograd.driver import KERNEL, PRODUCTS, VECTOR, WIDTH, add_products, transform_filters
 from kernels.forward.winograd.records import Filters, Outputs
 from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem, Dims, storage_dtype
+from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype
 from kernels.reference import widen
 from kernels.winograd.records import Channels, Room, Side
-from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
+from kernels.winograd.slabs import cut_slabs, most_positions, side_of, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["FilterShare", "Share", "filter_share", "share"]
@@ -80,22 +78,14 @@ class Share:
         self.channels["vectors"] = -(-self.channels["valid"] // WIDTH)
         self.channels["line"], self.channels["panel"] = a_row, 4 * firsts
 
-        # in elements: positions (n, d, h, w), then a channel
-        steps = [size * step for step in tensor_steps(problem.data_format, problem.src_channels, dims.src)]
-        staged = not (problem.dtype == "f32" and steps[4] == size and channels % WIDTH == 0)
-        positions = most_positions(self.slabs, 2) if staged and len(self.slabs) else 0
-        self.channels["stage"] = STAGED_LINE * positions * np.arange(len(self.channels))
-        self.plane = most * a_row + _GAP
         pads = dims.pads[1:] if dims.gathers else tuple(2 - pad for pad in dims.pads[1:])
-        self._side: dict[str, Any] = {
-            "wide": True, "kind": KINDS[problem.dtype], "staged": staged, "nbytes": size * prod(problem.src_shape),
-            "channel": steps[4], "strides": tuple(steps[:4]), "lines": dims.src[1], "columns": dims.src[2], "frames": 1,
-            "first": 0, "stride": 1, "pad": pads, "plane": self.plane, "start": 0,
-        }  # fmt: skip
-        self._steps = [size * step for step in tensor_steps(problem.data_format, problem.dst_channels, dims.dst)]
+        self._side = side_of(problem, channels, dims.src, wide=True, frames=1, first=0, stride=1, pad=pads)
+        positions = most_positions(self.slabs, 2) if self._side["staged"] and len(self.slabs) else 0
+        self.channels["stage"] = STAGED_LINE * positions * np.arange(len(self.channels))
+        self._side["plane"] = self.plane = most * a_row + _GAP
+        self._steps = [size * step for step in data_steps(problem.data_format, problem.dst_channels, dims.dst)]
         out = self.span[1] - self.span[0]
         in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
-        self._src_channel = steps[4]
         self._outputs = row_of(
             Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
             channel=self._steps[4], channels=out, vectors=dst_vectors, c_row=c_row, plane=most * c_row + _GAP,
@@ -134,7 +124,7 @@ class Share:
             outputs["start"] = address(output) + channel * self._steps[4]
             for depth, (sides, elements) in zip(range(*self.depths), self._tables, strict=True):
                 outputs["depth"], sides = depth, sides.copy()
-                sides["start"] = group * dims.src_channels * self._src_channel
+                sides["start"] *= group
                 for low in range(0, len(self.slabs), self._batch):
                     if stop():
                         return None

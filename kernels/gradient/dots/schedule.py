@@ -28,6 +28,7 @@ from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.tiles.driver import PLANES, WIDTH
 from kernels.gradient.tiles.records import Block
 from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.reduction import chunks_of
 from kernels.target import target
 
 __all__ = ["DotSchedule", "dot_schedule"]
@@ -379,10 +380,6 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
-    chunks = 1
-    most = min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)
-    while chunks < SUMS.chunks and 2 * chunks <= most:
-        chunks *= 2
     channels = geo.wide.channels
     a_plane = _odd_lines(plane * len(phases) // 2)
     rows = ROWS * ceil(taps * channels / ROWS)
@@ -415,7 +412,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
         boxes=np.stack(boxes, axis=1)[order],
-        chunks=chunks,
+        chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
         use=problem.macs / max(1, done),
         cycles=_cycles(problem, geo, lines, inside),
         inside=inside,

@@ -35,6 +35,7 @@ from kernels.gradient.tiles.tables import (
     whole_tables,
 )
 from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.reduction import chunks_of
 from kernels.target import target
 
 __all__ = ["Operand", "Schedule", "schedule"]
@@ -278,13 +279,10 @@ def schedule(problem: ConvProblem) -> Schedule:
         together = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
         tables = partial(tap_tables, rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
     points = prod(axis.size for axis in geo.axes)
-    chunks = 1
     large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
     slabs = prod(len(each) for each in slab_cuts)
     least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
-    most = min(slabs, points // least, problem.macs // SUMS.chunk_macs)
-    while chunks < SUMS.chunks and 2 * chunks <= most:
-        chunks *= 2
+    chunks = chunks_of(min(slabs, points // least, problem.macs // SUMS.chunk_macs))
     return Schedule(
         vector=vectors_,
         scalar=scalars,

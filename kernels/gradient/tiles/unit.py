@@ -25,6 +25,7 @@ from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.reduction import sum_tree
 
 __all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of"]
 
@@ -232,9 +233,7 @@ class Part:
         first = plan.rows * self.first_lane
         pieces = partial[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
         pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
-        while len(pieces) > 1:
-            pieces = pieces[0::2] + pieces[1::2]
-        return np.ascontiguousarray(pieces[0]).reshape(-1)
+        return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
 
     def _layout(self, lane_groups: int) -> Records:
         """Return where in the output the accumulators belong."""

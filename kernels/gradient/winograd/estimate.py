@@ -20,7 +20,7 @@ def direct_cycles(problem: ConvProblem) -> float:
     """Estimate the cycles of direct sums on f32 register tiles, which skip taps in the padding."""
     dims = problem.dims
     row = min(role_costs(problem, geometry(problem)).values()) / dims.kernel[2]
-    met = prod(sum(_met(problem, axis)) for axis in range(3))
+    met = prod(dims.met(axis) for axis in range(3))
     return dims.groups * dims.n * met * row
 
 
@@ -31,7 +31,7 @@ def winograd_cycles(problem: ConvProblem) -> float:
     narrow, wide = vectors
     if plan.lanes_are_wide:
         lanes, narrow, wide = dims.wide_channels, wide, narrow
-    frames, sums = dims.n * sum(_met(problem, 0)), vectors[0] * plan.rows
+    frames, sums = dims.n * dims.met(0), vectors[0] * plan.rows
     # the last tile of an odd line or column has three products along that axis, not four
     products = prod(4 * ceil(size / 2) - size % 2 for size in dims.narrow[1:])
     tiles = prod(ceil(size / 2) for size in dims.narrow[1:])
@@ -41,9 +41,3 @@ def winograd_cycles(problem: ConvProblem) -> float:
     if problem.data_format == "NCX":
         cycles += COSTS.turned * frames * (narrow * prod(dims.narrow[1:]) + wide * prod(dims.wide[1:]))
     return dims.groups * cycles
-
-
-def _met(problem: ConvProblem, axis: int) -> list[int]:
-    """Count the positions of an axis that each of its taps meets."""
-    dims = problem.dims
-    return [high - low for low, high in (dims.tap_range(axis, tap) for tap in range(dims.kernel[axis]))]

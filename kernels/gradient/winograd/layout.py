@@ -18,16 +18,16 @@ import numpy as np
 from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, Vector, values_of
-from kernels.emit.intrinsics import KINDS
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
 from kernels.gradient.tiles.records import Tile
 from kernels.gradient.tiles.tables import split
 from kernels.gradient.winograd.driver import PRODUCTS
-from kernels.problem import ConvProblem, storage_dtype
+from kernels.problem import ConvProblem
+from kernels.reduction import chunks_of
 from kernels.target import target
 from kernels.winograd.records import Channels, Side
-from kernels.winograd.slabs import cut_slabs, most_positions, tiles_of
+from kernels.winograd.slabs import cut_slabs, most_positions, side_of, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["Layout", "layout", "side_records"]
@@ -81,11 +81,7 @@ def _channels(count: int, rows: int, lines: int) -> tuple[Records, int]:
 
 def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
     """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
-    most = min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes))
-    chunks = 1
-    while 2 * chunks <= min(most, SUMS.chunks):
-        chunks *= 2
-    return chunks
+    return chunks_of(min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes)))
 
 
 @cached
@@ -144,39 +140,14 @@ def _sides(
     problem: ConvProblem, spans: Sequence[tuple[int, int]], lanes_are_wide: bool, planes: tuple[int, int]
 ) -> tuple[tuple[dict[str, Any], dict[str, Any]], ...]:
     """Return the records of both sides for each depth of the kernel, those of the lanes first."""
-    dims, size, found = problem.dims, storage_dtype(problem.dtype).itemsize, []
+    dims, found = problem.dims, []
     for tap, (low, high) in enumerate(spans):
         pair = []
         for wide, plane in zip((lanes_are_wide, not lanes_are_wide), planes, strict=True):
-            channels, spatial = (
-                (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
-            )  # fmt: skip
-            total, area = channels * dims.groups, spatial[1] * spatial[2]
-            steps = total * spatial[0] * area, total * area, total * spatial[2], total
-            channel, group = 1, channels
-            if problem.data_format == "NCX":
-                steps = total * spatial[0] * area, area, spatial[2], 1
-                channel, group = spatial[0] * area, channels * spatial[0] * area
-            ready = problem.dtype == "f32" and channel == 1 and channels % target().lanes == 0
-            pair.append(
-                {
-                    "wide": wide,
-                    "kind": KINDS[problem.dtype],
-                    "staged": not ready,
-                    "start": size * group,
-                    "nbytes": size * dims.n * total * spatial[0] * area,
-                    "channel": size * channel,
-                    "strides": tuple(size * step for step in steps),
-                    "lines": spatial[1],
-                    "columns": spatial[2],
-                    "frames": max(1, high - low),
-                    "first": low,
-                    "stride": dims.strides[0] if wide else 1,
-                    "shift": tap * dims.dilations[0] - dims.pads[0] if wide else 0,
-                    "pad": dims.pads[1:] if wide else (0, 0),
-                    "plane": plane,
-                }
-            )
+            channels, spatial = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
+            side = side_of(problem, channels, spatial, wide=wide, frames=max(1, high - low), first=low, plane=plane)
+            side |= {"stride": dims.strides[0] if wide else 1, "pad": dims.pads[1:] if wide else (0, 0)}
+            pair.append({**side, "shift": tap * dims.dilations[0] - dims.pads[0] if wide else 0})
         found.append((pair[0], pair[1]))
     return tuple(found)
 

@@ -46,6 +46,7 @@ from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records
 from kernels.plan import Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
+from kernels.reduction import chunks_of, sum_tree
 from kernels.winograd.integers import EXACT, largest_integer
 from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.records import Room
@@ -79,9 +80,7 @@ class BwdWinograd(WinogradKernel):
         groups, blocks = problem.groups, len(plan.lanes)
         nbytes = plan.sums_bytes * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
-        parts = 1
-        while 2 * parts <= min(wanted, plan.chunks) and nbytes <= STEPS.winograd_shared_bytes:
-            parts *= 2
+        parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
         if parts == 1:
             least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
             by_group = min(groups, wanted)
@@ -194,11 +193,7 @@ class _Share:
 
     def join(self, partial: Floats, group: int, depth: int, sums: Floats) -> None:
         """Add partial sums of one group and depth up, as the tree that `sum` is."""
-        pieces = partial[:, self.place(group, depth)]
-        with np.errstate(over="ignore", invalid="ignore"):  # as compiled sums
-            while len(pieces) > 1:
-                pieces = pieces[0::2] + pieces[1::2]
-        sums[...] = pieces[0]
+        sums[...] = sum_tree(partial[:, self.place(group, depth)])
 
     def sum(
         self, inputs: Sequence[Storage], group: int, depth: int, chunks: tuple[int, int], sums: Floats, stop: Stop
