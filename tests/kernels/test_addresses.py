@@ -10,8 +10,8 @@ import pytest
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.forward.output import fill
 from kernels.emit.intrinsics import F32
+from kernels.forward.output import fill
 
 TARGETS = {"aarch64-linux-gnu": "neoverse-n1", "x86_64-linux-gnu": "haswell"}
 
