@@ -193,6 +193,11 @@ class ConvProblem:
         """Whether the result is dst."""
         return self.computes == "dst"
 
+    @property
+    def transposed(self) -> bool:
+        """Whether it belongs to ConvTranspose, whose dst is the wide tensor."""
+        return self.op.startswith("ConvT")
+
     @cached_property
     def src_shape(self) -> Ints:
         """Shape of src in `data_format`."""
@@ -239,7 +244,7 @@ class ConvProblem:
     @cached_property
     def macs(self) -> int:
         """Nominal multiply-adds, taps in the padding included."""
-        pixels = self.src_spatial if self.op.startswith("ConvT") else self.dst_spatial
+        pixels = self.src_spatial if self.transposed else self.dst_spatial
         channels = self.src_channels * self.dst_channels // self.groups
         return self.n * prod(pixels) * prod(self.kernel) * channels
 
@@ -248,7 +253,7 @@ class ConvProblem:
         """The problem as wide and narrow tensors (see `Dims`)."""
         wide = (self.src_channels, self.src_spatial)
         narrow = (self.dst_channels, self.dst_spatial)
-        if self.op.startswith("ConvT"):
+        if self.transposed:
             wide, narrow = narrow, wide
         return Dims(
             n=self.n,
@@ -280,7 +285,7 @@ class ConvProblem:
             step *= sizes[letter]
         whole = "O" if self.groups_axis == "I" else "I"
         group = sizes[whole] // self.groups * stride[whole]
-        wide, narrow = ("O", "I") if self.op.startswith("ConvT") else ("I", "O")
+        wide, narrow = ("O", "I") if self.transposed else ("I", "O")
         return group, stride[wide], stride[narrow], stride["X"]
 
     def _data_shape(self, channels: int, spatial: Ints) -> Ints:

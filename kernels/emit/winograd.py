@@ -18,6 +18,7 @@ line of tiles reads two lines of a tensor: its rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,9 @@ FACTORS, TAPS = 4, 3
 _LANES = target().lanes
 _VECTOR = ir.VectorType(simd.F32, _LANES)
 _LINE = 4 * _LANES
+_HALF = ir.Constant(_VECTOR, [0.5] * _LANES)
+
+Along = Callable[[Any, list[Any]], list[Any]]
 
 
 class TileLine(Record):
@@ -114,59 +118,57 @@ def transform_line(builder: Any, wide: Any, vectors: Any, place: Any) -> None:
     simd.switch(builder, number, [partial(_transform_line, builder, line, *kind) for kind in kinds])
 
 
-@emitted
-def count_taps(builder: Any, source: Any, plane: Any, vectors: Any, to: Any, tap: Any) -> None:
-    """Turn the sums of 16 products into 9 taps, for `vectors` (at least 1) adjacent vectors of channels.
+def _both_axes(builder: Any, along: Along, places: list[list[Any]]) -> list[list[Any]]:
+    """Load vectors and transform them `along` both axes; return them column by column."""
+    rows = [along(builder, [simd.load(builder, each, _VECTOR) for each in row]) for row in places]
+    return [along(builder, [row[x] for row in rows]) for x in range(len(rows[0]))]
 
-    The sums lie `plane` bytes apart from `source` on, the taps are written `tap` bytes apart from `to` on.
+
+def _grid(builder: Any, begin: Any, step: Any, size: int) -> list[list[Any]]:
+    """Return addresses `step` bytes apart, as `size` rows."""
+    return [[builder.add(begin, builder.mul(step, simd.I64(size * y + x))) for x in range(size)] for y in range(size)]
+
+
+def _transform(along: Along, sizes: tuple[int, int], builder: Any, *values: Any) -> None:
+    """Transform squares of vectors of the first size to squares of the other, `vectors` (at least 1) side by side.
+
+    Arguments: where they lie, bytes between vectors of a square, vectors, where the results go, bytes between these.
     """
-
-    half = ir.Constant(_VECTOR, [0.5] * _LANES)
-
-    def along(m: list[Any]) -> list[Any]:
-        both = builder.fmul(builder.fadd(m[1], m[2]), half)
-        return [builder.fadd(m[0], both), builder.fmul(builder.fsub(m[1], m[2]), half), builder.fadd(both, m[3])]
+    source, source_step, vectors, to, to_step = values
 
     def vector(carried: list[Any]) -> list[Any]:
-        place, to = carried
-        rows = []
-        for y in range(FACTORS):
-            places = [builder.add(place, builder.mul(plane, simd.I64(FACTORS * y + x))) for x in range(FACTORS)]
-            rows.append(along([simd.load(builder, each, _VECTOR) for each in places]))
-        for x in range(TAPS):
-            for y, value in enumerate(along([row[x] for row in rows])):
-                simd.store(builder, value, builder.add(to, builder.mul(tap, simd.I64(TAPS * y + x))))
-        return [builder.add(each, simd.I64(_LINE)) for each in (place, to)]
+        places, targets = (
+            _grid(builder, place, step, size)
+            for place, step, size in zip(carried, (source_step, to_step), sizes, strict=True)
+        )
+        for x, column in enumerate(_both_axes(builder, along, places)):
+            for y, value in enumerate(column):
+                simd.store(builder, value, targets[y][x])
+        return [builder.add(each, simd.I64(_LINE)) for each in carried]
 
-    simd.loop(builder, vectors, [source, to], vector, "taps", rolled=True)
+    simd.loop(builder, vectors, [source, to], vector, "square", rolled=True)
 
 
-@emitted
-def transform_taps(builder: Any, source: Any, tap: Any, vectors: Any, to: Any, plane: Any) -> None:
-    """Transform 9 taps, `tap` bytes apart from `source` on, of `vectors` (at least 1) adjacent vectors of channels.
+def _taps_of(builder: Any, m: list[Any]) -> list[Any]:
+    both = builder.fmul(builder.fadd(m[1], m[2]), _HALF)
+    return [builder.fadd(m[0], both), builder.fmul(builder.fsub(m[1], m[2]), _HALF), builder.fadd(both, m[3])]
 
-    The 16 factors are written `plane` bytes apart from `to` on.
-    """
 
-    half = ir.Constant(_VECTOR, [0.5] * _LANES)
+def _factors_of(builder: Any, g: list[Any]) -> list[Any]:
+    outer, inner = builder.fmul(builder.fadd(g[0], g[2]), _HALF), builder.fmul(g[1], _HALF)
+    return [g[0], builder.fadd(outer, inner), builder.fsub(outer, inner), g[2]]
 
-    def along(g: list[Any]) -> list[Any]:
-        outer = builder.fmul(builder.fadd(g[0], g[2]), half)
-        inner = builder.fmul(g[1], half)
-        return [g[0], builder.fadd(outer, inner), builder.fsub(outer, inner), g[2]]
 
-    def vector(carried: list[Any]) -> list[Any]:
-        place, to = carried
-        rows = []
-        for y in range(TAPS):
-            places = [builder.add(place, builder.mul(tap, simd.I64(TAPS * y + x))) for x in range(TAPS)]
-            rows.append(along([simd.load(builder, each, _VECTOR) for each in places]))
-        for x in range(FACTORS):
-            for y, value in enumerate(along([row[x] for row in rows])):
-                simd.store(builder, value, builder.add(to, builder.mul(plane, simd.I64(FACTORS * y + x))))
-        return [builder.add(each, simd.I64(_LINE)) for each in (place, to)]
+def _outputs_of(builder: Any, m: list[Any]) -> list[Any]:
+    one = builder.fadd(m[0], builder.fadd(m[1], m[2]))
+    return [one, builder.fadd(builder.fsub(m[1], m[2]), m[3])]
 
-    simd.loop(builder, vectors, [source, to], vector, "filter", rolled=True)
+
+count_taps = emitted(partial(_transform, _taps_of, (FACTORS, TAPS)))
+"""Turn the sums of 16 products into 9 taps (see `_transform`)."""
+
+transform_taps = emitted(partial(_transform, _factors_of, (TAPS, FACTORS)))
+"""Turn 9 taps into 16 factors."""
 
 
 @partial(emitted, result=types.boolean)
@@ -181,20 +183,12 @@ def put_outputs(builder: Any, *values: Any) -> Any:
     zero = ir.Constant(_VECTOR, [0.0] * _LANES)
     beside, below = (builder.icmp_signed("!=", step, simd.I64(0)) for step in (right, down))
 
-    def along(m: list[Any]) -> list[Any]:
-        one = builder.fadd(m[0], builder.fadd(m[1], m[2]))
-        return [one, builder.fadd(builder.fsub(m[1], m[2]), m[3])]
-
     def vector(carried: list[Any]) -> list[Any]:
         *places, total = carried
         source, last, bias, to = places
-        rows = []
-        for y in range(FACTORS):
-            begin, first = (source, FACTORS * y) if y < FACTORS - 1 else (last, 0)
-            at = [builder.add(begin, builder.mul(plane, simd.I64(first + x))) for x in range(FACTORS)]
-            rows.append(along([simd.load(builder, each, _VECTOR) for each in at]))
+        rows = [*_grid(builder, source, plane, FACTORS)[:-1], _grid(builder, last, plane, FACTORS)[0]]
         added = simd.load(builder, bias, _VECTOR)
-        columns = [[builder.fadd(each, added) for each in along([row[x] for row in rows])] for x in range(2)]
+        columns = [[builder.fadd(each, added) for each in column] for column in _both_axes(builder, _outputs_of, rows)]
         # an output that doesn't exist is its neighbour once more, at the same place
         columns[1] = [builder.select(beside, *each) for each in zip(columns[1], columns[0], strict=True)]
         for x, step in enumerate((simd.I64(0), right)):

@@ -103,7 +103,7 @@ class DotPart(Part):
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
-        wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
+        wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         place, last = arena_kept("vector", self.panels, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
         call = row_of(

@@ -27,10 +27,11 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import sum_tree
 
-__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of"]
+__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of", "cut_shares"]
 
 Floats = npt.NDArray[np.float32]
 Pair = tuple[int, int]
+Cut = tuple[int, int, int, int]
 Shape = tuple[int, ...]
 
 BYTE_MACS = 5
@@ -173,7 +174,7 @@ class Part:
         """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
         problem, tensor = self.problem, operand.tensor
         size = storage_dtype(problem.dtype).itemsize
-        is_dst = operand.is_wide == problem.op.startswith("ConvT")
+        is_dst = operand.is_wide == problem.transposed
         start, group, channel, lane, *strides = wrapped(
             size * step
             for step in (
@@ -214,7 +215,7 @@ class Part:
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
-        wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
+        wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
         call = row_of(
             TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
@@ -277,38 +278,40 @@ def _part(problem: ConvProblem, unit: Unit) -> Part:
     return Part(problem, schedule(problem), unit)
 
 
-def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:
+def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[Cut, Shape, Shape]]:
     """Cut the output by groups, then by lane blocks: (groups and blocks, offset, shape) of each tile."""
     groups, blocks = plan.groups, len(plan.blocks)
     by_group = min(groups, wanted)
     by_block = min(blocks, -(-wanted // by_group)) if by_group == groups and not plan.lanes_are_groups else 1
-    tiles = []
-    for i in range(by_group):
-        for j in range(by_block):
-            g = (groups * i // by_group, groups * (i + 1) // by_group)
-            b = (blocks * j // by_block, blocks * (j + 1) // by_block)
-            tiles.append(((*g, *b), *_box(problem, plan, g, b)))
-    return tiles
+    return [(each, *_box(problem, plan, each)) for each in cut_shares(by_group, by_block, groups, blocks)]
 
 
-def _box(problem: ConvProblem, plan: Schedule, g: Pair, b: Pair) -> tuple[Shape, Shape]:
+def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[Cut]:
+    """Cut groups, then blocks of lanes, into equal parts: low and high of both for each share."""
+    return [
+        (groups * i // by_group, groups * (i + 1) // by_group, blocks * j // by_block, blocks * (j + 1) // by_block)
+        for i in range(by_group)
+        for j in range(by_block)
+    ]
+
+
+def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]:
     """Return offset and shape, in the weights' axes, of some groups and lane blocks."""
-    transposed = problem.op.startswith("ConvT")
-    vector_letter = "O" if transposed == plan.vector_is_wide else "I"
-    last = plan.blocks[b[1] - 1]
-    span = int(plan.blocks[b[0]]["first"]), int(last["first"] + last["valid"])
+    g0, g1, b0, b1 = part
+    span = int(plan.blocks["first"][b0]), int(plan.blocks["first"][b1 - 1] + plan.blocks["valid"][b1 - 1])
     if plan.lanes_are_groups:
-        return box_of(problem, "", (g[0] * WIDTH, min(problem.groups, g[1] * WIDTH)), span)
-    return box_of(problem, vector_letter, g, span)
+        return box_of(problem, None, (g0 * WIDTH, min(problem.groups, g1 * WIDTH)), span)
+    return box_of(problem, plan.vector_is_wide, (g0, g1), span)
 
 
-def box_of(problem: ConvProblem, vector_letter: str, g: Pair, span: Pair) -> tuple[Shape, Shape]:
-    """Return offset and shape, in the weights' axes, of some groups and some channels of the axis `vector_letter`."""
-    low, high = span
+def box_of(problem: ConvProblem, lanes_are_wide: bool | None, g: Pair, span: Pair) -> tuple[Shape, Shape]:
+    """Return offset and shape, in the weights' axes, of some groups and some lanes: channels of the wide or the narrow
+    tensor, or None of these."""
+    lanes = "" if lanes_are_wide is None else "O" if problem.transposed == lanes_are_wide else "I"
     spans: dict[str, tuple[Shape, Shape]] = {"X": ((0,) * problem.rank, problem.kernel)}
     for letter, channels in (("I", problem.src_channels), ("O", problem.dst_channels)):
         each = channels // problem.groups
-        first, last = (low, high) if letter == vector_letter else (0, each)
+        first, last = span if letter == lanes else (0, each)
         if letter != problem.groups_axis:
             # this axis holds all groups one after another: several are whole, one may be cut
             first, last = g[0] * each + first, (g[1] - 1) * each + last

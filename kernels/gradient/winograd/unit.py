@@ -33,7 +33,7 @@ from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.schedule import schedule
-from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of
+from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of, cut_shares
 from kernels.gradient.winograd.driver import (
     PRODUCTS,
     TAKEN_ROWS,
@@ -85,14 +85,14 @@ class BwdWinograd(WinogradKernel):
             least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
             by_group = min(groups, wanted)
             by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
-            shares = _shares(by_group, by_block, groups, blocks)
+            shares = cut_shares(by_group, by_block, groups, blocks)
             macs = problem.macs // len(shares)
             return [self._unit(problem, plan, i, 0, macs, (*share, 0, 1)) for i, share in enumerate(shares)], 0
         macs = problem.macs // parts
         first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
         joining = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
         by_group = min(groups, joining)
-        shares = _shares(by_group, min(blocks, joining // by_group), groups, blocks)
+        shares = cut_shares(by_group, min(blocks, joining // by_group), groups, blocks)
         last = [self._unit(problem, plan, parts + i, 1, 0, (*share, -1, parts)) for i, share in enumerate(shares)]
         return first + last, parts * nbytes
 
@@ -102,8 +102,7 @@ class BwdWinograd(WinogradKernel):
         g0, g1, b0, b1 = part[:4]
         first, last = plan.lanes[b0], plan.lanes[b1 - 1]
         span = int(first["first"]), int(last["first"] + last["valid"])
-        letter = "O" if problem.op.startswith("ConvT") == plan.lanes_are_wide else "I"
-        offset, shape = box_of(problem, letter, (g0, g1), span)
+        offset, shape = box_of(problem, plan.lanes_are_wide, (g0, g1), span)
         return Unit(index, stage, offset, shape, macs, part)
 
     def run(
@@ -202,7 +201,7 @@ class _Share:
         if not len(self.plan.slabs[depth]):
             sums[...] = 0
             return True
-        wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
+        wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         tensors = (wide, narrow) if self.plan.lanes_are_wide else (narrow, wide)
         run = _Run(self, side_records(self.plan, depth, group), np.array([address(each) for each in tensors]), stop)
         return run.chunks(self.plan.slabs[depth], *chunks, address(sums), 0)
@@ -270,12 +269,3 @@ def _exact(problem: ConvProblem, inputs: Sequence[Storage]) -> bool:
             return True
         bound *= float(peak)
     return bound <= EXACT
-
-
-def _shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[tuple[int, int, int, int]]:
-    """Cut groups, then blocks of lanes, into equal parts."""
-    return [
-        (groups * i // by_group, groups * (i + 1) // by_group, blocks * j // by_block, blocks * (j + 1) // by_block)
-        for i in range(by_group)
-        for j in range(by_block)
-    ]
