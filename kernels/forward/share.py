@@ -13,7 +13,7 @@ from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.emit.brgemm import KINDS as MICRO
 from kernels.emit.brgemm import MASKS, ROWS, micro_table
-from kernels.emit.compiler import Record, Records, row_of, values_of
+from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
 from kernels.emit.intrinsics import KINDS
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
@@ -68,6 +68,7 @@ class Share(ABC):
         (self.g0, self.g1), self.channels = self.spans[1:3]
         self.kind = KINDS[problem.dtype]
         self.lanewise = way == "lanes"
+        self.floats = dict.fromkeys(("panels", "source", "products", "sums"), 0)
         dims, size = self.dims, storage_dtype(problem.dtype).itemsize
         strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
         self.strides, self.src_strides = ([1, 1, 1], strides) if dims.gathers else (strides, [1, 1, 1])
@@ -99,30 +100,23 @@ class Share(ABC):
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
         self.near_dst = bool(self.dst[-1] == size)
 
-    def passes(self, kind: type[Record], groups: Ints, /, **values: Any) -> Records:
-        """Return passes that begin at some groups; `values` are their other fields."""
+    def one_pass(self, group: int, groups: int, channels: int, first: int = 0) -> Records:
+        """Return a pass of some groups from `group` on and some of their dst channels, from the `first` on."""
         operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
-        passes = np.empty(len(groups), kind.dtype)
-        for name, value in (operands | values).items():
-            passes[name] = value
-        for name in operands:
-            passes[name]["start"] += groups * passes[name]["group"]
-        return passes
+        one = row_of(Pass, groups=groups, channels=channels, **operands)
+        for name, step in (("src", "group"), ("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
+            one[name]["start"] += group * one[name]["group"] + (name != "src") * first * one[name][step]
+        return one
 
-    def call(
-        self, inputs: Sequence[Storage], output: Storage, panels: int, source: int, sums: int, products: int = 0
-    ) -> Records:
-        """Return the addresses of a call: its tensors and scratch memory."""
+    def call(self, inputs: Sequence[Storage], output: Storage) -> Records:
+        """Return the addresses of a call: its tensors and scratch memory, of so many `floats`."""
         return row_of(
             Call,
             src=address(inputs[0]),
             weights=address(inputs[1]),
             bias=address(inputs[2]) if len(inputs) > 2 else 0,
             dst=address(output),
-            panels=panels,
-            source=source,
-            products=products,
-            sums=sums,
+            **{name: arena_address(name, floats) for name, floats in self.floats.items()},
         )
 
     @abstractmethod
@@ -177,13 +171,11 @@ class _Gather(Share):
         source = self.line * channels if self.lanewise else 4 * dense
         grid = self._grid(self._band_pixels(source, direct), direct)
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
-        if packed and not far:
-            self.source_floats = self._points(grid) * source // 4 + WIDTH * 4
-        elif far:
-            self.source_floats = prod(grid) * source // 4 + WIDTH * 4
-        else:
-            self.source_floats = 0
-        self.sums_floats = 0 if direct else prod(grid) * (self._lanes() if self.lanewise else LANES)
+        if packed or far:
+            points = prod(grid) if far else self._points(grid)
+            self.floats["source"] = points * source // 4 + WIDTH * 4
+        self.floats["sums"] = 0 if direct else prod(grid) * (self._lanes() if self.lanewise else LANES)
+        self.floats["products"] = LANES * max(ROWS["f32"].values())
         kernel = [table.kernel for table in self.tables[1:]]
         group, inside = self._flushes(kernel, words, limit)
         line = None if far else line
@@ -329,9 +321,9 @@ class _Gather(Share):
 
     def _lane_passes(self, cuts: Sequence[Span]) -> Iterator[Records]:
         """Yield a pass for each range of groups, which are lanes."""
-        self.panels_floats = (self.block_bytes + self.line) // 4
+        self.floats["panels"] = (self.block_bytes + self.line) // 4
         for first, end in cuts:
-            yield self.passes(Pass, np.array([first]), groups=1, channels=(end - first) * self.dims.dst_channels)
+            yield self.one_pass(first, 1, (end - first) * self.dims.dst_channels)
 
     def _passes(self) -> Iterator[Records]:
         """Cut the share so that the packed weights of a pass have room."""
@@ -340,25 +332,14 @@ class _Gather(Share):
         limit = SUMS.weights_bytes if self.bands > 1 else SUMS.weights_bytes // 8
         room = max(2, limit // max(1, self.block_bytes) // 2 * 2)
         together, blocks = max(1, room // ceil((high - low) / WIDTH)), min(room, ceil((high - low) / WIDTH))
-        self.panels_floats = min(groups, together) * blocks * (self.block_bytes // 4 + WIDTH)
+        self.floats["panels"] = min(groups, together) * blocks * (self.block_bytes // 4 + WIDTH)
         for g in range(0, groups, together):
             for first in range(low, high, room * WIDTH):
-                channels = min(high - first, room * WIDTH)
-                part = self.passes(Pass, np.array([g]), groups=min(groups - g, together), channels=channels)
-                for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
-                    part[name]["start"] += first * part[name][step]
-                yield part
+                yield self.one_pass(g, min(groups - g, together), min(high - first, room * WIDTH), first)
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and band by band."""
-        call = self.call(
-            inputs,
-            output,
-            panels=arena_address("weights", self.panels_floats),
-            source=arena_address("source", self.source_floats),
-            products=arena_address("products", LANES * max(ROWS["f32"].values())),
-            sums=arena_address("sums", self.sums_floats),
-        )
+        call = self.call(inputs, output)
         for part in self.parts:
             least = 512
             if self.boxes is None:
@@ -402,13 +383,13 @@ class _Scatter(Share):
         floats = max(1, width * (channels + 8))
         lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
-        self.panels_floats = groups * channels * used * LANES
-        self.source_floats = lines * floats if packed else 0
-        self.products_floats = limit * (used + 1) * LANES
-        self.sums_floats = prod(high - low for low, high in self.spans[3:]) * dims.wide_channels
+        self.floats["panels"] = groups * channels * used * LANES
+        self.floats["source"] = lines * floats if packed else 0
+        self.floats["products"] = limit * (used + 1) * LANES
+        self.floats["sums"] = prod(high - low for low, high in self.spans[3:]) * dims.wide_channels
         self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
         self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
-        self.part = self.passes(Pass, np.zeros(1, np.int64), groups=groups, channels=dims.wide_channels)
+        self.part = self.one_pass(0, groups, dims.wide_channels)
         self.share = row_of(
             ScatterShare,
             kind=self.kind,
@@ -428,14 +409,7 @@ class _Scatter(Share):
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute some src lines after the other."""
-        call = self.call(
-            inputs,
-            output,
-            panels=arena_address("weights", self.panels_floats),
-            source=arena_address("source", self.source_floats),
-            products=arena_address("products", self.products_floats),
-            sums=arena_address("sums", self.sums_floats),
-        )
+        call = self.call(inputs, output)
         pack_columns(self.share, self.part, call)
         for item in range(0, self.items, self.batch):
             if stop():

@@ -17,10 +17,10 @@ from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
-from kernels.forward.cells.records import Cell, CellLine, CellPass, CellPhase, CellShare, CellTables, Cut, Magnitudes
+from kernels.forward.cells.records import Cell, CellLine, CellPhase, CellShare, CellTables, Cut, Magnitudes
 from kernels.forward.cells.schedule import LANES
 from kernels.forward.output import write
-from kernels.forward.records import Bias, Call, Data
+from kernels.forward.records import Bias, Call, Data, Pass
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
@@ -51,6 +51,13 @@ products fit.
 
 LEAST_BIAS = (np.float32(2.0**-119), np.float32(0), np.float32(2.0**-103))
 """Smallest bias, by parts: the last of its 8 or 24 digits is worth 2**-126."""
+
+
+@jit
+def _blocks(one: Pass) -> int:
+    """Count the blocks of 16 dst channels of a pass."""
+    blocks: int = (one.channels + TILE - 1) // TILE
+    return blocks
 
 
 @jit
@@ -102,7 +109,7 @@ def _set_axis(cell: Cell, axis: int, line: CellLine) -> None:
 
 @jit
 def _bring(
-    share: CellShare, one: CellPass, call: Call, segment: int, cells: Rows[Cell], boxes: Rows[PackedBox],
+    share: CellShare, one: Pass, call: Call, segment: int, cells: Rows[Cell], boxes: Rows[PackedBox],
     packings: Rows[Packing],
 ) -> None:  # fmt: skip
     """Pack a segment of the src of the first of two cells; the other was packed there before, all zero for none.
@@ -147,7 +154,7 @@ def _bring(
 
 @jit
 def bring_weights(
-    shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], taps: Rows[PackedBox], odd: Vector
+    shares: Rows[CellShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox], odd: Vector
 ) -> None:
     """Pack weights to [part][block][tap][steps of src channels], each a tile; say which dst channels are `odd`.
 
@@ -155,7 +162,7 @@ def bring_weights(
     """
     share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
     weights, packing = one.weights, packings[0]
-    parts, blocks, block = share.parts, one.blocks, share.block_bytes
+    parts, blocks, block = share.parts, _blocks(one), share.block_bytes
     packing.pairs, packing.parts, packing.channels, packing.scratch = True, parts, one.channels, call.products
     packing.source, packing.channel = call.weights + weights.start, weights.dst_channel
     packing.strides[3] = weights.src_channel
@@ -207,7 +214,7 @@ def _cut(share: CellShare, cell: Cell, phase: CellPhase, cut: Cut) -> bool:
 
 @jit
 def _sum_phase(
-    table: Vector, share: CellShare, one: CellPass, call: Call, phase: CellPhase, cut: Cut, offsets: Vector,
+    table: Vector, share: CellShare, one: Pass, call: Call, phase: CellPhase, cut: Cut, offsets: Vector,
     weights: int,
 ) -> None:  # fmt: skip
     """Sum all taps of a phase into rows of 16 or 32 lanes, on tile registers."""
@@ -225,7 +232,7 @@ def _sum_phase(
     where = np.zeros((4, 13), np.int64)
     for down in range(1, 5):
         rest = where[down - 1]
-        rest[0], rest[1], rest[2], rest[3] = one.blocks * share.block_bytes, depth * block, row, line
+        rest[0], rest[1], rest[2], rest[3] = _blocks(one) * share.block_bytes, depth * block, row, line
         for k in range(1, down):
             rest[6 + k], rest[5 + down + k] = k * TILE * row, k * TILE * line
     walks, run = max(1, WALK_STEPS // depth), min(depth, WALK_STEPS)
@@ -287,7 +294,7 @@ def _set_out(share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cu
 
 @jit
 def compute_cells(
-    table: Vector, shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], tables: CellTables, first: int,
+    table: Vector, shares: Rows[CellShare], passes: Rows[Pass], calls: Rows[Call], tables: CellTables, first: int,
     failed: Table,
 ) -> None:  # fmt: skip
     """Compute some cells from the `first` on for one group, and say which pairs of blocks `failed` in which cell.
@@ -302,11 +309,12 @@ def compute_cells(
     count = segments[0] * segments[1] * segments[2]
     cells = np.zeros(2 * count, CELL)
     packings = np.empty(1, PACKING)
-    pairs, block_bytes, scratch = (one.blocks + 1) // 2, share.block_bytes, call.products
+    blocks, block_bytes, scratch = _blocks(one), share.block_bytes, call.products
+    pairs = (blocks + 1) // 2
     mine, theirs = np.empty(1, MAGNITUDES), np.empty(pairs, MAGNITUDES)
     for p in range(pairs):
         weights = call.panels + 2 * p * block_bytes
-        _range(parts, weights, one.blocks * block_bytes, min(2, one.blocks - 2 * p) * block_bytes, theirs[p])
+        _range(parts, weights, blocks * block_bytes, min(2, blocks - 2 * p) * block_bytes, theirs[p])
         if parts != 2:
             _bias_line(kind, call.bias, one.bias, LANES * p, min(LANES, one.channels - LANES * p), scratch)
             theirs[p].finite = theirs[p].finite and not _small_bias(parts, scratch)
@@ -341,7 +349,7 @@ def compute_cells(
             failed[item, p] = 0 if _plain(parts, mine[0], theirs[p]) else 1
             if failed[item, p] == 1:
                 continue
-            across = min(2, one.blocks - 2 * p)
+            across = min(2, blocks - 2 * p)
             lanes, valid, place = across * TILE, min(LANES, one.channels - LANES * p), to + LANES * p * dst.channel
             _bias_line(kind, call.bias, one.bias, LANES * p, valid, scratch)
             if not direct:

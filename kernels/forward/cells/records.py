@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kernels.emit.compiler import Record, Rows, Vector, numbers, together
-from kernels.forward.records import Bias, Data, Filter
 
-__all__ = ["Cell", "CellLine", "CellPass", "CellPhase", "CellShare", "CellTables", "Cut", "Magnitudes"]
+__all__ = ["Cell", "CellLine", "CellPhase", "CellShare", "CellTables", "Cut", "Magnitudes"]
 
 
 class CellShare(Record):
@@ -40,17 +39,6 @@ class CellShare(Record):
     src_strides: Vector = numbers(3)
     first: Vector = numbers(4)
     counts: Vector = numbers(4)
-
-
-class CellPass(Record):
-    """The dst channels of which the packed weights have room, in `blocks` of 16, and where their tensors begin."""
-
-    src: Data
-    weights: Filter
-    bias: Bias
-    dst: Data
-    channels: int
-    blocks: int
 
 
 class CellLine(Record):

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arena import arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
-from kernels.emit.compiler import Records, row_of
+from kernels.emit.compiler import row_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
-from kernels.forward.cells.records import CellPass, CellShare
+from kernels.forward.cells.records import CellShare
 from kernels.forward.cells.schedule import LANES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
@@ -58,10 +57,11 @@ class _Cells(Share):
             for g, c in product(range(self.g1 - self.g0), range(low, high, pairs * LANES))
         ]
         widest = max(ceil((last - first) / TILE) for _, first, last in self.cuts)
-        self.weights_floats = plan.parts * widest * plan.block_bytes // 4
+        self.floats["panels"] = plan.parts * widest * plan.block_bytes // 4
         rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
-        self.panel_floats = (rows + SPARE) * plan.row_bytes // 4 + SPARE
-        self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
+        self.floats["source"] = (rows + SPARE) * plan.row_bytes // 4 + SPARE
+        self.floats["products"] = SPLIT_BYTES // 4
+        self.floats["sums"] = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * plan.step * plan.depth, STEP)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
@@ -84,29 +84,13 @@ class _Cells(Share):
             first=self.firsts,
             counts=self.counts,
         )
-        self.parts = self._parts()
-
-    def _parts(self) -> list[Records]:
-        """Return the passes, each as a table of its own."""
-        groups, firsts, ends = np.array(self.cuts, np.int64).T
-        channels = ends - firsts
-        passes = self.passes(CellPass, groups, channels=channels, blocks=-(-channels // TILE))
-        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
-            passes[name]["start"] += firsts * passes[name][step]
-        return np.split(passes, len(passes))
+        self.parts = [self.one_pass(group, 1, last - first, first) for group, first, last in self.cuts]
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and cell by cell, and then what did not do here, in the same scratch memory."""
         plan = self.plan
         others: list[list[int]] = []
-        call = self.call(
-            inputs,
-            output,
-            panels=arena_address("weights", self.weights_floats),
-            source=arena_address("source", self.panel_floats),
-            products=arena_address("products", SPLIT_BYTES // 4),
-            sums=arena_address("sums", self.sums_floats),
-        )
+        call = self.call(inputs, output)
         for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
             blocks = ceil((last - first) / TILE)
             odd = np.zeros(TILE * blocks, np.int64)
