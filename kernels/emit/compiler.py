@@ -144,7 +144,8 @@ class Record:
 def together(kind: type[N]) -> type[N]:
     """Let compiled functions take and make a `NamedTuple`: one parameter for what belongs together.
 
-    Its fields mean what parameters mean.
+    Its fields mean what parameters mean. Each look at a field that is an array counts references to it, atomically:
+    inner loops take arrays themselves.
     """
     fields = [_NUMBA[each.__forward_arg__] for each in kind.__annotations__.values()]
     _NUMBA[kind.__name__] = types.BaseTuple.from_types(fields, kind)
@@ -163,8 +164,8 @@ def row_of(kind: type[Record], /, **values: Any) -> Records:
 
 def values_of(kind: type[Record], /, **values: Any) -> tuple[Any, ...]:
     """Return the values of a record inside another one: each field by its name."""
-    assert values.keys() == set(kind.__annotations__), kind
-    return tuple(values[name] for name in kind.__annotations__)
+    assert values.keys() == kind.__annotations__.keys(), kind
+    return tuple(map(values.__getitem__, kind.__annotations__))
 
 
 def jit(function: F) -> F:

@@ -212,7 +212,7 @@ def _sum_block(
 
     Far taps are phases of their own: in each the src that it meets is packed first, its positions side by side.
     """
-    axes, phases, taps, pieces = tables.axes, tables.phases, tables.taps, lists.pieces
+    axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
     row, at, end, counts, room = share.row, work.at, work.end, work.counts, pieces.shape[0] // 4
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
@@ -246,7 +246,7 @@ def _sum_block(
                 )
                 if counts[axis] > 0:
                     batch.rows = rows
-                    sum_lists(entry, share, tables, work, lists, batch)
+                    sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
                 at[axis] += rows * work.repeat
             else:
                 counts[axis], end[axis] = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)

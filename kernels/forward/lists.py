@@ -7,10 +7,10 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
-from kernels.forward.records import GatherShare, Lists, Phase, Piece, Tables, Tap, Work
+from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lists"]
 
@@ -80,9 +80,10 @@ def list_rows(
 
 
 @jit
-def _sum_tiles(entry: int, share: GatherShare, tables: Tables, work: Work, batch: Batch, begun: bool) -> None:
+def _sum_tiles(
+    entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
+) -> None:
     """Add the batch to the tiles at hand."""
-    axes, phases = tables.axes, tables.phases
     row, at, end, src, dst = share.row, work.at, work.end, work.src, work.dst
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
@@ -114,9 +115,11 @@ def _sum_tiles(entry: int, share: GatherShare, tables: Tables, work: Work, batch
 
 
 @jit
-def _sum_lines(share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch) -> None:
+def _sum_lines(
+    share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
+    elements: Rows[Element], batch: Batch,
+) -> None:  # fmt: skip
     """Sum the tiles at hand line of taps by line of taps."""
-    axes, pieces, elements = tables.axes, lists.pieces, lists.elements
     src, counts, room, count = work.src, work.counts, pieces.shape[0] // 4, 0
     begin = pieces[3 * room].src - pieces[3 * room].number
     outside = begin + (batch.rows - 1) * axes[3].src_step + share.kernel[2] - share.width
@@ -131,19 +134,21 @@ def _sum_lines(share: GatherShare, tables: Tables, work: Work, lists: Lists, bat
             element.case = case
             count += 1
     batch.count = count
-    _sum_tiles(share.lines, share, tables, work, batch, False)
+    _sum_tiles(share.lines, share, axes, phases, work, batch, False)
 
 
 @jit
-def sum_lists(entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch) -> None:
+def sum_lists(
+    entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
+    elements: Rows[Element], batch: Batch,
+) -> None:  # fmt: skip
     """Sum the tiles at hand over all combinations of their taps, which are `pieces` of each axis in turn.
 
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
-    pieces, elements = lists.pieces, lists.elements
     src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
     if share.lines != 0:
-        _sum_lines(share, tables, work, lists, batch)
+        _sum_lines(share, axes, phases, work, pieces, elements, batch)
         return
     count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
     if not begun:
@@ -178,7 +183,7 @@ def sum_lists(entry: int, share: GatherShare, tables: Tables, work: Work, lists:
                             batch.totals = totals
                         if count > MOST_ELEMENTS // 2:
                             batch.count = count
-                            _sum_tiles(entry, share, tables, work, batch, begun)
+                            _sum_tiles(entry, share, axes, phases, work, batch, begun)
                             count, begun = 0, True
                     last = mark
                     element = elements[count]
@@ -188,5 +193,5 @@ def sum_lists(entry: int, share: GatherShare, tables: Tables, work: Work, lists:
                     element.case = image.case | plane.case | across.case | column.case
                     count += 1
     batch.count = count
-    _sum_tiles(entry, share, tables, work, batch, begun)
+    _sum_tiles(entry, share, axes, phases, work, batch, begun)
     batch.start, batch.start_row, batch.totals = start, 0, totals

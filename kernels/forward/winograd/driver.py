@@ -99,7 +99,7 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
     last, finite = _lines(slab, FACTORS - 1), True
     across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
     along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
-    source = dst.sums + vector * VECTOR
+    source, bias, plane, row = dst.sums + vector * VECTOR, dst.bias + vector * VECTOR, dst.plane, dst.c_row
     for frame in range(frames):
         for line in range(lines):
             number = (frame * lines + line) * across
@@ -109,11 +109,10 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
             to = place[0] + frame * place[1] + 2 * line * place[2]
             for column in range(columns):
                 beside = column + 1 < columns or slab.odd[1] == 0
+                other = fourth + (column * fourth_along if line < last else 0)
                 finite = put_outputs(
-                    source + (number + column * along) * dst.c_row,
-                    source + 12 * dst.plane + (fourth + (column * fourth_along if line < last else 0)) * dst.c_row,
-                    dst.plane, vectors, dst.bias + vector * VECTOR, to + 2 * column * place[3],
-                    place[3] if beside else 0, place[2] if below else 0,
+                    source + (number + column * along) * row, source + 12 * plane + other * row, plane, vectors, bias,
+                    to + 2 * column * place[3], place[3] if beside else 0, place[2] if below else 0,
                 ) and finite  # fmt: skip
     return finite
 
