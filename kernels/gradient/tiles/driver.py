@@ -29,7 +29,6 @@ from kernels.gradient.tiles.records import (
     LaneTile,
     Line,
     Packed,
-    PanelSteps,
     Range,
     Share,
     Slab,
@@ -49,7 +48,7 @@ NATIVE, LINES, PLANES = 0, 1, 2
 
 WIDTH = target().lanes
 
-GROUP, PACKED, PANEL_STEPS, VISIT = Group.dtype, Packed.dtype, PanelSteps.dtype, Visit.dtype
+GROUP, PACKED, VISIT = Group.dtype, Packed.dtype, Visit.dtype
 
 
 @jit
@@ -89,32 +88,32 @@ def _zero_border(share: Share, box: Box, panel: int) -> None:
 
 @jit
 def _set_apart(scalar: Source, box: Box, dense: Vector, source: int, target: int) -> None:
-    """Copy the lines of a dense panel to where they stand among zeros."""
+    """Copy the lines of a panel with `dense` steps, in lines, to where they stand among zeros."""
     steps = scalar.steps
     for n in range(box.sizes[0]):
         for d in range(box.sizes[1]):
             for h in range(box.sizes[2]):
                 to = target + n * steps[0] + d * steps[1] + h * steps[2]
-                copy_lines(steps[3] // 4, to, source + n * dense[0] + d * dense[1] + h * dense[2], box.sizes[3])
+                line = source + (n * dense[0] + d * dense[1] + h * dense[2]) * steps[3]
+                copy_lines(steps[3] // 4, to, line, box.sizes[3])
 
 
 @jit
-def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel], to: PanelSteps) -> int:
+def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel]) -> int:
     """Bring groups of the scalar tensor to where the tiles read them; return the address of position 0.
 
-    `parts` and `to` are scratch.
+    `parts` is scratch.
     """
     source, scratch = packed.source, packed.to
     if share.pack == NATIVE:
         return source
     scalar, base, first, row = share.scalar, scratch, scratch, 0
-    dense, dense_bytes = to.dense, to.dense_bytes
-    steps, sizes = scalar.steps, box.sizes
+    steps, sizes, to = scalar.steps, box.sizes, np.empty(4, np.int64)
     for axis in range(4):
         source += box.first[axis] * scalar.strides[axis]
         base -= box.held[axis] * steps[axis]
         first += (box.first[axis] - box.held[axis]) * steps[axis]
-        to.lines[axis] = steps[axis] // steps[3]
+        to[axis] = steps[axis] // steps[3]
     for g in range(packed.count):
         for t in range(lines.shape[0]):
             panel, part = g * share.scratch_bytes + t * share.plane, parts[row]
@@ -132,17 +131,15 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
         pack_planes(src, channels, scratch, share.plane, sizes[:], steps[:])
     elif share.padded and packed.count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
         # short lines that follow each other are transposed as one, then set apart
-        dense[3], dense_bytes[3] = 1, steps[3]
         for axis in range(2, -1, -1):
-            dense[axis] = dense[axis + 1] * sizes[1 + axis]
-            dense_bytes[axis] = dense[axis] * steps[3]
+            to[axis] = to[axis + 1] * sizes[1 + axis]
         spare = scratch + lines.shape[0] * share.plane
         for t in range(lines.shape[0]):
             parts[t].address = spare
-            pack_panels(src, parts[t : t + 1], sizes[:], dense[:])
-            _set_apart(scalar, box, dense_bytes[:], spare, first + t * share.plane)
+            pack_panels(src, parts[t : t + 1], sizes[:], to)
+            _set_apart(scalar, box, to, spare, first + t * share.plane)
     else:
-        pack_panels(src, parts[:row], sizes[:], to.lines[:])
+        pack_panels(src, parts[:row], sizes[:], to)
     return base
 
 
@@ -255,8 +252,7 @@ def add_slabs(
     """
     share, addresses = shares[0], calls[0]
     together, padded = share.together, share.padded
-    visits, steps = _visits(share, ranges.shape[0]), np.empty(1, PANEL_STEPS)
-    packings, groups = np.empty(2, PACKED), np.empty(1, GROUP)
+    visits, packings, groups = _visits(share, ranges.shape[0]), np.empty(2, PACKED), np.empty(1, GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
     apart = np.empty(share.acc_bytes // 4 if padded else 0, np.float32)
@@ -275,7 +271,7 @@ def add_slabs(
             panels = vector.source if share.in_place else vector.to
             if not share.in_place:
                 _pack_vector(share, packings[0], slab.vector, blocks, vector_parts)
-            base = _pack_scalar(share, packings[1], slab.scalar, lines, scalar_parts, steps[0])
+            base = _pack_scalar(share, packings[1], slab.scalar, lines, scalar_parts)
             for g in range(vector.count):
                 sums = addresses.acc + (first + g) * share.acc_bytes
                 group.panels, group.acc = panels + g * share.panel_bytes, sums

@@ -11,7 +11,7 @@ from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import LANE_ROWS
 
 __all__ = [
-    "Block", "Box", "Group", "LaneTile", "Line", "Packed", "PanelSteps", "Range", "Share", "Slab", "Source", "Tile",
+    "Block", "Box", "Group", "LaneTile", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile",
     "TileCall", "Visit", "Walk", "Weights",
 ]  # fmt: skip
 
@@ -119,14 +119,6 @@ class Source(Record):
     strides: Vector = numbers(4)
     steps: Vector = numbers(4)
     moves: Vector = numbers(4)
-
-
-class PanelSteps(Record):
-    """Steps in a panel of scalars, in lines; in one with no zeros around its box `dense`, in lines and in bytes."""
-
-    lines: Vector = numbers(4)
-    dense: Vector = numbers(4)
-    dense_bytes: Vector = numbers(4)
 
 
 class Share(Record):
