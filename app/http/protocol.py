@@ -274,9 +274,9 @@ class _Flow(FlowControl):
 
 def _end_of_heads(data: bytes, start: int, most: int) -> int:
     """Return where `most` heads from `start` on may end, at the earliest, or the length of `data` if it has fewer."""
-    # Counting takes a tenth of the time, but all of what has arrived would be counted for each request that waits.
-    if most < MAX_WAITING or data.count(b"\n\n", start) + data.count(b"\n\r\n", start) >= most:
-        for number, line in enumerate(_EMPTY_LINE.finditer(data, start), 1):
+    first = data.find(b"\n", start)  # base64 has none, and this search takes a tenth of the time
+    if first >= 0:
+        for number, line in enumerate(_EMPTY_LINE.finditer(data, first), 1):
             if number == most:
                 return line.end()
     return len(data)
