@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.pool.local import LocalEngine
     from app.telemetry.metrics import Telemetry
 
-__all__ = ["Call", "Checked", "Prepared", "Resources"]
+__all__ = ["Call", "Prepared", "Resources"]
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
@@ -36,23 +36,14 @@ _CANCELLED = "the caller cancelled the call"
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A call that has passed every check; its tensors may still be arriving."""
-
-    op: ResolvedOp
-    options: Options
-    deadline: float
-    """When the call has to end, by `time.monotonic()`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked call with the plan of each output."""
+    """A call that has passed every check, with the plan of each output; its tensors may still be arriving."""
 
     op: ResolvedOp
     computations: tuple[Computation, ...]
     options: Options
     deadline: float
+    """When the call has to end, by `time.monotonic()`."""
 
     @property
     def plan(self) -> Plan:

@@ -4,7 +4,7 @@ Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. 
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.plan(service.check(call, started))    # every check, no bytes needed
+        prepared = await service.plan(*service.check(call), started)    # every check, no bytes needed
         async with service.call(prepared, tensors, lease) as call:
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Checked, Prepared, Resources
+from app.calls.call import Call, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, is_planned_at_once, plan_call
 from app.calls.sealed import SealedChecks
@@ -38,7 +38,7 @@ from app.settings import Settings
 from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
-from schemas.ops import require_reference, resolve
+from schemas.ops import ResolvedOp, require_reference, resolve
 
 if TYPE_CHECKING:
     from app.intake.sinks import DirectBody
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from app.pool.local import LocalEngine
     from app.pool.messages import Unfit
 
-__all__ = ["Checked", "Prepared", "Service"]
+__all__ = ["Prepared", "Service"]
 
 _log = logging.getLogger("convgrad")
 
@@ -198,10 +198,8 @@ class Service:
             allowed = min(allowed, options.deadline_ms / 1000)
         return started + allowed
 
-    def check(self, call: RequestedCall, started: float) -> Checked:
+    def check(self, call: RequestedCall) -> tuple[ResolvedOp, Options]:
         """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
-
-        The deadline counts from `started`, a `time.monotonic()` time.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
@@ -212,16 +210,18 @@ class Service:
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
         check_algorithm(op.called_as, chosen.algorithm, [("", op)])
         check_limits(op, self.settings)
-        return Checked(op, chosen, self.deadline(chosen, started))
+        return op, chosen
 
-    async def plan(self, checked: Checked) -> Prepared:
-        """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
-        op, options = checked.op, checked.options
+    async def plan(self, op: ResolvedOp, options: Options, started: float) -> Prepared:
+        """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`.
+
+        The deadline counts from `started`, a `time.monotonic()` time.
+        """
+        deadline = self.deadline(options, started)
         plan = partial(plan_call, op, self.settings, options.uses_reference, options.algorithm)
         at_once = is_planned_at_once(op, options.uses_reference)
-        return Prepared(
-            op, plan() if at_once else await self.plan_in_thread(plan, checked.deadline), options, checked.deadline
-        )
+        computations = plan() if at_once else await self.plan_in_thread(plan, deadline)
+        return Prepared(op, computations, options, deadline)
 
     async def plan_in_thread(self, plan: Callable[[], T], deadline: float) -> T:
         """Call `plan` in the planner's thread, in order of arrival, so that the event loop is not blocked.

@@ -91,19 +91,19 @@ class Compute(Task):
         """Check and plan the call."""
         is_shape = self.called.operation.is_shape
         if any(isinstance(meta, TensorMeta) and is_shape(key) for key, meta in call.metas.items()):
-            self._check_without_shape(call, started)
+            self._check_without_shape(call)
             return None
-        prepared = await self.service.plan(self.service.check(call, started))
+        prepared = await self.service.plan(*self.service.check(call), started)
         self._check(prepared)
         return prepared
 
-    def _check_without_shape(self, call: RequestedCall, started: float) -> None:
+    def _check_without_shape(self, call: RequestedCall) -> None:
         """Check a call whose shape input has not arrived: its values take precedence over the attribute."""
         name, spellings = self.called.called_as, self.called.operation.attribute_spellings
         shape = self.called.operation.shape_input
         attributes = {key: value for key, value in call.request.attributes.items() if spellings.get(key) != shape}
         try:
-            self.service.check(replace(call, request=replace(call.request, attributes=attributes)), started)
+            self.service.check(replace(call, request=replace(call.request, attributes=attributes)))
         except InvalidParams as error:
             errors = [
                 found
@@ -165,9 +165,9 @@ class Validate(Immediate):
 
     async def answer(self, call: RequestedCall, started: float) -> Answered:
         """Return the resolved attributes, outputs, plan and cost of the call."""
-        checked = self.service.check(call, started)
+        checked = self.service.check(call)
         with self.service.admission.call(current_context()):
-            prepared = await self.service.plan(checked)
+            prepared = await self.service.plan(*checked, started)
         op = prepared.op
         plan = describe_plans(op, prepared.computations)
         if len(op.outputs) == 1:  # several can't be verified at once
