@@ -1,4 +1,4 @@
-"""Replies that are sent while they are made; beats while nothing is keep proxies from closing the connection."""
+"""Replies that are sent while they are made. Beats keep proxies from closing a connection that is idle."""
 
 from __future__ import annotations
 
