@@ -3,11 +3,11 @@
     python -m benchmarks.without [--rounds 3] [--only PART]
 
 For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
-the latency of one caller of a tiny and of a large call, and the throughput of four callers; for the cache of heads the
-tiny call is one of `/v2`, for the overlap of arrival and computation the large call is. For the listener there is a
-flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
-never complete it; for the upload slots, many large calls at once; for pipelining, connections with thousands of
-requests each.
+the latency of one caller of a tiny and of a large call, and the throughput of four callers. For the cache of heads the
+tiny call is one of `/v2`; for the overlap of arrival and computation the large call is, and it is sent at a gigabit per
+second. For the listener there is a flood of tiny calls at once, each over a connection of its own; for the timeouts,
+connections that begin a request and never complete it; for the upload slots, many large calls at once; for pipelining,
+connections with thousands of requests each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -42,6 +44,7 @@ PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots", "p
 
 _SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 _LARGE_CALLS, _LARGE_MIB = 200, 16
+_BITS_PER_S, _PIECE = 1e9, 1 << 17
 _CONNECTIONS, _LINE = 20, b"GET /v1/ops HTTP/1.1\r\nhost: localhost\r\n"
 _PIPELINED = 5_999 * (_LINE + b"\r\n") + _LINE + b"connection: close\r\n\r\n"
 """A quarter of a megabyte, which one read may bring."""
@@ -86,6 +89,21 @@ def _request(api: str, case: str) -> Wire:
     return chosen.build(next(each for each in CASES if each.name == case))
 
 
+def _paced(wire: Wire) -> Wire:
+    """Return a request that is sent at the rate of a network."""
+
+    def pieces() -> Iterator[memoryview]:
+        start, sent = time.perf_counter(), 0
+        for data in wire.pieces:
+            piece = memoryview(data)
+            for at in range(0, len(piece), _PIECE):
+                yield piece[at : at + _PIECE]
+                sent += len(piece[at : at + _PIECE])
+                time.sleep(max(0.0, start + 8 * sent / _BITS_PER_S - time.perf_counter()))
+
+    return replace(wire, pieces=pieces())  # type: ignore[arg-type] # for one call
+
+
 def _half_open(service: LiveService) -> int:
     """Send the beginning of a request over many connections; return how many are still open a while later."""
     with ExitStack() as stack:
@@ -116,6 +134,7 @@ def _compare_calls(services: dict[str, LiveService], rounds: int, part: str) -> 
     """Print the latency of one caller and the throughput of four; short runs take turns, for the machine may change."""
     tiny = _request("/v2 binary" if part == "head_cache" else "/v1 JSON", "tiny")
     large = _request("/v2 binary" if part == "overlap" else "multipart to npy", "large")
+    send = _paced if part == "overlap" else lambda wire: wire
     alone, slow, rates = (dict[str, list[float]]((name, []) for name in services) for _ in range(3))
     with ExitStack() as stack:
         connections = {
@@ -128,7 +147,7 @@ def _compare_calls(services: dict[str, LiveService], rounds: int, part: str) -> 
             for name, several in connections.items():
                 one = several[0]
                 alone[name] += latencies(lambda: one.call(tiny), 100)  # noqa: B023 - called at once
-                slow[name] += latencies(lambda: one.call(large), 3)  # noqa: B023 - called at once
+                slow[name] += latencies(lambda: one.call(send(large)), 3)  # noqa: B023 - called at once
                 count, seconds = throughput([lambda each=each: each.call(tiny) for each in several], 0.3)  # type: ignore[misc]
                 rates[name].append(count / seconds)
     for name in services:
