@@ -24,8 +24,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from schemas.broken_rules import BrokenRule, broken_rule, members_rule, number
 from schemas.frameworks import format_here
-from schemas.problems import Problem, members_problem, number, problem
 from schemas.rows import MAX_DIMS, AttributeRow, Dialect
 from schemas.shapes import INT64_MAX
 from schemas.spelling import canonical
@@ -63,13 +63,13 @@ class Attributes(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Attributes]) -> Attributes:
-        unusable = members_problem(data, ["attributes"])
+        unusable = members_rule(data, ["attributes"])
         if unusable is not None:
             raise ValidationError.from_exception_data(cls.__name__, [_line(unusable)], hide_input=True)
-        values, _, problems = canonical(cls.called, data)
-        if not problems:
+        values, _, broken = canonical(cls.called, data)
+        if not broken:
             return handler(values)
-        lines: list[InitErrorDetails] = [_line(found) for found in problems]
+        lines: list[InitErrorDetails] = [_line(found) for found in broken]
         raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
 
     @classmethod
@@ -111,37 +111,37 @@ def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list[Problem]]:
+def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list[BrokenRule]]:
     """Return the attributes of a call with defaults, and every rule that they break by themselves.
 
     A value that breaks a rule is None, with its name in `bad`, so that the rest can still be checked.
     """
-    unusable = members_problem(given, ["attributes"])
+    unusable = members_rule(given, ["attributes"])
     if unusable is not None:
         return Given(bad=frozenset(called.operation.attribute)), [unusable]
-    values, spelled, problems = canonical(called, given)
-    bad = {called.operation.attribute_spellings[found["loc"][1]] for found in problems if _is_known(called, found)}
+    values, spelled, broken = canonical(called, given)
+    bad = {called.operation.attribute_spellings[found["loc"][1]] for found in broken if _is_known(called, found)}
     try:
         model = _field_model(called.called_as, partial=bool(bad))
         read = model.model_validate(values)
     except ValidationError as error:
         for found in error.errors(include_url=False):
             bad.add(str(found["loc"][0]))
-            problems.append(_from_pydantic(called, found, spelled))
+            broken.append(_from_pydantic(called, found, spelled))
         kept = {name: value for name, value in values.items() if name not in bad}
         read = _field_model(called.called_as, partial=True).model_validate(kept)
     fields = read.__dict__
     if bad:
         fields = {name: value for name, value in fields.items() if name not in bad}
-    return Given(**fields, bad=frozenset(bad), spelled=spelled), problems
+    return Given(**fields, bad=frozenset(bad), spelled=spelled), broken
 
 
-def _is_known(called: CalledOperation, found: Problem) -> bool:
+def _is_known(called: CalledOperation, found: BrokenRule) -> bool:
     loc = found["loc"]
     return len(loc) > 1 and loc[1] in called.operation.attribute_spellings
 
 
-def _line(found: Problem) -> InitErrorDetails:
+def _line(found: BrokenRule) -> InitErrorDetails:
     # Pydantic formats messages with braces; ours are final.
     text = found["msg"].replace("{", "{{").replace("}", "}}")
     return InitErrorDetails(type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None)
@@ -150,7 +150,7 @@ def _line(found: Problem) -> InitErrorDetails:
 _OTHER_CHANNELS = str.maketrans("IO", "OI")
 
 
-def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> Problem:
+def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> BrokenRule:
     name, *index = found["loc"]
     row = called.operation.attribute[name]
     written = spelled.get(name) or called.wire_names[name]
@@ -179,7 +179,7 @@ def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, st
             msg, kind = f"{where} must be a list of integers", "list_type"
         case _:
             msg, kind = f"{where} must be an integer", "int_type"
-    return problem(["attributes", written, *index], msg, kind)
+    return broken_rule(["attributes", written, *index], msg, kind)
 
 
 def _fields(called: CalledOperation, *, partial: bool) -> dict[str, Any]:

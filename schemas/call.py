@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas.attributes import Given, read_attributes
+from schemas.broken_rules import BrokenRule, broken_rule, dims, safe_key
 from schemas.inputs import Inputs, read_inputs
-from schemas.problems import Problem, dims, problem, safe_key
 from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
@@ -53,28 +53,28 @@ class Call:
 
 def read_call(
     called: CalledOperation, attributes: object, inputs: object, output: object, outputs: tuple[str, ...] = ()
-) -> tuple[Call, list[Problem]]:
+) -> tuple[Call, list[BrokenRule]]:
     """Return a call, and the rules that its parts break by themselves or by their number of values."""
-    given, problems = read_attributes(called, attributes)
+    given, broken = read_attributes(called, attributes)
     found, more = read_inputs(called, inputs)
-    problems.extend(more)
-    known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], problems)
+    broken.extend(more)
+    known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], broken)
     call = Call(called, given, found, known, None, ("inputs", ""), [])
-    call.outputs = _read_outputs(called, outputs, problems)
-    _check_needed(call, problems)
+    call.outputs = _read_outputs(called, outputs, broken)
+    _check_needed(call, broken)
     if called.operation.computes == "diff_weights":
-        call.weights, call.weights_loc = _choose_shape(call, "weights_shape", problems)
+        call.weights, call.weights_loc = _choose_shape(call, "weights_shape", broken)
     elif called.operation.convolves:
         weights = found.metas.get("weights")
         call.weights_loc = ("inputs", call.name("weights"))
         call.weights = None if weights is None else weights.shape
         if called.operation.shape_input is not None:
-            call.result, call.result_loc = _choose_shape(call, called.operation.shape_input, problems)
-    problems.extend(_ranks(call))
-    return call, problems
+            call.result, call.result_loc = _choose_shape(call, called.operation.shape_input, broken)
+    broken.extend(_ranks(call))
+    return call, broken
 
 
-def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
+def _read_outputs(called: CalledOperation, asked: tuple[str, ...], broken: list[BrokenRule]) -> tuple[str, ...]:
     """Return the canonical names of the requested outputs; by default the operation's first."""
     spellings, found = called.operation.output_spellings, []
     for index, name in enumerate(asked):
@@ -83,16 +83,16 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: lis
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in called.operation.outputs)
             msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
-            problems.append(problem(loc, msg + advice(called, name, "output"), "unknown_output"))
+            broken.append(broken_rule(loc, msg + advice(called, name, "output"), "unknown_output"))
         elif output in found:
             msg = f"outputs must name each output once, but repeats {safe_key(name)}"
-            problems.append(problem(loc, msg, "conflict"))
+            broken.append(broken_rule(loc, msg, "conflict"))
         else:
             found.append(output)
     return tuple(found) or (_output(called),)
 
 
-def _check_needed(call: Call, problems: list[Problem]) -> None:
+def _check_needed(call: Call, broken: list[BrokenRule]) -> None:
     """Check the inputs that only some outputs read: a missing one is an error, an unneeded one gets a warning."""
     for row in call.called.operation.inputs:
         if row.only_for is None:
@@ -102,14 +102,14 @@ def _check_needed(call: Call, problems: list[Problem]) -> None:
             call.warnings.append(f"{call.name(row.name)} is not read: {output} is not among the requested outputs")
         elif not given and row.only_for in call.outputs and row.name not in call.inputs.bad:
             name = call.called.wire_names[row.name]
-            problems.append(problem(["inputs", name], f"{name} is required for {output}", "missing"))
+            broken.append(broken_rule(["inputs", name], f"{name} is required for {output}", "missing"))
 
 
 def _output(called: CalledOperation) -> str:
     return called.operation.output.name
 
 
-def _choose_shape(call: Call, row: str, problems: list[Problem]) -> tuple[tuple[int, ...] | None, tuple[str, str]]:
+def _choose_shape(call: Call, row: str, broken: list[BrokenRule]) -> tuple[tuple[int, ...] | None, tuple[str, str]]:
     """Return the shape of the result and where it was given: by the input, the attribute, or a dump's output."""
     given, inputs = getattr(call.given, row), call.inputs.shape
     weights = call.inputs.metas.get("weights") if row == "weights_shape" else None
@@ -134,23 +134,23 @@ def _choose_shape(call: Call, row: str, problems: list[Problem]) -> tuple[tuple[
         needed = row == "weights_shape" or call.inputs.values_unknown
         if needed and row not in call.given.bad and row not in call.inputs.bad:
             msg = f"{written} is required: as an input or as an attribute"
-            problems.append(problem(["attributes", written], msg, "missing"))
+            broken.append(broken_rule(["attributes", written], msg, "missing"))
         return None, ("attributes", written)
     # Of a data tensor the batch may be empty.
     zeros = [axis for axis, size in enumerate(shape) if size == 0 and (axis or row == "weights_shape")]
     for axis in zeros:
         msg = f"{loc[1]}[{axis}] must be at least 1, but is 0"
-        problems.append(problem([*loc, axis], msg, "greater_than_equal"))
+        broken.append(broken_rule([*loc, axis], msg, "greater_than_equal"))
     if weights is not None and weights.shape != shape:
         msg = f"{call.name('weights')} must have the shape {dims(shape)} of {loc[1]}, but has {dims(weights.shape)}"
-        problems.append(problem(["inputs", call.name("weights"), "shape"], msg, "weights_shape"))
+        broken.append(broken_rule(["inputs", call.name("weights"), "shape"], msg, "weights_shape"))
     if known is not None and known != shape:
         msg = f"{loc[1]} must be the output's shape, which is {dims(known)}, but is {dims(shape)}"
-        problems.append(problem(loc, msg, "output_shape"))
+        broken.append(broken_rule(loc, msg, "output_shape"))
     return None if zeros else shape, loc
 
 
-def _ranks(call: Call) -> Iterator[Problem]:
+def _ranks(call: Call) -> Iterator[BrokenRule]:
     """Check that shapes have the rank of the first input, and lists one value per spatial axis."""
     metas = call.inputs.metas
     base = metas.get(call.base)
@@ -162,7 +162,7 @@ def _ranks(call: Call) -> Iterator[Problem]:
         meta = metas.get(other)
         if meta is not None and len(meta.shape) != rank:
             msg = f"{call.name(other)} must have {rank} dimensions like {name}, but has {len(meta.shape)}"
-            yield problem(["inputs", call.name(other), "shape"], msg, "rank")
+            yield broken_rule(["inputs", call.name(other), "shape"], msg, "rank")
             del metas[other]
     if call.weights is not None and len(call.weights) != rank:
         if call.called.operation.computes == "diff_weights":
@@ -174,12 +174,12 @@ def _ranks(call: Call) -> Iterator[Problem]:
     yield from _lengths(call, rank - 2, name)
 
 
-def _wrong_rank(shape: tuple[int, ...], loc: tuple[str, str], rank: int, base: str) -> Problem:
+def _wrong_rank(shape: tuple[int, ...], loc: tuple[str, str], rank: int, base: str) -> BrokenRule:
     msg = f"{loc[1]} must have {rank} values, as {base} has {rank} dimensions, but has {len(shape)}"
-    return problem(loc, msg, "rank")
+    return broken_rule(loc, msg, "rank")
 
 
-def _lengths(call: Call, spatial: int, base: str) -> Iterator[Problem]:
+def _lengths(call: Call, spatial: int, base: str) -> Iterator[BrokenRule]:
     axes = (
         f"one value for each of the {spatial} spatial axes of {base}"
         if spatial > 1
@@ -190,7 +190,7 @@ def _lengths(call: Call, spatial: int, base: str) -> Iterator[Problem]:
         if values is None or len(values) == spatial or (may_be_empty and not values):
             continue
         written = call.name(attribute)
-        yield problem(["attributes", written], f"{written} must have {axes}, but has {len(values)}", "length")
+        yield broken_rule(["attributes", written], f"{written} must have {axes}, but has {len(values)}", "length")
 
 
 _LISTS = (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgrad._errors import UnknownOperation
-from schemas.problems import Problem, invalid_params, problem
+from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
 from schemas.rows import Operation
 from schemas.tables import CalledOperation, find_operation
 
@@ -88,26 +88,26 @@ def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
     if kind is None and called is not None:
         kind = called.called_as
     if not isinstance(kind, str):
-        raise invalid_params("not a dumped op", [problem([*loc, "kind"], "kind must name an operation", "missing")])
+        raise invalid_params("not a dumped op", [broken_rule([*loc, "kind"], "kind must name an operation", "missing")])
     try:
         found = find_operation(kind)
     except UnknownOperation as error:
         if called is None:
             raise
         # The operation called exists: the error is in the dump.
-        wrong = problem([*loc, "kind"], f"kind: {error.message}", "kind")
+        wrong = broken_rule([*loc, "kind"], f"kind: {error.message}", "kind")
         raise invalid_params(called.called_as, [wrong]) from None
     if called is not None and found.operation.name != called.operation.name:
         msg = f"kind must be {called.operation.name}, the operation called, but is {kind}"
-        raise invalid_params(called.called_as, [problem([*loc, "kind"], msg, "kind")])
+        raise invalid_params(called.called_as, [broken_rule([*loc, "kind"], msg, "kind")])
     attributes = op.get("attrs", {})
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     if not isinstance(attributes, Mapping):
-        problems.append(problem([*loc, "attrs"], "attrs must be an object", "object_type"))
-    inputs = _inputs(found.operation, op.get("inputs", []), loc, problems)
-    output = _output(op.get("outputs", []), loc, problems)
-    if problems:
-        raise invalid_params(kind, problems)
+        broken.append(broken_rule([*loc, "attrs"], "attrs must be an object", "object_type"))
+    inputs = _inputs(found.operation, op.get("inputs", []), loc, broken)
+    output = _output(op.get("outputs", []), loc, broken)
+    if broken:
+        raise invalid_params(kind, broken)
     return Dump(kind, attributes, inputs, output)
 
 
@@ -116,25 +116,25 @@ def _only_op(value: object, loc: list[str]) -> Mapping[Any, Any]:
     if isinstance(graph, list | tuple):
         if len(graph) != 1:
             msg = f"a dumped graph must have 1 op, but has {len(graph)}: give one of them"
-            raise invalid_params("not a dumped op", [problem([*loc, "graph"], msg, "graph")])
+            raise invalid_params("not a dumped op", [broken_rule([*loc, "graph"], msg, "graph")])
         value = graph[0]
     if not isinstance(value, Mapping):
         msg = "a dumped op must be an object with kind, attrs, inputs and outputs"
-        raise invalid_params("not a dumped op", [problem(loc, msg, "object_type")])
+        raise invalid_params("not a dumped op", [broken_rule(loc, msg, "object_type")])
     return value
 
 
-def _inputs(operation: Operation, given: object, loc: list[str], problems: list[Problem]) -> dict[str, Any]:
+def _inputs(operation: Operation, given: object, loc: list[str], broken: list[BrokenRule]) -> dict[str, Any]:
     """Return the inputs by name; a list is in the operation's index order."""
     if isinstance(given, Mapping):
         return dict(given)
     if not isinstance(given, list | tuple):
-        problems.append(problem([*loc, "inputs"], "inputs must be a list", "list_type"))
+        broken.append(broken_rule([*loc, "inputs"], "inputs must be a list", "list_type"))
         return {}
     rows = [row for row in operation.inputs if row.only_for is None]  # oneDNN's own
     if len(given) > len(rows):
         msg = f"{operation.name} has at most {len(rows)} inputs, but the dump has {len(given)}"
-        problems.append(problem([*loc, "inputs"], msg, "too_long"))
+        broken.append(broken_rule([*loc, "inputs"], msg, "too_long"))
     return {row.name: tensor for row, tensor in zip(rows, given, strict=False)}
 
 
@@ -153,10 +153,10 @@ def _is_unknown(shape: object) -> bool:
     return isinstance(shape, list | tuple) and (not shape or any(type(size) is int and size < 0 for size in shape))
 
 
-def _output(given: object, loc: list[str], problems: list[Problem]) -> Any:
+def _output(given: object, loc: list[str], broken: list[BrokenRule]) -> Any:
     """Return the output's logical tensor, or None when its shape is unknown."""
     if not isinstance(given, list | tuple) or len(given) > 1:
-        problems.append(problem([*loc, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
+        broken.append(broken_rule([*loc, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
         return None
     tensor = given[0] if given else None
     shape = tensor.get("shape") if isinstance(tensor, Mapping) else None

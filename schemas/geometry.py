@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.axes import Axis, resolve_axis
+from schemas.broken_rules import BrokenRule, broken_rule, dims
 from schemas.call import Call
-from schemas.problems import Problem, dims, problem
 from schemas.shapes import (
     GroupsAxis,
     groups_axis_of,
@@ -39,17 +39,17 @@ class Geometry:
     groups_axis: GroupsAxis = "I"
 
 
-def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[Geometry, list[Problem]]:
+def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[Geometry, list[BrokenRule]]:
     """Return the sizes of a call in these formats, and the rules that they break together.
 
     Shapes and attributes that are missing or invalid by themselves are skipped.
     """
     made = Geometry()
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     metas = call.inputs.metas
     base, src, diff_dst = metas.get(call.base), metas.get("src"), metas.get("diff_dst")
     if base is None or len(base.shape) not in call.called.operation.ranks:
-        return made, problems
+        return made, broken
     if src is not None:
         made.n, made.src_channels, made.src_spatial = split_data(src.shape, data_format)
     if diff_dst is not None:
@@ -57,7 +57,7 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
         if src is not None and n != made.n:
             name = call.name("diff_dst")
             msg = f"{name} must have the batch of {call.name('src')}, which is {made.n}, but has {n}"
-            problems.append(problem(["inputs", name, "shape", 0], msg, "batch"))
+            broken.append(broken_rule(["inputs", name, "shape", 0], msg, "batch"))
         made.n = made.n if src is not None else n
     if not call.called.operation.convolves:
         made.src_channels = made.dst_channels = made.src_channels or made.dst_channels
@@ -65,74 +65,74 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
     elif call.weights is not None:
         i, o, made.kernel = split_weights(call.weights, weights_format)
         if call.given.groups is not None:
-            _RELATE[call.called.operation.computes](call, made, i, o, weights_format, problems)
+            _RELATE[call.called.operation.computes](call, made, i, o, weights_format, broken)
         if call.result is not None:
-            _relate_result(call, made, call.result, data_format, problems)
-        _relate_axes(call, made, data_format, problems)
+            _relate_result(call, made, call.result, data_format, broken)
+        _relate_axes(call, made, data_format, broken)
     bias = metas.get("bias")
     if bias is not None and len(bias.shape) == 1 and made.dst_channels not in (0, bias.shape[0]):
         name = call.name("bias")
         msg = f"{name} must have shape ({made.dst_channels}), the channels of dst, but has {dims(bias.shape)}"
-        problems.append(problem(["inputs", name, "shape"], msg, "bias"))
-    return made, problems
+        broken.append(broken_rule(["inputs", name, "shape"], msg, "bias"))
+    return made, broken
 
 
-def _relate_both(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
+def _relate_both(call: Call, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]) -> None:
     """Check the weights against the channels of `src` and `diff_dst`, and find the axis that groups divide."""
     groups = call.given.groups
     src, dst = made.src_channels, made.dst_channels
     if groups is None:
         return
-    src_divided = _divides(call, groups, "src", src, problems)
+    src_divided = _divides(call, groups, "src", src, broken)
     # Without a valid diff_dst its channels are 0, which any number of groups divides.
-    if not (_divides(call, groups, "diff_dst", dst, problems) and src_divided and dst):
+    if not (_divides(call, groups, "diff_dst", dst, broken) and src_divided and dst):
         return
     axis = groups_axis_of(call.transposed, i, o, src, dst, groups)
     if axis is None:
         right = [(right_i, right_o) for _, right_i, right_o in weights_channels(call.transposed, src, dst, groups)]
         channels = f"{src} channels of {call.name('src')}, {dst} of {call.name('diff_dst')}"
-        problems.append(_wrong_weights(call, made, right, weights_format, channels))
+        broken.append(_wrong_weights(call, made, right, weights_format, channels))
     else:
         made.groups_axis = axis
 
 
-def _relate_src(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
+def _relate_src(call: Call, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]) -> None:
     """Check the weights against the channels of `src`, and infer the channels of `dst` from them."""
     groups, src = call.given.groups, made.src_channels
-    if groups is None or not _divides(call, groups, "src", src, problems):
+    if groups is None or not _divides(call, groups, "src", src, broken):
         return
     if call.transposed and i == src:
         made.groups_axis, made.dst_channels = "O", o * groups
     elif i == src // groups:
-        _divides(call, groups, "dst", o, problems)
+        _divides(call, groups, "dst", o, broken)
         made.groups_axis, made.dst_channels = "I", o
     else:
         right = [(src, o), (src // groups, o)] if call.transposed else [(src // groups, o)]
         channels = f"{src} channels of {call.name('src')}"
-        problems.append(_wrong_weights(call, made, right, weights_format, channels))
+        broken.append(_wrong_weights(call, made, right, weights_format, channels))
 
 
-def _relate_dst(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
+def _relate_dst(call: Call, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]) -> None:
     """Check the weights against the channels of `diff_dst`, and infer the channels of `diff_src` from them."""
     groups, dst = call.given.groups, made.dst_channels
-    if groups is None or not _divides(call, groups, "diff_dst", dst, problems):
+    if groups is None or not _divides(call, groups, "diff_dst", dst, broken):
         return
     if call.transposed and o == dst // groups:
-        _divides(call, groups, "diff_src", i, problems)
+        _divides(call, groups, "diff_src", i, broken)
         made.groups_axis, made.src_channels = "O", i
     elif o == dst:
         made.groups_axis, made.src_channels = "I", i * groups
     else:
         right = [(i, dst // groups), (i, dst)] if call.transposed else [(i, dst)]
         channels = f"{dst} channels of {call.name('diff_dst')}"
-        problems.append(_wrong_weights(call, made, right, weights_format, channels))
+        broken.append(_wrong_weights(call, made, right, weights_format, channels))
 
 
 _RELATE = {"diff_weights": _relate_both, "dst": _relate_src, "diff_src": _relate_dst}
 
 
 def _relate_result(
-    call: Call, made: Geometry, shape: tuple[int, ...], data_format: str, problems: list[Problem]
+    call: Call, made: Geometry, shape: tuple[int, ...], data_format: str, broken: list[BrokenRule]
 ) -> None:
     """Check the batch and the channels of a given shape of `diff_src`, and take its spatial sizes."""
     n, channels, made.src_spatial = split_data(shape, data_format)
@@ -140,31 +140,31 @@ def _relate_result(
     axis = 1 if data_format == "NCX" else len(shape) - 1
     if n != made.n:
         msg = f"{name}[0] must be the batch of {call.name('diff_dst')}, which is {made.n}, but is {n}"
-        problems.append(problem([kind, name, 0], msg, "batch"))
+        broken.append(broken_rule([kind, name, 0], msg, "batch"))
     if made.src_channels not in (0, channels):
         msg = f"{name}[{axis}] must be {made.src_channels}, the channels that the weights give, but is {channels}"
-        problems.append(problem([kind, name, axis], msg, "channels"))
+        broken.append(broken_rule([kind, name, axis], msg, "channels"))
 
 
-def _divides(call: Call, groups: int, tensor: str, channels: int, problems: list[Problem]) -> bool:
+def _divides(call: Call, groups: int, tensor: str, channels: int, broken: list[BrokenRule]) -> bool:
     if channels % groups:
         name = call.name("groups")
         msg = f"{name} must divide the channels of {call.name(tensor)}, which are {channels}, but is {groups}"
-        problems.append(problem(["attributes", name], msg, "groups"))
+        broken.append(broken_rule(["attributes", name], msg, "groups"))
     return channels % groups == 0
 
 
 def _wrong_weights(
     call: Call, made: Geometry, right: list[tuple[int, int]], weights_format: str, channels: str
-) -> Problem:
+) -> BrokenRule:
     assert call.weights is not None
     shapes = dict.fromkeys(dims(weights_shape(i, o, made.kernel, weights_format)) for i, o in right)
     facts = f"{call.name('weights_format')} {weights_format}, {channels} and groups {call.given.groups}"
     msg = f"{call.weights_loc[1]} must be {' or '.join(shapes)} for {facts}, but is {dims(call.weights)}"
-    return problem(call.weights_loc, msg, "weights_channels")
+    return broken_rule(call.weights_loc, msg, "weights_channels")
 
 
-def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Problem]) -> None:
+def _relate_axes(call: Call, made: Geometry, data_format: str, broken: list[BrokenRule]) -> None:
     """Resolve every spatial axis, if everything needed is known."""
     count = len(made.src_spatial) or len(made.dst_spatial)
     strides, dilations, pads = call.given.strides, call.given.dilations, _pads(call, count)
@@ -194,7 +194,7 @@ def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Pr
         for index in range(count)
     ]
     for axis in axes:
-        resolve_axis(call, axis, problems)
+        resolve_axis(call, axis, broken)
     made.pads_begin = tuple([axis.begin for axis in axes])
     made.pads_end = tuple([axis.end for axis in axes])
     made.output_padding = tuple([axis.output_padding or 0 for axis in axes])

@@ -13,8 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from convgrad._errors import InvalidParams, Unsupported
+from schemas.broken_rules import MAX_BROKEN_RULES, BrokenRule, broken_rule, dims, invalid_params, safe_key
 from schemas.ops import ResolvedOp, resolve
-from schemas.problems import MAX_PROBLEMS, Problem, dims, invalid_params, problem, safe_key
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT64_MAX
 from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_hint, operation_names
@@ -120,26 +120,26 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def read_graph(dump: object) -> Graph:
     """Return a dumped graph; raises `InvalidParams` with everything that is wrong with its structure."""
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     entries = dump.get("graph") if isinstance(dump, Mapping) else None
     if not isinstance(entries, list) or not entries:
         msg = "a dumped graph must be an object with a list `graph` of at least 1 op"
-        raise _invalid([problem(["graph"], msg, "list_type")])
+        raise _invalid([broken_rule(["graph"], msg, "list_type")])
     if len(entries) > _MOST_NODES:
         msg = f"a graph must have at most {_MOST_NODES} ops, but has {len(entries)}"
-        raise _invalid([problem(["graph"], msg, "too_long")])
-    reader = _Reader(problems)
+        raise _invalid([broken_rule(["graph"], msg, "too_long")])
+    reader = _Reader(broken)
     nodes: list[Node] = []
     for position, entry in enumerate(entries):
         if (node := reader.node(position, entry)) is not None:
             nodes.append(node)
-        _stop_at_many(problems)
-    problems += _doubled(reader.made)
+        _stop_at_many(broken)
+    broken += _doubled(reader.made)
     graph = Graph(nodes, reader.tensors)
-    if not problems:
-        graph.nodes = _in_order(nodes, problems)
-    if problems:
-        raise _invalid(problems)
+    if not broken:
+        graph.nodes = _in_order(nodes, broken)
+    if broken:
+        raise _invalid(broken)
     return graph
 
 
@@ -149,29 +149,29 @@ def resolve_graph(graph: Graph, given: Mapping[int, TensorMeta] | None = None) -
     Shapes that the dump lacks are taken from `given`, the tensors of the request. Raises `InvalidParams` with the
     broken rules of all nodes, and `Unsupported` if only dtypes are wrong.
     """
-    tensors, problems = dict(graph.tensors), list[Problem]()
+    tensors, broken = dict(graph.tensors), list[BrokenRule]()
     for tensor in graph.inputs:
         if tensor.shape is None:
             meta = (given or {}).get(tensor.id)
             if meta is None:
                 msg = f"the shape of tensor {tensor.id} is not in the dump, and nothing computes it"
-                problems.append(problem(["inputs", str(tensor.id)], msg, "missing"))
+                broken.append(broken_rule(["inputs", str(tensor.id)], msg, "missing"))
             else:
                 tensors[tensor.id] = LogicalTensor(tensor.id, tensor.dtype, meta.shape)
     found: list[tuple[Node, ResolvedOp]] = []
     for node in graph.nodes:
-        op = _resolve_node(node, tensors, problems)
+        op = _resolve_node(node, tensors, broken)
         if op is not None:
             found.append((node, op))
             known = tensors[node.output]
             tensors[node.output] = LogicalTensor(known.id, known.dtype, op.output.shape, known.strides)
-        _stop_at_many(problems)
-    if problems:
-        raise _invalid(problems)
+        _stop_at_many(broken)
+    if broken:
+        raise _invalid(broken)
     return ResolvedGraph(tuple(found), tensors)
 
 
-def _resolve_node(node: Node, tensors: Mapping[int, LogicalTensor], problems: list[Problem]) -> ResolvedOp | None:
+def _resolve_node(node: Node, tensors: Mapping[int, LogicalTensor], broken: list[BrokenRule]) -> ResolvedOp | None:
     """Return the resolved operation of a node; None if it is invalid, or its inputs are."""
     shape_input = node.called.operation.shape_input
     inputs: dict[str, Any] = {}
@@ -189,9 +189,10 @@ def _resolve_node(node: Node, tensors: Mapping[int, LogicalTensor], problems: li
     except InvalidParams as error:
         found = error.errors
     except Unsupported as error:
-        found = error.data.get("errors", [problem([], error.message, "unsupported_dtype")])
-    problems += [
-        problem(["graph", node.position, *each["loc"]], f"{node.label}: {each['msg']}", each["type"]) for each in found
+        found = error.data.get("errors", [broken_rule([], error.message, "unsupported_dtype")])
+    broken += [
+        broken_rule(["graph", node.position, *each["loc"]], f"{node.label}: {each['msg']}", each["type"])
+        for each in found
     ]
     return None
 
@@ -199,11 +200,11 @@ def _resolve_node(node: Node, tensors: Mapping[int, LogicalTensor], problems: li
 class _Reader:
     """Reads the ops of a dump; each logical tensor must be described in the same way wherever it appears."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, broken: list[BrokenRule]) -> None:
         self.tensors: dict[int, LogicalTensor] = {}
         self.made: list[tuple[int, int, str, list[int]]] = []
         """Position, id, label and outputs of each op, also of those that are invalid."""
-        self._problems = problems
+        self._broken = broken
         self._where: dict[int, str] = {}
 
     def node(self, position: int, entry: object) -> Node | None:
@@ -242,7 +243,7 @@ class _Reader:
         if isinstance(kind, str) and kind in operation_names():
             return find_operation(kind)
         known = ", ".join(operation.name for operation in OPERATIONS)
-        end = operation_hint(kind, self._problems)[1]
+        end = operation_hint(kind, self._broken)[1]
         rule = f"{label}: {safe_key(kind)[:_SHOWN]} is not supported; the kinds are {known}{end}"
         self._wrong([*loc, "kind"], rule, "kind")
         return None
@@ -332,51 +333,51 @@ class _Reader:
         return strides
 
     def _wrong(self, loc: list[str | int], message: str, kind: str) -> None:
-        self._problems.append(problem(loc, message, kind))
+        self._broken.append(broken_rule(loc, message, kind))
 
 
-def _doubled(made: list[tuple[int, int, str, list[int]]]) -> Iterator[Problem]:
+def _doubled(made: list[tuple[int, int, str, list[int]]]) -> Iterator[BrokenRule]:
     """Check that ids are given once, and each tensor is computed once."""
     ids: dict[int, int] = {}
     makers: dict[int, str] = {}
     for position, number, label, outputs in made:
         if number in ids:
-            yield problem(["graph", position, "id"], f"{label} has the same id as op {ids[number]}", "conflict")
+            yield broken_rule(["graph", position, "id"], f"{label} has the same id as op {ids[number]}", "conflict")
         ids.setdefault(number, position)
         for index, output in enumerate(outputs):
             if output in makers:
                 msg = f"{label} computes tensor {output}, which {makers[output]} computes too"
-                yield problem(["graph", position, "outputs", index, "id"], msg, "conflict")
+                yield broken_rule(["graph", position, "outputs", index, "id"], msg, "conflict")
             makers.setdefault(output, label)
 
 
-def _in_order(nodes: list[Node], problems: list[Problem]) -> list[Node]:
-    """Return the nodes so that each follows those it needs; those of a cycle are a problem."""
+def _in_order(nodes: list[Node], broken: list[BrokenRule]) -> list[Node]:
+    """Return the nodes so that each follows those it needs; those of a cycle break a rule."""
     makers, by_id = {node.output: node.id for node in nodes}, {node.id: node for node in nodes}
     needs = {node.id: [makers[number] for number in node.inputs.values() if number in makers] for node in nodes}
     sorter, ordered = TopologicalSorter(needs), list[Node]()
     try:
         sorter.prepare()
     except CycleError as error:
-        problems.append(_cycle([by_id[number] for number in error.args[1][1:]]))
+        broken.append(_cycle([by_id[number] for number in error.args[1][1:]]))
     while ready := sorter.get_ready():
         ordered += sorted((by_id[number] for number in ready), key=lambda node: node.position)
         sorter.done(*ready)
     return ordered
 
 
-def _cycle(nodes: list[Node]) -> Problem:
+def _cycle(nodes: list[Node]) -> BrokenRule:
     """Return the error for a cycle of nodes, each of which reads the result of the one before it."""
     names = ", ".join(node.label for node in nodes[:_MOST_NAMES])
     needed = "needs its own result" if len(nodes) == 1 else "need each other's results"
-    return problem(["graph", nodes[0].position], f"{names} {needed}: a graph must have no cycle", "cycle")
+    return broken_rule(["graph", nodes[0].position], f"{names} {needed}: a graph must have no cycle", "cycle")
 
 
-def _stop_at_many(problems: list[Problem]) -> None:
+def _stop_at_many(broken: list[BrokenRule]) -> None:
     """Raise `InvalidParams` when there are more broken rules than an error lists: the other nodes are not checked."""
-    if len(problems) > MAX_PROBLEMS:
-        raise invalid_params("graph", problems, stopped=True)
+    if len(broken) > MAX_BROKEN_RULES:
+        raise invalid_params("graph", broken, stopped=True)
 
 
-def _invalid(problems: list[Problem]) -> InvalidParams:
-    return invalid_params("graph", problems)
+def _invalid(broken: list[BrokenRule]) -> InvalidParams:
+    return invalid_params("graph", broken)

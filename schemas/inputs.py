@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.problems import Problem, members_problem, number, problem, safe_key
+from schemas.broken_rules import BrokenRule, broken_rule, members_rule, number, safe_key
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT32_MAX
 from schemas.spelling import advice, same_value
@@ -20,7 +20,8 @@ class Inputs:
     """The valid inputs of a call by canonical name.
 
     `shape` is the value of the input that is a shape; None if it is absent, or a tensor whose values are unknown here.
-    `dtype` is the type T of the call. `unsupported` is the first problem with a dtype that the operation does not have.
+    `dtype` is the type T of the call. `unsupported` is the broken rule of the first dtype that the operation does not
+    have.
     """
 
     metas: dict[str, TensorMeta] = field(default_factory=dict)
@@ -29,38 +30,38 @@ class Inputs:
     shape: tuple[int, ...] | None = None
     values_unknown: bool = False
     dtype: str | None = None
-    unsupported: Problem | None = None
+    unsupported: BrokenRule | None = None
 
 
-def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Problem]]:
+def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[BrokenRule]]:
     """Return the inputs of a call, and the rules that each breaks by itself or by its dtype."""
     found = Inputs()
-    problems: list[Problem] = []
-    unusable = members_problem(given, ["inputs"])
+    broken: list[BrokenRule] = []
+    unusable = members_rule(given, ["inputs"])
     if unusable is not None:
         found.bad.update(row.name for row in called.operation.inputs)
         return found, [unusable]
-    values = _by_name(called, given, found, problems)
+    values = _by_name(called, given, found, broken)
     for row in called.operation.inputs:
         if row.name in values:
             key = found.spelled[row.name]
-            before = len(problems)
+            before = len(broken)
             if row.dtypes == "s32":
-                found.shape = _shape_values(values[row.name], key, row.name != "weights_shape", problems)
+                found.shape = _shape_values(values[row.name], key, row.name != "weights_shape", broken)
                 found.values_unknown = not isinstance(values[row.name], list | tuple)
             else:
                 ranks = (1,) if row.name == "bias" else called.operation.ranks
-                _tensor(row.name, values[row.name], key, ranks, found, problems)
-            if len(problems) > before:
+                _tensor(row.name, values[row.name], key, ranks, found, broken)
+            if len(broken) > before:
                 found.bad.add(row.name)
         elif row.required and row.name not in found.bad:
             name = called.wire_names[row.name]
-            problems.append(problem(["inputs", name], f"{name} is required", "missing"))
+            broken.append(broken_rule(["inputs", name], f"{name} is required", "missing"))
             found.bad.add(row.name)
-    return found, problems
+    return found, broken
 
 
-def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[Problem]) -> dict[str, object]:
+def _by_name(called: CalledOperation, given: Any, found: Inputs, broken: list[BrokenRule]) -> dict[str, object]:
     values: dict[str, object] = {}
     spellings = called.operation.input_spellings
     for key, value in given.items():
@@ -70,13 +71,13 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[
             msg = f"{'this input' if shown == '?' else shown} is not an input of {called.called_as}"
             known = ", ".join(called.wire_names[row.name] for row in called.operation.inputs)
             msg += advice(called, key, "input") or f": it has {known}"
-            problems.append(problem(["inputs", shown], msg, "unknown_input"))
+            broken.append(broken_rule(["inputs", shown], msg, "unknown_input"))
         elif value is None:
             continue
         elif name in values and not same_value(values[name], value):
             # Two tensors can't be compared before their data arrives, so a second one is an error.
             msg = f"{key} is another spelling of {found.spelled[name]}: give one"
-            problems.append(problem(["inputs", str(key)], msg, "conflict"))
+            broken.append(broken_rule(["inputs", str(key)], msg, "conflict"))
             found.bad.add(name)
         else:
             values.setdefault(name, value)
@@ -84,68 +85,70 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[
     return values
 
 
-def _tensor(name: str, value: object, key: str, ranks: tuple[int, ...], found: Inputs, problems: list[Problem]) -> None:
-    meta = read_meta(value, ["inputs", key], problems)
+def _tensor(
+    name: str, value: object, key: str, ranks: tuple[int, ...], found: Inputs, broken: list[BrokenRule]
+) -> None:
+    meta = read_meta(value, ["inputs", key], broken)
     if meta is None:
         return
     if meta.dtype not in (*DTYPE_NAMES, *REFERENCE_DTYPES):
         msg = f"{key} must be {', '.join(DTYPE_NAMES[:-1])} or {DTYPE_NAMES[-1]}, or f64 with options.reference"
-        wrong = problem(["inputs", key, "dtype"], msg, "unsupported_dtype")
+        wrong = broken_rule(["inputs", key, "dtype"], msg, "unsupported_dtype")
         found.unsupported = found.unsupported or wrong
-        problems.append(wrong)
+        broken.append(wrong)
         return
     if found.dtype is None:
         found.dtype = meta.dtype
     elif meta.dtype != found.dtype:
         first = next(iter(found.metas))
         msg = f"{key} must be {found.dtype} like {found.spelled[first]}, but is {meta.dtype}"
-        problems.append(problem(["inputs", key, "dtype"], msg, "mixed_dtypes"))
-    _check_sizes(name, key, meta.shape, ranks, problems)
+        broken.append(broken_rule(["inputs", key, "dtype"], msg, "mixed_dtypes"))
+    _check_sizes(name, key, meta.shape, ranks, broken)
     found.metas[name] = meta
 
 
-def _check_sizes(name: str, key: str, shape: tuple[int, ...], ranks: tuple[int, ...], problems: list[Problem]) -> None:
+def _check_sizes(name: str, key: str, shape: tuple[int, ...], ranks: tuple[int, ...], broken: list[BrokenRule]) -> None:
     if len(shape) not in ranks:
         *others, last = map(str, ranks)
         rule = f"{', '.join(others)} or {last} dimensions" if others else f"{last} dimension"
-        problems.append(problem(["inputs", key, "shape"], f"{key} must have {rule}, but has {len(shape)}", "rank"))
+        broken.append(broken_rule(["inputs", key, "shape"], f"{key} must have {rule}, but has {len(shape)}", "rank"))
         return
     # The batch alone may be empty: it is the leading axis in either data format.
     first = 1 if name in ("src", "diff_dst") else 0
     for axis in range(first, len(shape)):
         if shape[axis] == 0:
             msg = f"{key} must have at least 1 element on axis {axis}, but has 0; only the batch may be empty"
-            problems.append(problem(["inputs", key, "shape", axis], msg, "empty"))
+            broken.append(broken_rule(["inputs", key, "shape", axis], msg, "empty"))
 
 
-def _shape_values(value: object, key: str, may_be_empty: bool, problems: list[Problem]) -> tuple[int, ...] | None:
+def _shape_values(value: object, key: str, may_be_empty: bool, broken: list[BrokenRule]) -> tuple[int, ...] | None:
     """Return the values of a shape input, or None if they are absent, unknown or invalid."""
     loc: list[str | int] = ["inputs", key]
     if isinstance(value, list | tuple):
-        return _listed(value, key, 0 if may_be_empty else 1, problems)
-    meta = read_meta(value, loc, problems)
+        return _listed(value, key, 0 if may_be_empty else 1, broken)
+    meta = read_meta(value, loc, broken)
     if meta is not None and meta.dtype != "s32":
-        problems.append(problem([*loc, "dtype"], f"{key} must be s32, or a JSON list of integers", "shape_dtype"))
+        broken.append(broken_rule([*loc, "dtype"], f"{key} must be s32, or a JSON list of integers", "shape_dtype"))
     if meta is not None and len(meta.shape) != 1:
         msg = f"{key} must have 1 dimension, but has {len(meta.shape)}"
-        problems.append(problem([*loc, "shape"], msg, "rank"))
+        broken.append(broken_rule([*loc, "shape"], msg, "rank"))
     return None
 
 
 def _listed(
-    value: list[object] | tuple[object, ...], key: str, least: int, problems: list[Problem]
+    value: list[object] | tuple[object, ...], key: str, least: int, broken: list[BrokenRule]
 ) -> tuple[int, ...] | None:
     if len(value) > MAX_DIMS:
         msg = f"{key} must have at most {MAX_DIMS} values, but has {len(value)}"
-        problems.append(problem(["inputs", key], msg, "too_long"))
+        broken.append(broken_rule(["inputs", key], msg, "too_long"))
         return None
     sizes: list[int] = []
     for axis, size in enumerate(value):
         if type(size) is not int:
-            problems.append(problem(["inputs", key, axis], f"{key}[{axis}] must be an integer", "int_type"))
+            broken.append(broken_rule(["inputs", key, axis], f"{key}[{axis}] must be an integer", "int_type"))
         elif not 0 <= size <= INT32_MAX:
             msg = f"{key}[{axis}] must be from {least} to {INT32_MAX}, but is {number(size)}"
-            problems.append(problem(["inputs", key, axis], msg, "range"))
+            broken.append(broken_rule(["inputs", key, axis], msg, "range"))
         else:
             sizes.append(size)
     # oneDNN writes an absent shape as zeros.

@@ -8,11 +8,11 @@ from math import prod
 from typing import Any
 
 from convgrad._dtypes import DTYPES
+from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, unsupported
 from schemas.call import Call, read_call
 from schemas.dumps import from_dump, is_dump, read_dump
 from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
-from schemas.problems import Problem, dims, invalid_params, problem, unsupported
 from schemas.resolved import ResolvedOp
 from schemas.rows import DATA_FORMATS, REFERENCE_DTYPES, WEIGHTS_FORMATS
 from schemas.shapes import INT64_MAX, data_shape, elements
@@ -52,8 +52,8 @@ def require_reference(op: ResolvedOp) -> None:
     if op.dtype in REFERENCE_DTYPES:
         rule = f"is {op.dtype}, which only the reference kernel computes, slowly: send f32, or set options.reference"
         names = [op.wire_name(spec.name) for spec in op.inputs]
-        problems = [problem(["inputs", name, "dtype"], f"{name} {rule}", "unsupported_dtype") for name in names]
-        raise unsupported(f"{op.called_as}: {problems[0]['msg']}", problems)
+        broken = [broken_rule(["inputs", name, "dtype"], f"{name} {rule}", "unsupported_dtype") for name in names]
+        raise unsupported(f"{op.called_as}: {broken[0]['msg']}", broken)
 
 
 def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tuple[str, ...]) -> ResolvedOp:
@@ -65,28 +65,30 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tupl
         # shape.
         expected = output if inputs and dump.inputs else dump.output
         given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
-    call, problems = read_call(called, given, inputs, output, outputs)
+    call, broken = read_call(called, given, inputs, output, outputs)
     data_format, weights_format = call.given.data_format, call.given.weights_format
     if not called.operation.convolves:
         weights_format = ""
     made = Geometry()
     if data_format is not None and weights_format is not None:
-        made, broken = infer_geometry(call, data_format, weights_format)
-        if broken and not problems:
-            _add_hint(call, data_format, weights_format, broken)
-        problems.extend(broken)
-    if not problems:
+        made, mismatches = infer_geometry(call, data_format, weights_format)
+        if mismatches and not broken:
+            _add_hint(call, data_format, weights_format, mismatches)
+        broken.extend(mismatches)
+    if not broken:
         if expected is None:
             call.output = None
-        resolved = _resolved(call, made, data_format or "", weights_format or "", problems)
-        if not problems:
+        resolved = _resolved(call, made, data_format or "", weights_format or "", broken)
+        if not broken:
             return resolved
     if call.inputs.unsupported is not None:
-        raise unsupported(call.inputs.unsupported["msg"], problems)
-    raise invalid_params(called.called_as, problems)
+        raise unsupported(call.inputs.unsupported["msg"], broken)
+    raise invalid_params(called.called_as, broken)
 
 
-def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str, problems: list[Problem]) -> ResolvedOp:
+def _resolved(
+    call: Call, made: Geometry, data_format: str, weights_format: str, broken: list[BrokenRule]
+) -> ResolvedOp:
     given, metas = call.given, call.inputs.metas
     dtype = call.inputs.dtype or ""
     groups = given.groups or 1
@@ -98,7 +100,7 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
         "diff_bias": (made.dst_channels,),
     }
     for output in call.outputs:
-        _check_output(call, output, TensorMeta(dtype, shapes[output]), problems)
+        _check_output(call, output, TensorMeta(dtype, shapes[output]), broken)
     # One multiply-add per tap, pair of channels and pixel of the tensor that the taps step over.
     pixels = prod(made.src_spatial if call.transposed else made.dst_spatial)
     products = made.n * pixels * made.dst_channels
@@ -142,21 +144,21 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
     )
 
 
-def _check_output(call: Call, output: str, found: TensorMeta, problems: list[Problem]) -> None:
+def _check_output(call: Call, output: str, found: TensorMeta, broken: list[BrokenRule]) -> None:
     """Check that an output has fewer than 2^63 bytes, and what the caller expects."""
     name = call.called.wire_names[output]
     if elements(found.shape) * DTYPES[found.dtype].itemsize > INT64_MAX:
         msg = f"{name} would have shape {dims(found.shape)}, but must have fewer than 2^63 bytes"
-        problems.append(problem(["outputs", name, "shape"], msg, "overflow"))
+        broken.append(broken_rule(["outputs", name, "shape"], msg, "overflow"))
     expected = call.output
     if expected is None or output != call.called.operation.output.name:
         return
     if expected.dtype != found.dtype:
         msg = f"{name} must be {found.dtype} like the inputs, but has another dtype in the dump"
-        problems.append(problem(["outputs", name, "dtype"], msg, "mixed_dtypes"))
+        broken.append(broken_rule(["outputs", name, "dtype"], msg, "mixed_dtypes"))
     if expected.shape != found.shape:
         msg = f"{name} must have shape {dims(found.shape)}, but has {dims(expected.shape)} in the dump"
-        problems.append(problem(["outputs", name, "shape"], msg, "output_shape"))
+        broken.append(broken_rule(["outputs", name, "shape"], msg, "output_shape"))
 
 
 def _ignored_pads(call: Call, made: Geometry) -> list[str]:
@@ -174,8 +176,8 @@ def _ignored_pads(call: Call, made: Geometry) -> list[str]:
     ]
 
 
-def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Problem]) -> None:
-    """Add to the first problem what would make the shapes valid: other formats, or two tensors exchanged.
+def _add_hint(call: Call, data_format: str, weights_format: str, mismatches: list[BrokenRule]) -> None:
+    """Add to the first broken rule what would make the shapes valid: other formats, or two tensors exchanged.
 
     All causes are named, because the remedy for a wrong one gives a valid call with a wrong result.
     """
@@ -194,11 +196,11 @@ def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Pr
         first, second = call.name("src"), call.name("diff_dst")
         causes.append((f"the shapes match{exchanged} if {first} and {second} are exchanged", ""))
     if len(causes) > 1:
-        broken[0]["msg"] += f" (either {', or '.join(cause for cause, _ in causes)})"
+        mismatches[0]["msg"] += f" (either {', or '.join(cause for cause, _ in causes)})"
     elif causes:
         ((cause, names),) = causes
         remedy = " and ".join(call.name(name) for name in names.split())
-        broken[0]["msg"] += f" ({cause}; pass {remedy})" if remedy else f" ({cause})"
+        mismatches[0]["msg"] += f" ({cause}; pass {remedy})" if remedy else f" ({cause})"
 
 
 def _fitting_formats(call: Call, data_format: str, weights_format: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgrad._errors import InvalidParams
-from schemas.problems import Problem, invalid_params, members_problem, problem, safe_key
+from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, members_rule, safe_key
 from schemas.tables import near_miss
 
 __all__ = [
@@ -119,34 +119,34 @@ def bind_params(
 
     Raises `InvalidParams` for a missing, extra or unknown parameter.
     """
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     if params is None:
         found: dict[str, Any] = {}
     elif isinstance(params, Mapping):
-        too_many = members_problem(params, ["params"])
+        too_many = members_rule(params, ["params"])
         if too_many is not None:
             raise _wrong_params([too_many])
         found = {name: params[name] for name in names if name in params}
-        problems.extend(_unknown(name, names) for name in params if name not in names)
+        broken.extend(_unknown(name, names) for name in params if name not in names)
     else:
         found = dict(zip(names, params, strict=False))
         if len(params) > len(names):
             msg = f"params must have at most {len(names)} values ({', '.join(names)}), but has {len(params)}"
-            problems.append(problem(["params"], msg, "too_long"))
-    problems.extend(problem([name], f"{name} is required", "missing") for name in required if name not in found)
-    if problems:
-        raise _wrong_params(problems)
+            broken.append(broken_rule(["params"], msg, "too_long"))
+    broken.extend(broken_rule([name], f"{name} is required", "missing") for name in required if name not in found)
+    if broken:
+        raise _wrong_params(broken)
     return found
 
 
-def _unknown(name: object, names: Sequence[str]) -> Problem:
+def _unknown(name: object, names: Sequence[str]) -> BrokenRule:
     hint = near_miss(name, tuple(names))
     msg = f"there is no such parameter; the parameters are {', '.join(names)}"
-    return problem([safe_key(name)], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_parameter")
+    return broken_rule([safe_key(name)], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_parameter")
 
 
-def _wrong_params(problems: list[Problem]) -> InvalidParams:
-    return invalid_params("params", problems)
+def _wrong_params(broken: list[BrokenRule]) -> InvalidParams:
+    return invalid_params("params", broken)
 
 
 def error_response(request_id: Id, code: int, message: str, data: Any = None) -> dict[str, Any]:

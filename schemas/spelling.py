@@ -9,49 +9,49 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from schemas.broken_rules import BrokenRule, broken_rule, safe_key
 from schemas.frameworks import name_here
-from schemas.problems import Problem, problem, safe_key
 from schemas.rows import MAX_DIMS, AttributeRow
 from schemas.tables import CalledOperation, near_miss
 
 __all__ = ["advice", "canonical", "same_value"]
 
 
-def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict[str, str], list[BrokenRule]]:
     """Return the values by canonical name, the spelling used for each, and what is wrong with the names."""
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     wrong: set[str] = set()
     spellings = called.operation.attribute_spellings
     for key, raw in given.items():
         name = spellings.get(key) if isinstance(key, str) else None
         if name is None:
-            problems.append(_unknown(called, key))
+            broken.append(_unknown(called, key))
             continue
         value = raw
         if isinstance(raw, Mapping):
             value, mistake = _unwrapped(called.operation.attribute[name], key, raw)
             if mistake is not None:
-                problems.append(mistake)
+                broken.append(mistake)
                 wrong.add(name)
         value = _normalised(name, value)
         if value is None:
             continue
         if name in values and not same_value(values[name], value):
             msg = f"{key} is another spelling of {spelled[name]}, and the two have different values"
-            problems.append(problem(["attributes", key], msg, "conflict"))
+            broken.append(broken_rule(["attributes", key], msg, "conflict"))
             continue
         values[name] = value
         spelled[name] = key
-    problems.extend(_missing(called, values, wrong))
-    return values, spelled, problems
+    broken.extend(_missing(called, values, wrong))
+    return values, spelled, broken
 
 
-def _unknown(called: CalledOperation, key: object) -> Problem:
+def _unknown(called: CalledOperation, key: object) -> BrokenRule:
     name = safe_key(key)
     msg = f"{'this attribute' if name == '?' else name} is not an attribute of {called.called_as}"
-    return problem(["attributes", name], msg + advice(called, key, "attribute"), "unknown_attribute")
+    return broken_rule(["attributes", name], msg + advice(called, key, "attribute"), "unknown_attribute")
 
 
 def advice(called: CalledOperation, name: object, kind: Literal["attribute", "input", "output"]) -> str:
@@ -81,12 +81,12 @@ def advice(called: CalledOperation, name: object, kind: Literal["attribute", "in
     return f"; it is {here.names[0].replace(' ', ' and ')} here, which {called.called_as} does not have"
 
 
-def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, Problem | None]:
+def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, BrokenRule | None]:
     if set(raw) != {"type", "value"}:
         msg = f'{key} must be a plain value, or {{"type": "{row.kind}", "value": ..}}'
-        return None, problem(["attributes", key], msg, "wrapped_value")
+        return None, broken_rule(["attributes", key], msg, "wrapped_value")
     if raw["type"] != row.kind:
-        return None, problem(["attributes", key, "type"], f"the type of {key} is {row.kind}", "wrapped_type")
+        return None, broken_rule(["attributes", key, "type"], f"the type of {key} is {row.kind}", "wrapped_type")
     return raw["value"], None
 
 
@@ -114,13 +114,13 @@ def same_value(first: Any, second: Any) -> bool:
     return isinstance(first, str | int) and type(first) is type(second) and bool(first == second)
 
 
-def _missing(called: CalledOperation, values: Mapping[str, Any], wrong: set[str]) -> Iterator[Problem]:
+def _missing(called: CalledOperation, values: Mapping[str, Any], wrong: set[str]) -> Iterator[BrokenRule]:
     needs_pads = values.get("auto_pad", "none") == "none" and "auto_pad" not in wrong
     for row in called.operation.attributes:
         if row.name in values or row.name in wrong:
             continue
         if row.required == "yes":
-            yield problem(["attributes", row.name], f"{row.name} is required", "missing")
+            yield broken_rule(["attributes", row.name], f"{row.name} is required", "missing")
         elif row.required == "unless auto_pad" and needs_pads:
             msg = f"{row.name} is required while auto_pad is none; [] means no padding"
-            yield problem(["attributes", row.name], msg, "missing")
+            yield broken_rule(["attributes", row.name], msg, "missing")

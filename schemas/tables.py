@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
+from schemas.broken_rules import MAX_BROKEN_RULES, safe_text
 from schemas.frameworks import operation_here
-from schemas.problems import MAX_PROBLEMS, safe_text
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
@@ -405,24 +405,24 @@ def find_operation(name: object) -> CalledOperation:
     return called
 
 
-def operation_hint(name: object, problems: Sized = ()) -> tuple[str | None, str]:
+def operation_hint(name: object, broken: Sized = ()) -> tuple[str | None, str]:
     """Return the operation that an unknown name may stand for, if any, and the end of the error message.
 
-    `problems` are as in `near_miss`.
+    `broken` are as in `near_miss`.
     """
     here = operation_here(name)
     if here is not None:
         return here.names[0], f"; use {', '.join(filter(None, (here.names[0], here.note)))}"
-    hint = near_miss(name, _CALLED, problems)
+    hint = near_miss(name, _CALLED, broken)
     return hint, f"; did you mean {hint}?" if hint else ""
 
 
-def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...], problems: Sized = ()) -> str | None:
+def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...], broken: Sized = ()) -> str | None:
     """Return the known name closest to a misspelt one, or None.
 
-    `problems` are those found before: a hint in one that will not be listed is not worth the search.
+    `broken` are those found before: a hint in one that will not be listed is not worth the search.
     """
-    if len(problems) >= MAX_PROBLEMS or not isinstance(name, str) or not 1 < len(name) <= 64:
+    if len(broken) >= MAX_BROKEN_RULES or not isinstance(name, str) or not 1 < len(name) <= 64:
         return None
     folded = {entry.casefold().replace("_", ""): entry for entry in known}
     close = difflib.get_close_matches(name.casefold().replace("_", ""), folded, n=1, cutoff=0.75)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from convgrad._dtypes import DTYPES
-from schemas.problems import Problem, members_problem, number, problem, safe_key
+from schemas.broken_rules import BrokenRule, broken_rule, members_rule, number, safe_key
 from schemas.rows import MAX_DIMS
 from schemas.shapes import INT64_MAX, elements
 from schemas.tables import near_miss
@@ -130,28 +130,28 @@ def listed(shape: Sequence[int]) -> int:
     return prod(takewhile(bool, shape))
 
 
-def read_shape(value: object, loc: list[str | int], problems: list[Problem]) -> tuple[int, ...] | None:
-    """Return a shape as a tuple of 64-bit sizes, or None after appending to `problems`."""
+def read_shape(value: object, loc: list[str | int], broken: list[BrokenRule]) -> tuple[int, ...] | None:
+    """Return a shape as a tuple of 64-bit sizes, or None after appending to `broken`."""
     if not isinstance(value, list | tuple):
-        problems.append(problem(loc, f"{_where(loc)} must be a list of integers", "list_type"))
+        broken.append(broken_rule(loc, f"{_where(loc)} must be a list of integers", "list_type"))
         return None
     if len(value) > MAX_DIMS:
         msg = f"{_where(loc)} must have at most {MAX_DIMS} dimensions, but has {len(value)}"
-        problems.append(problem(loc, msg, "too_long"))
+        broken.append(broken_rule(loc, msg, "too_long"))
         return None
-    before = len(problems)
+    before = len(broken)
     for axis, size in enumerate(value):
         if type(size) is not int:
             msg = f"size {axis} of {_where(loc)} must be an integer"
-            problems.append(problem([*loc, axis], msg, "int_type"))
+            broken.append(broken_rule([*loc, axis], msg, "int_type"))
         elif not 0 <= size <= INT64_MAX:
             msg = f"size {axis} of {_where(loc)} must be from 0 to {INT64_MAX}, but is {number(size)}"
-            problems.append(problem([*loc, axis], msg, "range"))
-    return tuple(value) if len(problems) == before else None
+            broken.append(broken_rule([*loc, axis], msg, "range"))
+    return tuple(value) if len(broken) == before else None
 
 
-def read_meta(value: object, loc: list[str | int], problems: list[Problem]) -> TensorMeta | None:
-    """Return dtype and shape of a tensor that must have both, or None after appending to `problems`.
+def read_meta(value: object, loc: list[str | int], broken: list[BrokenRule]) -> TensorMeta | None:
+    """Return dtype and shape of a tensor that must have both, or None after appending to `broken`.
 
     The number of bytes must be less than 2^63, so that it can't overflow later.
     """
@@ -161,57 +161,57 @@ def read_meta(value: object, loc: list[str | int], problems: list[Problem]) -> T
     elif isinstance(value, Mapping):
         dtype, shape = value.get("dtype"), value.get("shape")
     else:
-        problems.append(problem(loc, f"{_where(loc)} must be a tensor with dtype and shape", "tensor_type"))
+        broken.append(broken_rule(loc, f"{_where(loc)} must be a tensor with dtype and shape", "tensor_type"))
         return None
     if not isinstance(dtype, str):
-        problems.append(problem([*loc, "dtype"], f"{_where(loc)} needs a dtype", "missing"))
-    sizes = read_shape(shape, [*loc, "shape"], problems)
+        broken.append(broken_rule([*loc, "dtype"], f"{_where(loc)} needs a dtype", "missing"))
+    sizes = read_shape(shape, [*loc, "shape"], broken)
     if sizes is None or not isinstance(dtype, str):
         return None
     known = DTYPES.get(dtype)
     if elements(sizes) * (known.itemsize if known else 1) > INT64_MAX:
         msg = f"{_where(loc)} must have fewer than 2^63 bytes"
-        problems.append(problem([*loc, "shape"], msg, "overflow"))
+        broken.append(broken_rule([*loc, "shape"], msg, "overflow"))
         return None
     return TensorMeta(dtype, sizes)
 
 
-def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) -> WireTensor | None:
-    """Return a tensor of a request in any of its forms, or None after appending to `problems`."""
+def read_tensor(value: object, loc: list[str | int], broken: list[BrokenRule]) -> WireTensor | None:
+    """Return a tensor of a request in any of its forms, or None after appending to `broken`."""
     if not isinstance(value, Mapping):
-        problems.append(
-            problem(loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type")
+        broken.append(
+            broken_rule(loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type")
         )
         return None
-    too_many = members_problem(value, loc)
+    too_many = members_rule(value, loc)
     if too_many is not None:
-        problems.append(too_many)
+        broken.append(too_many)
         return None
-    before = len(problems)
-    _unknown_members(value, loc, problems)
+    before = len(broken)
+    _unknown_members(value, loc, broken)
     dtype, shape = value.get("dtype"), value.get("shape")
     if dtype is not None and not isinstance(dtype, str):
-        problems.append(problem([*loc, "dtype"], f"the dtype of {_where(loc)} must be a string", "string_type"))
-    sizes = None if shape is None else read_shape(shape, [*loc, "shape"], problems)
-    member = _member(value, loc, problems)
-    if len(problems) > before:
+        broken.append(broken_rule([*loc, "dtype"], f"the dtype of {_where(loc)} must be a string", "string_type"))
+    sizes = None if shape is None else read_shape(shape, [*loc, "shape"], broken)
+    member = _member(value, loc, broken)
+    if len(broken) > before:
         return None
     payload = None if member is None else value[member]
     return WireTensor(dtype if isinstance(dtype, str) else None, sizes, member, payload)
 
 
-def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]) -> None:
+def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], broken: list[BrokenRule]) -> None:
     for key in value:
         if key not in _MEMBERS and key not in _DUMPED:
-            name, hint = safe_key(key), near_miss(key, _MEMBERS, problems)
+            name, hint = safe_key(key), near_miss(key, _MEMBERS, broken)
             msg = f"a tensor may have only dtype, shape and data, or npy, but {_where(loc)} has another member"
-            problems.append(problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member"))
+            broken.append(broken_rule([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member"))
 
 
-def _member(value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]) -> Literal["data", "npy"] | None:
+def _member(value: Mapping[Any, Any], loc: list[str | int], broken: list[BrokenRule]) -> Literal["data", "npy"] | None:
     data, npy = value.get("data"), value.get("npy")
     if data is not None and npy is not None:
-        problems.append(problem(loc, f"{_where(loc)} has both data and npy: give one", "conflict"))
+        broken.append(broken_rule(loc, f"{_where(loc)} has both data and npy: give one", "conflict"))
     if data is None and npy is None:
         return None
     member = "data" if data is not None else "npy"
@@ -219,13 +219,13 @@ def _member(value: Mapping[Any, Any], loc: list[str | int], problems: list[Probl
     wrong = (bool, int, float, tuple, dict) + ((list,) if member == "npy" else ())
     if isinstance(value[member], wrong):
         rule = "must be base64 text" + (" or a list of numbers" if member == "data" else "")
-        problems.append(problem([*loc, member], f"{member} of {_where(loc)} {rule}", "string_type"))
+        broken.append(broken_rule([*loc, member], f"{member} of {_where(loc)} {rule}", "string_type"))
     if member == "npy":
         if value.get("shape") is not None:
-            problems.append(problem([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict"))
+            broken.append(broken_rule([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict"))
         return "npy"
-    problems.extend(
-        problem([*loc, needed], f"{_where(loc)} has data and therefore needs a {needed}", "missing")
+    broken.extend(
+        broken_rule([*loc, needed], f"{_where(loc)} has data and therefore needs a {needed}", "missing")
         for needed in ("dtype", "shape")
         if value.get(needed) is None
     )

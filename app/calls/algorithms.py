@@ -11,8 +11,8 @@ from kernels.problem import Algorithm
 from kernels.target import target
 from kernels.winograd.rules import FAMILY, Refusal, refusals
 from kernels.winograd.work import exact_factor, winograd_macs
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.ops import ResolvedOp
-from schemas.problems import invalid_params, problem
 
 __all__ = ["check_algorithm", "describe_winograd"]
 
@@ -36,9 +36,9 @@ def check_algorithm(what: str, algorithm: Algorithm, ops: Iterable[tuple[str, Re
     taken = [(label, broken) for label, broken in outputs if all(each.attribute != "op" for each in broken)]
     # the gradients of one layer break the same rules
     messages = dict.fromkeys(f"{label}{each}" for label, broken in taken or outputs for each in broken)
-    problems = [problem(["options", "algorithm"], message, "algorithm") for message in messages]
-    if problems:
-        raise invalid_params(what, problems)
+    broken = [broken_rule(["options", "algorithm"], message, "algorithm") for message in messages]
+    if broken:
+        raise invalid_params(what, broken)
 
 
 def describe_winograd(op: ResolvedOp) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import storage_dtype
+from schemas.broken_rules import dims, too_large
 from schemas.graphs import LogicalTensor, ResolvedGraph, read_graph, resolve_graph
-from schemas.problems import dims, too_large
 from schemas.tensors import TensorSpec
 
 if TYPE_CHECKING:

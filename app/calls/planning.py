@@ -15,8 +15,8 @@ from kernels.problem import Algorithm, Dims
 from kernels.reference import REFERENCE
 from kernels.target import target
 from kernels.winograd.rules import refusals
+from schemas.broken_rules import dims as written
 from schemas.ops import ResolvedOp, TensorSpec
-from schemas.problems import dims as written
 from verify.fast import fast_scratch, plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
 from verify.unit import plan_verification, verification_macs, verification_scratch

@@ -29,7 +29,7 @@ from convgrad._check.cases import Array, Case, draw
 from convgrad._check.problems import Takes
 from convgrad._dtypes import dtype
 from convgrad._errors import Forbidden, InvalidParams, NotFound, Overloaded, RateLimited
-from schemas.problems import Problem, invalid_params, number, problem, safe_key
+from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, number, safe_key
 from schemas.tables import find_operation, operation_names
 from schemas.tensors import TensorSpec
 
@@ -51,7 +51,7 @@ _CANONICAL: dict[object, str] = {name: find_operation(name).operation.name for n
 
 def refused(member: str, message: str, kind: str) -> InvalidParams:
     """Return the error for a request that a check refuses; `kind` is its stable name."""
-    return invalid_params("check", [problem([member], message, kind)])
+    return invalid_params("check", [broken_rule([member], message, kind)])
 
 
 @dataclass(eq=False)
@@ -317,25 +317,25 @@ def _unknown() -> NotFound:
 
 def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
     """Read the parameters of a new check: what the kernel takes, the number of cases, a label."""
-    problems: list[Problem] = []
-    takes = _takes(given.get("takes"), problems)
+    broken: list[BrokenRule] = []
+    takes = _takes(given.get("takes"), broken)
     asked, label = given.get("cases"), given.get("label")
     asked = min(_CASES, most) if asked is None else asked
     if type(asked) is not int or not 1 <= asked <= most:
         but = f", but is {number(asked)}" if type(asked) is int else ""
-        problems.append(problem(["cases"], f"cases must be an integer from 1 to {most}{but}", "value"))
+        broken.append(broken_rule(["cases"], f"cases must be an integer from 1 to {most}{but}", "value"))
     label = "" if label is None else label
     if not isinstance(label, str) or not _LABEL.fullmatch(label):
-        problems.append(problem(["label"], "label must be at most 200 characters of printable ASCII", "value"))
-    if problems or takes is None:
-        raise invalid_params("check", problems)
+        broken.append(broken_rule(["label"], "label must be at most 200 characters of printable ASCII", "value"))
+    if broken or takes is None:
+        raise invalid_params("check", broken)
     return takes, asked, label
 
 
-def _takes(given: object, problems: list[Problem]) -> Takes | None:
+def _takes(given: object, broken: list[BrokenRule]) -> Takes | None:
     """Read what the kernel takes; `Takes` has the rules for values, and its messages don't echo them."""
     if not isinstance(given, Mapping | None):
-        problems.append(problem(["takes"], "takes must be an object", "object_type"))
+        broken.append(broken_rule(["takes"], "takes must be an object", "object_type"))
         return None
     found = dict(given or {})
     known = {each.name: isinstance(each.default, bool) for each in fields(Takes)}
@@ -349,13 +349,13 @@ def _takes(given: object, problems: list[Problem]) -> Takes | None:
         elif not known[name] and not listed:
             rule = f"takes.{name} must be a list of strings or integers"
         if rule:
-            problems.append(problem(["takes", safe_key(name)], rule, "value"))
+            broken.append(broken_rule(["takes", safe_key(name)], rule, "value"))
         elif name == "ops":
             found[name] = list(dict.fromkeys(_CANONICAL.get(each, each) for each in value))
     try:
-        return None if problems else Takes.from_json(found)
+        return None if broken else Takes.from_json(found)
     except ValueError as error:
-        problems.append(problem(["takes"], str(error), "value"))
+        broken.append(broken_rule(["takes"], str(error), "value"))
         return None
 
 

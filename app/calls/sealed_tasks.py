@@ -26,8 +26,8 @@ from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import NotFound
+from schemas.broken_rules import broken_rule, invalid_params, safe_key
 from schemas.checks import CHECK_METHODS
-from schemas.problems import invalid_params, problem, safe_key
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
 
@@ -90,7 +90,7 @@ class Submit(Task):
         self.called = stand_in("check", () if self._outcome else (row,))
         for name in inputs.keys() - self.called.operation.input_spellings:
             rule = f"the only input is {row.name}: send it or an outcome, not both"
-            raise invalid_params("check", [problem(["inputs", safe_key(name)], rule, "unknown_input")])
+            raise invalid_params("check", [broken_rule(["inputs", safe_key(name)], rule, "unknown_input")])
         return RequestObject(self.called, {}, inputs, None)
 
     def _find(self, given: Mapping[str, Any]) -> None:
@@ -245,7 +245,7 @@ def _found(service: Service, given: Mapping[str, Any]) -> SealedCheck:
 
 def _params(given: Any, method: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise invalid_params("check", [problem([], "the request must be an object", "object_type")])
+        raise invalid_params("check", [broken_rule([], "the request must be an object", "object_type")])
     return bind_params(given, tuple(CHECK_METHODS[method].params), required=CHECK_METHODS[method].required)
 
 

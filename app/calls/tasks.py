@@ -38,8 +38,8 @@ from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._errors import InvalidParams, Overloaded, RateLimited
+from schemas.broken_rules import BrokenRule, invalid_params
 from schemas.ops import resolve
-from schemas.problems import Problem, invalid_params
 from schemas.tables import CalledOperation, verified
 from schemas.tensors import TensorMeta
 
@@ -310,5 +310,5 @@ class RequestReceiver:
                 self._call = call
 
 
-def _is_missing_input(found: Problem) -> bool:
+def _is_missing_input(found: BrokenRule) -> bool:
     return bool(found["type"] == "missing" and found["loc"][:1] == ["inputs"])

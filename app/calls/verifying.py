@@ -19,8 +19,8 @@ from app.calls.planning import (
 from app.calls.work import Result
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall
+from schemas.broken_rules import broken_rule, dims, invalid_params
 from schemas.ops import ResolvedOp, TensorMeta, resolve
-from schemas.problems import dims, invalid_params, problem
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
@@ -46,7 +46,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
     if len(given) != 1:
         names = " or ".join(called.wire_names[row.name] for row in called.operation.outputs)
         msg = f"send exactly one result to verify, as the input {names}"
-        raise invalid_params(name, [problem(["inputs"], msg, "missing" if not given else "conflict")])
+        raise invalid_params(name, [broken_rule(["inputs"], msg, "missing" if not given else "conflict")])
     ((key, meta),) = given.items()
     rest = {name: value for name, value in inputs.items() if name not in given}
     op = resolve(name, call.request.attributes, rest, outputs=(spellings[key],))
@@ -64,20 +64,20 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
 
 
 def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:
-    loc, problems = ["inputs", key], []
+    loc, broken = ["inputs", key], []
     if not isinstance(meta, TensorMeta):
-        problems.append(problem(loc, f"{key} must be a tensor", "type"))
+        broken.append(broken_rule(loc, f"{key} must be a tensor", "type"))
     else:
         if meta.dtype != op.dtype:
             msg = f"{key} must be {op.dtype} like the inputs, but is {meta.dtype}"
             if meta.dtype in (*DTYPE_NAMES, *REFERENCE_DTYPES):
                 msg += f": to verify a result of {meta.dtype}, convert the inputs to {meta.dtype}"
-            problems.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
+            broken.append(broken_rule([*loc, "dtype"], msg, "mixed_dtypes"))
         if meta.shape != op.output.shape:
             msg = f"{key} must have shape {dims(op.output.shape)}, but has {dims(meta.shape)}"
-            problems.append(problem([*loc, "shape"], msg, "output_shape"))
-    if problems:
-        raise invalid_params(op.called_as, problems)
+            broken.append(broken_rule([*loc, "shape"], msg, "output_shape"))
+    if broken:
+        raise invalid_params(op.called_as, broken)
 
 
 class Verification(Call):

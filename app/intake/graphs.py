@@ -12,8 +12,8 @@ from typing import Any
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall, RequestObject, stand_in
 from app.intake.tensors import Tensor
+from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, some
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key, some
 from schemas.rows import TensorRow
 from schemas.tables import near_miss
 from schemas.tensors import TensorMeta
@@ -45,23 +45,23 @@ def read_graph_request(request: Any) -> GraphRequest:
     Raises `InvalidParams` with every fault of the graph's structure; `resolved_of` checks attributes and shapes.
     """
     given = request if isinstance(request, Mapping) else {}
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     if not isinstance(request, Mapping):
-        problems.append(problem([], "the request must be an object", "object_type"))
+        broken.append(broken_rule([], "the request must be an object", "object_type"))
     for name in given:
         if name not in MEMBERS:
-            hint = near_miss(name, MEMBERS, problems)
+            hint = near_miss(name, MEMBERS, broken)
             rule = f"a request for a graph has only the members {', '.join(MEMBERS)}"
             rule += f"; did you mean {hint}?" if hint else ""
-            problems.append(problem([safe_key(name)], rule, "unknown_member"))
+            broken.append(broken_rule([safe_key(name)], rule, "unknown_member"))
     inputs = {} if given.get("inputs") is None else given["inputs"]
     if not isinstance(inputs, Mapping):
-        problems.append(problem(["inputs"], "inputs must be an object", "object_type"))
+        broken.append(broken_rule(["inputs"], "inputs must be an object", "object_type"))
     layout = "logical" if given.get("layout") is None else given["layout"]
     if layout not in _LAYOUTS:
-        problems.append(problem(["layout"], f"layout must be {' or '.join(_LAYOUTS)}", "choice"))
-    if problems:
-        raise invalid_params("graph", problems)
+        broken.append(broken_rule(["layout"], f"layout must be {' or '.join(_LAYOUTS)}", "choice"))
+    if broken:
+        raise invalid_params("graph", broken)
     refuse_options(parse_options(given.get("options")), ("outputs",), "a graph")
     graph = read_graph(given.get("graph"))
     wanted = _wanted(graph, given.get("outputs"))
@@ -79,23 +79,23 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
     named = {str(number): number for number in made}
     known = some(sorted(made))
     if not isinstance(asked, list) or not asked:
-        raise invalid_params("graph", [problem(["outputs"], "outputs must be a list of tensor ids", "list_type")])
+        raise invalid_params("graph", [broken_rule(["outputs"], "outputs must be a list of tensor ids", "list_type")])
     if len(asked) > len(made):
         msg = f"outputs must have at most {len(made)} ids, as the nodes compute no more tensors, but has {len(asked)}"
-        raise invalid_params("graph", [problem(["outputs"], msg, "too_long")])
+        raise invalid_params("graph", [broken_rule(["outputs"], msg, "too_long")])
     wanted: list[int] = []
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     for index, entry in enumerate(asked):
         number = named.get(entry) if isinstance(entry, str) else entry
         if type(number) is not int or number not in made:
             msg = f"outputs[{index}] must be the id of a tensor that a node computes: {known}"
-            problems.append(problem(["outputs", index], msg, "unknown_output"))
+            broken.append(broken_rule(["outputs", index], msg, "unknown_output"))
         elif number in wanted:
-            problems.append(problem(["outputs", index], f"tensor {number} is requested twice", "conflict"))
+            broken.append(broken_rule(["outputs", index], f"tensor {number} is requested twice", "conflict"))
         else:
             wanted.append(number)
-    if problems:
-        raise invalid_params("graph", problems)
+    if broken:
+        raise invalid_params("graph", broken)
     return tuple(wanted)
 
 
@@ -108,23 +108,23 @@ def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = 
     needed = {str(tensor.id): tensor for tensor in request.graph.inputs}
     shapes = _shape_inputs(request.graph)
     known = some(needed)
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     metas: dict[int, TensorMeta] = {}
     for name, value in call.inputs.items():
         if name not in needed:
             msg = f"{safe_key(name)} is not an input of the graph: its inputs are {known}"
-            problems.append(problem(["inputs", safe_key(name)], msg, "unknown_input"))
+            broken.append(broken_rule(["inputs", safe_key(name)], msg, "unknown_input"))
         elif isinstance(value, Tensor):
             metas[int(name)] = value.meta
-            problems += _wrong(needed[name], value.meta)
+            broken += _wrong(needed[name], value.meta)
     if need_all:
-        problems += [
-            problem(["inputs", name], f"tensor {name} is required", "missing")
+        broken += [
+            broken_rule(["inputs", name], f"tensor {name} is required", "missing")
             for name in needed
             if name not in call.inputs and int(name) not in shapes
         ]
-    if problems:
-        raise invalid_params("graph", problems)
+    if broken:
+        raise invalid_params("graph", broken)
     return resolved or resolve_graph(request.graph, metas)
 
 
@@ -138,13 +138,13 @@ def _shape_inputs(graph: Graph) -> set[int]:
     }
 
 
-def _wrong(tensor: LogicalTensor, meta: TensorMeta) -> list[Problem]:
-    loc, problems = ["inputs", str(tensor.id)], []
+def _wrong(tensor: LogicalTensor, meta: TensorMeta) -> list[BrokenRule]:
+    loc, broken = ["inputs", str(tensor.id)], []
     if meta.dtype != tensor.dtype:
         msg = f"tensor {tensor.id} must be {tensor.dtype}, but is {meta.dtype}"
-        problems.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
+        broken.append(broken_rule([*loc, "dtype"], msg, "mixed_dtypes"))
     if tensor.shape is not None and meta.shape not in (tensor.shape, (tensor.span,)):
         memory = f", or ({tensor.span}) as it lies in memory" if tensor.strides is not None else ""
         msg = f"tensor {tensor.id} must have shape {dims(tensor.shape)}{memory}, but has {dims(meta.shape)}"
-        problems.append(problem([*loc, "shape"], msg, "shape"))
-    return problems
+        broken.append(broken_rule([*loc, "shape"], msg, "shape"))
+    return broken

@@ -21,8 +21,8 @@ from app.intake.tensors import Input, npy_tensor, shape_list
 from app.intake.values import TensorValues
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
+from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large
 from schemas.dumps import is_dump
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key, too_large
 from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation
 from schemas.tensors import WireTensor, read_tensor
@@ -154,11 +154,11 @@ class MultipartIntake:
             raise _refusal(called, safe_key(name), message, "unknown_input")
         if row in self._parts:
             raise _refusal(called, name, f"the part {name} is given twice", "conflict")
-        problems: list[Problem] = []
+        broken: list[BrokenRule] = []
         given = self._request.described(row)
-        wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], problems)
-        if problems or wire is None:
-            raise invalid_params(called.called_as, problems)
+        wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], broken)
+        if broken or wire is None:
+            raise invalid_params(called.called_as, broken)
         if wire.member is not None:
             raise _refusal(called, name, f"{name} is in the request and in a part: give one", "conflict")
         part = _TensorPart(called, name, wire, self._lease, self._bound)
@@ -234,7 +234,7 @@ class _TensorPart:
             found = error.errors[0]
             raise _refusal(self._called, self.name, f"{self.name}: {found['msg']}", found["type"]) from None
         except Unsupported as error:
-            wrong = problem(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
+            wrong = broken_rule(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
             raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
         except TooLarge as error:
             raise too_large(error, ["inputs", self.name], self.name) from None
@@ -294,4 +294,4 @@ def _no_request() -> InvalidRequest:
 
 
 def _refusal(called: CalledOperation, name: str, message: str, kind: str) -> InvalidParams:
-    return invalid_params(called.called_as, [problem(["inputs", name], message, kind)])
+    return invalid_params(called.called_as, [broken_rule(["inputs", name], message, kind)])

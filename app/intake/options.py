@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from convgrad._errors import InvalidParams
 from kernels.problem import Algorithm
-from schemas.problems import invalid_params, number
+from schemas.broken_rules import invalid_params, number
 from schemas.tensors import MAX_NUMBERS, listed
 
 __all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options", "refuse_options"]

@@ -17,8 +17,8 @@ from app.intake.strict_json import Partial
 from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
 from schemas.attributes import read_attributes
+from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, safe_key
 from schemas.dumps import call_of_dump, is_dump
-from schemas.problems import Problem, invalid_params, problem, safe_key
 from schemas.rows import Operation, TensorRow
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
@@ -130,12 +130,12 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
         if isinstance(attributes, Partial):  # also of a dump, which only its other members show
             known = called.operation.attribute_spellings
             attributes = {name: value for name, value in attributes.complete().items() if name in known}
-            _, problems = read_attributes(called, attributes)
-            problems = [found for found in problems if found["type"] != "missing"]
+            _, broken = read_attributes(called, attributes)
+            broken = [found for found in broken if found["type"] != "missing"]
         else:
-            _, problems = read_attributes(called, attributes)
-        if problems:
-            raise invalid_params(called.called_as, problems)
+            _, broken = read_attributes(called, attributes)
+        if broken:
+            raise invalid_params(called.called_as, broken)
     options = request.get("options")
     if not isinstance(options, Partial):
         parse_options(options)
@@ -158,21 +158,21 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
     """
     given = {} if request is None else request
     if not isinstance(given, Mapping):
-        raise invalid_params(called.called_as, [problem([], "the request must be an object", "object_type")])
+        raise invalid_params(called.called_as, [broken_rule([], "the request must be an object", "object_type")])
     if is_dump(given):
         given = call_of_dump(called, given)
     parts = {name: {} if given.get(name) is None else given[name] for name in ("attributes", "inputs")}
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     for name in given:
         if name not in MEMBERS:
-            problems.append(problem([safe_key(name)], _unknown(name, problems), "unknown_member"))
-    problems += [
-        problem([name], f"{name} must be an object", "object_type")
+            broken.append(broken_rule([safe_key(name)], _unknown(name, broken), "unknown_member"))
+    broken += [
+        broken_rule([name], f"{name} must be an object", "object_type")
         for name, value in parts.items()
         if not isinstance(value, Mapping)
     ]
-    if problems:
-        raise invalid_params(called.called_as, problems)
+    if broken:
+        raise invalid_params(called.called_as, broken)
     attributes, inputs = parts["attributes"], parts["inputs"]
     if is_dump(attributes) and not inputs:
         # The inputs are still the dump's own, so its output must match them.
@@ -181,7 +181,7 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
     return RequestObject(called, attributes, inputs, given.get("options"))
 
 
-def _unknown(name: str, problems: list[Problem]) -> str:
-    hint = near_miss(name, MEMBERS, problems)
+def _unknown(name: str, broken: list[BrokenRule]) -> str:
+    hint = near_miss(name, MEMBERS, broken)
     rule = "a request has only the members attributes, inputs and options"
     return f"{rule}; did you mean {hint}?" if hint else rule

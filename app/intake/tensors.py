@@ -19,8 +19,8 @@ from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
+from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
 from schemas.frameworks import dtype_here
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key, too_large, unsupported
 from schemas.rows import MAX_DIMS, Operation
 from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
 
@@ -92,9 +92,9 @@ async def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_d
     if inputs is None:
         inputs = {}
     if not isinstance(inputs, Mapping):
-        raise invalid_params(_WHAT, [problem(["inputs"], "inputs must be an object", "object_type")])
+        raise invalid_params(_WHAT, [broken_rule(["inputs"], "inputs must be an object", "object_type")])
     read: dict[str, Input] = {}
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     for number, (name, value) in enumerate(inputs.items(), 1):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
@@ -108,14 +108,14 @@ async def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_d
         if is_shape and isinstance(value, list):
             read[name] = value  # its elements are checked with the attributes
             continue
-        tensor = _read(value, ["inputs", name], problems, lease, need_data=need_data)
+        tensor = _read(value, ["inputs", name], broken, lease, need_data=need_data)
         if tensor is not None:
             has_values = is_shape and tensor.sink is not None
-            read[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
-    if problems:
-        if all(read["type"] == "unsupported_dtype" for read in problems):
-            raise unsupported(problems[0]["msg"], problems)
-        raise invalid_params(_WHAT, problems)
+            read[name] = _values(tensor, ["inputs", name], broken) if has_values else tensor
+    if broken:
+        if all(read["type"] == "unsupported_dtype" for read in broken):
+            raise unsupported(broken[0]["msg"], broken)
+        raise invalid_params(_WHAT, broken)
     return read
 
 
@@ -133,7 +133,7 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
         data = given.get(member)
         if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
             message = _fault_message(member, loc[1], data, data.fault)
-            raise invalid_params(_WHAT, [problem([*loc, member], message, data.fault.kind)])
+            raise invalid_params(_WHAT, [broken_rule([*loc, member], message, data.fault.kind)])
 
 
 async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
@@ -171,43 +171,45 @@ def shape_list(tensor: Tensor) -> list[int]:
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]
 
 
-def _values(tensor: Tensor, loc: list[str | int], problems: list[Problem]) -> list[int]:
+def _values(tensor: Tensor, loc: list[str | int], broken: list[BrokenRule]) -> list[int]:
     try:
         return shape_list(tensor)
     except TensorFault as fault:
-        problems.append(problem(loc, f"{loc[-1]} {fault.message}", fault.kind))
+        broken.append(broken_rule(loc, f"{loc[-1]} {fault.message}", fault.kind))
         return []
 
 
-def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Lease, *, need_data: bool) -> Tensor | None:
-    before = len(problems)
-    wire = read_tensor(value, loc, problems)
+def _read(
+    value: Any, loc: list[str | int], broken: list[BrokenRule], lease: Lease, *, need_data: bool
+) -> Tensor | None:
+    before = len(broken)
+    wire = read_tensor(value, loc, broken)
     if wire is None:
         return None
     if wire.dtype is not None and wire.dtype not in _WIRE_DTYPES:
         here = dtype_here(wire.dtype)
         message = f"the dtype of {loc[-1]} must be one of {', '.join(_WIRE_DTYPES)}"
         message += f"; use {here.name}" if here is not None and here.name in _WIRE_DTYPES else ""
-        problems.append(problem([*loc, "dtype"], message, "unsupported_dtype"))
+        broken.append(broken_rule([*loc, "dtype"], message, "unsupported_dtype"))
         return None
     try:
         if wire.member == "npy":
             return _npy(wire, lease)
-        tensor = _described(wire, loc, problems)
+        tensor = _described(wire, loc, broken)
         if tensor is not None and wire.member == "data":
             tensor.sink = _data(wire.payload, tensor, lease)
-        elif need_data and len(problems) == before:
-            problems.append(
-                problem(loc, f"{loc[-1]} has no data: send its elements as base64 or as numbers", "missing")
+        elif need_data and len(broken) == before:
+            broken.append(
+                broken_rule(loc, f"{loc[-1]} has no data: send its elements as base64 or as numbers", "missing")
             )
             return None
     except TensorFault as fault:
         member = wire.member or "data"
         message = _fault_message(member, loc[-1], wire.payload, fault)
-        problems.append(problem([*loc, member], message, fault.kind))
+        broken.append(broken_rule([*loc, member], message, fault.kind))
         return None
     except Unsupported as error:
-        problems.append(problem([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
+        broken.append(broken_rule([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
         return None
     except TooLarge as error:
         raise too_large(error, loc, str(loc[-1])) from None
@@ -220,8 +222,8 @@ def _fault_message(member: str, name: str | int, payload: object, fault: TensorF
     return f"{member} of {name}{colon} {fault.message}"
 
 
-def _described(wire: WireTensor, loc: list[str | int], problems: list[Problem]) -> Tensor | None:
-    meta = read_meta({"dtype": wire.dtype, "shape": wire.shape}, loc, problems)
+def _described(wire: WireTensor, loc: list[str | int], broken: list[BrokenRule]) -> Tensor | None:
+    meta = read_meta({"dtype": wire.dtype, "shape": wire.shape}, loc, broken)
     return None if meta is None else Tensor(DTYPES[meta.dtype], meta.shape)
 
 

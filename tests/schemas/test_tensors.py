@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.problems import Problem
+from schemas.broken_rules import BrokenRule
 from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorMeta, WireTensor, read_tensor
 
 LOC: list[str | int] = ["inputs", "src"]
@@ -15,15 +15,15 @@ LOC: list[str | int] = ["inputs", "src"]
 
 def read(value: Any) -> tuple[WireTensor | None, dict[tuple[str | int, ...], str]]:
     """Return the tensor, and its errors by place."""
-    problems: list[Problem] = []
-    found = read_tensor(value, LOC, problems)
-    return found, {tuple(problem["loc"][2:]): problem["msg"] for problem in problems}
+    broken: list[BrokenRule] = []
+    found = read_tensor(value, LOC, broken)
+    return found, {tuple(each["loc"][2:]): each["msg"] for each in broken}
 
 
 def test_raw_bytes() -> None:
     """A tensor of raw bytes has dtype, shape and data; the data is not checked."""
-    found, problems = read({"dtype": "bf16", "shape": [2, 3], "data": "not base64"})
-    assert not problems
+    found, broken = read({"dtype": "bf16", "shape": [2, 3], "data": "not base64"})
+    assert not broken
     assert found == WireTensor("bf16", (2, 3), "data", "not base64")
     assert found.meta == TensorMeta("bf16", (2, 3))
 
@@ -46,8 +46,8 @@ def test_tensors_without_data() -> None:
 def test_a_readers_object_may_replace_data() -> None:
     """A body's reader may replace the text with any object of its own."""
     mark = object()
-    found, problems = read({"dtype": "f32", "shape": [1], "data": mark})
-    assert not problems
+    found, broken = read({"dtype": "f32", "shape": [1], "data": mark})
+    assert not broken
     assert found is not None
     assert found.payload is mark
 
@@ -99,9 +99,9 @@ def test_extra_members_of_dumps_are_accepted() -> None:
 )
 def test_wrong_tensors(value: Any, where: tuple[str | int, ...], message: str) -> None:
     """Errors in a tensor are reported at their place in it, and no tensor is returned."""
-    found, problems = read(value)
+    found, broken = read(value)
     assert found is None
-    assert message in problems[where]
+    assert message in broken[where]
 
 
 def test_models_and_rules_agree() -> None:

@@ -26,7 +26,7 @@ from app.intake.tensors import Elements, Input, Tensor
 from app.intake.values import TensorValues
 from convgrad._dtypes import DTYPES
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError
-from schemas.problems import problem
+from schemas.broken_rules import broken_rule
 from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation
 
@@ -265,13 +265,13 @@ def _named(name: str) -> Iterator[None]:
         yield
     except TensorFault as fault:
         message = f"data of {name} {fault.message}"
-        raise InvalidParams(message, errors=[problem(["inputs", name], message, fault.kind)]) from None
+        raise InvalidParams(message, errors=[broken_rule(["inputs", name], message, fault.kind)]) from None
 
 
 def _check_shape(tensor: InputTensor) -> None:
     if tensor.dtype.name not in _INTEGERS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
         message = f"{tensor.name} must be INT32 or INT64 with 1 dimension of at most {MAX_DIMS} values"
-        raise InvalidParams(message, errors=[problem(["inputs", tensor.name], message, "shape_dtype")])
+        raise InvalidParams(message, errors=[broken_rule(["inputs", tensor.name], message, "shape_dtype")])
 
 
 def _integers(tensor: InputTensor, data: bytes | bytearray | memoryview) -> list[int]:

@@ -29,7 +29,7 @@ from app.replies import frames
 from app.replies.accept import choose
 from app.replies.coding import choose_coding
 from convgrad._errors import PROBLEM_JSON, InvalidParams, InvalidRequest
-from schemas.problems import problem
+from schemas.broken_rules import broken_rule
 from schemas.tables import CalledOperation
 
 __all__ = ["OipState", "infer"]
@@ -98,7 +98,7 @@ class _Inference(Compute):
             if output.place is not None and output.place.byte_size < (needed := tensor_bytes(spec)):
                 has = f"shared_memory_byte_size of {output.name} is {output.place.byte_size}"
                 message = f"{has}, but {output.name} has {needed} bytes"
-                raise InvalidParams(message, errors=[problem(["outputs", output.name], message, "size")])
+                raise InvalidParams(message, errors=[broken_rule(["outputs", output.name], message, "size")])
         allowed = self.service.settings.deadline_s
         if request.timeout_us is not None:
             allowed = min(allowed, request.timeout_us / 1e6)

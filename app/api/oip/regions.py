@@ -26,7 +26,7 @@ from app.intake.sinks import Lease
 from app.intake.tensors import Elements
 from app.pool.buffers import LentBlock, Segment
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
-from schemas.problems import safe_key
+from schemas.broken_rules import safe_key
 
 __all__ = ["LentRegion", "Region", "Regions", "Registry"]
 

@@ -16,8 +16,8 @@ from app.intake.numbers import Numbers
 from app.intake.sinks import Lease
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
+from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, unsupported
 from schemas.frameworks import dtype_here
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key, unsupported
 from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import read_shape
@@ -116,28 +116,30 @@ def read_request(called: CalledOperation, document: Any, lease: Lease) -> InferR
     if request_id is not None and not isinstance(request_id, str):
         raise InvalidRequest("id must be a string")
     parameters = _parameters(document, "the request")
-    problems: list[Problem] = []
+    broken: list[BrokenRule] = []
     inputs = [
         tensor
         for index, given in enumerate(_list(document, "inputs", required=True))
-        if (tensor := _input(given, index, problems, lease)) is not None
+        if (tensor := _input(given, index, broken, lease)) is not None
     ]
     names = [tensor.name for tensor in inputs]
-    problems += [
-        problem(["inputs", name], f"{name} is given twice", "conflict")
+    broken += [
+        broken_rule(["inputs", name], f"{name} is given twice", "conflict")
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
     binary = parameters.get("binary_data_output")
     asked = _list(document, "outputs")
-    outputs = _outputs(called, asked, binary is True, problems)
+    outputs = _outputs(called, asked, binary is True, broken)
     if binary is not None and not isinstance(binary, bool):
-        problems.append(problem(["parameters", "binary_data_output"], "binary_data_output must be a bool", "bool_type"))
-    timeout = _timeout(parameters.get("timeout"), problems)
-    if problems:
-        if problems[0]["type"] == "unsupported_dtype":
-            raise unsupported(problems[0]["msg"], problems)
-        raise invalid_params(called.called_as, problems)
+        broken.append(
+            broken_rule(["parameters", "binary_data_output"], "binary_data_output must be a bool", "bool_type")
+        )
+    timeout = _timeout(parameters.get("timeout"), broken)
+    if broken:
+        if broken[0]["type"] == "unsupported_dtype":
+            raise unsupported(broken[0]["msg"], broken)
+        raise invalid_params(called.called_as, broken)
     options = {name: parameters[name] for name in _OPTIONS if name in parameters}
     if asked:
         options["outputs"] = [output.name for output in outputs]
@@ -186,37 +188,37 @@ def _value(called: CalledOperation, name: str, value: Any) -> Any:
     return int(text) if row.kind == "s64" and _INTEGER.fullmatch(text) else value
 
 
-def _timeout(value: Any, problems: list[Problem]) -> int | None:
+def _timeout(value: Any, broken: list[BrokenRule]) -> int | None:
     if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         value = int(value)
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= _INT64_MAX:
-        problems.append(problem(["parameters", "timeout"], "timeout must be microseconds, at least 0", "range"))
+        broken.append(broken_rule(["parameters", "timeout"], "timeout must be microseconds, at least 0", "range"))
         return None
     return value or None  # the protocol's 0 means no timeout
 
 
-def _input(given: Mapping[str, Any], index: int, problems: list[Problem], lease: Lease) -> InputTensor | None:
+def _input(given: Mapping[str, Any], index: int, broken: list[BrokenRule], lease: Lease) -> InputTensor | None:
     name = safe_key(given["name"])
     name = f"inputs[{index}]" if name == "?" else name
-    before = len(problems)
-    shape = read_shape(given.get("shape"), ["inputs", name, "shape"], problems)
-    dtype = _datatype(given.get("datatype"), name, problems)
+    before = len(broken)
+    shape = read_shape(given.get("shape"), ["inputs", name, "shape"], broken)
+    dtype = _datatype(given.get("datatype"), name, broken)
     if dtype is None or shape is None:
         return None
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes > _INT64_MAX:
-        problems.append(problem(["inputs", name, "shape"], f"{name} must have fewer than 2^63 bytes", "overflow"))
+        broken.append(broken_rule(["inputs", name, "shape"], f"{name} must have fewer than 2^63 bytes", "overflow"))
         return None
     tensor = InputTensor(given["name"], dtype, shape, "json")
-    _locate(tensor, given, name, problems, lease)
-    return tensor if len(problems) == before else None
+    _locate(tensor, given, name, broken, lease)
+    return tensor if len(broken) == before else None
 
 
-def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
+def _datatype(value: Any, name: str, broken: list[BrokenRule]) -> DType | None:
     if not isinstance(value, str):
-        problems.append(problem(["inputs", name, "datatype"], f"{name} needs a datatype", "missing"))
+        broken.append(broken_rule(["inputs", name, "datatype"], f"{name} needs a datatype", "missing"))
         return None
     try:
         return dtype_of_oip(value)
@@ -224,47 +226,47 @@ def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
         msg = f"the datatype of {name} must be FP32, FP16 or BF16, FP64 with reference, or INT32 or INT64 for a shape"
         here = dtype_here(value)
         msg += f"; use {here.oip}" if here is not None else ""
-        problems.append(problem(["inputs", name, "datatype"], msg, "unsupported_dtype"))
+        broken.append(broken_rule(["inputs", name, "datatype"], msg, "unsupported_dtype"))
         return None
 
 
-def _locate(tensor: InputTensor, given: Mapping[str, Any], name: str, problems: list[Problem], lease: Lease) -> None:
+def _locate(tensor: InputTensor, given: Mapping[str, Any], name: str, broken: list[BrokenRule], lease: Lease) -> None:
     """Find where the data of an input is; it must be in one place only, and have the size of its shape."""
     parameters = _parameters(given, name)
     loc = ["inputs", name]
     size, data = parameters.get("binary_data_size"), given.get("data")
-    tensor.place = _place(parameters, name, problems)
+    tensor.place = _place(parameters, name, broken)
     ways = [size is not None, data is not None, tensor.place is not None]
     if sum(ways) > 1:
         msg = f"{name} has more than one of data, binary_data_size and shared memory: give one"
-        problems.append(problem(loc, msg, "conflict"))
+        broken.append(broken_rule(loc, msg, "conflict"))
     elif tensor.place is not None:
         tensor.source = "region"
-        _check_size(tensor.place.byte_size, "shared_memory_byte_size", tensor, name, problems)
+        _check_size(tensor.place.byte_size, "shared_memory_byte_size", tensor, name, broken)
     elif size is not None:
         tensor.source = "binary"
         if type(size) is not int or not 0 <= size <= _INT64_MAX:
-            problems.append(problem(loc, f"binary_data_size of {name} must be an integer of at least 0", "int_type"))
+            broken.append(broken_rule(loc, f"binary_data_size of {name} must be an integer of at least 0", "int_type"))
         else:
-            _check_size(size, "binary_data_size", tensor, name, problems)
+            _check_size(size, "binary_data_size", tensor, name, broken)
     elif isinstance(data, Numbers):
         tensor.numbers = data
     elif isinstance(data, list):
         tensor.numbers = Numbers.of(data, lease, (tensor.dtype, tensor.shape))
     elif data is not None:
-        problems.append(problem(loc, f"data of {name} must be a list of numbers", "list_type"))
-    elif not any(found["loc"][:2] == loc for found in problems):
-        problems.append(problem(loc, f"{name} needs data, binary_data_size or shared memory", "missing"))
+        broken.append(broken_rule(loc, f"data of {name} must be a list of numbers", "list_type"))
+    elif not any(found["loc"][:2] == loc for found in broken):
+        broken.append(broken_rule(loc, f"{name} needs data, binary_data_size or shared memory", "missing"))
 
 
-def _check_size(size: int, what: str, tensor: InputTensor, name: str, problems: list[Problem]) -> None:
+def _check_size(size: int, what: str, tensor: InputTensor, name: str, broken: list[BrokenRule]) -> None:
     if size != tensor.nbytes:
         needs = f"{tensor.dtype.oip} of shape {dims(tensor.shape)} needs {tensor.nbytes} bytes"
         msg = f"{what} of {name} is {size}, but {needs}"
-        problems.append(problem(["inputs", name], msg, "size"))
+        broken.append(broken_rule(["inputs", name], msg, "size"))
 
 
-def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) -> MemoryRange | None:
+def _place(parameters: Mapping[str, Any], name: str, broken: list[BrokenRule]) -> MemoryRange | None:
     region, size = parameters.get("shared_memory_region"), parameters.get("shared_memory_byte_size")
     offset = parameters.get("shared_memory_offset", 0)
     if region is None and size is None:
@@ -272,19 +274,19 @@ def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) ->
     loc = ["parameters", name]
     if region is None or size is None:
         msg = f"{name} needs both shared_memory_region and shared_memory_byte_size"
-        problems.append(problem(loc, msg, "missing"))
+        broken.append(broken_rule(loc, msg, "missing"))
     elif not isinstance(region, str):
-        problems.append(problem(loc, f"shared_memory_region of {name} must be a string", "string_type"))
+        broken.append(broken_rule(loc, f"shared_memory_region of {name} must be a string", "string_type"))
     elif not all(type(value) is int and 0 <= value <= _INT64_MAX for value in (offset, size)):
         msg = f"shared_memory_offset and shared_memory_byte_size of {name} must be integers of at least 0"
-        problems.append(problem(loc, msg, "int_type"))
+        broken.append(broken_rule(loc, msg, "int_type"))
     else:
         return MemoryRange(region, offset, size)
     return None
 
 
 def _outputs(
-    called: CalledOperation, given: list[Any], binary: bool, problems: list[Problem]
+    called: CalledOperation, given: list[Any], binary: bool, broken: list[BrokenRule]
 ) -> tuple[RequestedOutput, ...]:
     """Read the requested outputs, in either spelling of their names; by default the operation's first."""
     operation = called.operation
@@ -297,20 +299,20 @@ def _outputs(
             known = ", ".join(called.wire_names[row.name] for row in operation.outputs)
             msg = f"{name} is not an output of {called.called_as}: it has {known}"
             msg += advice(called, entry["name"], "output")
-            problems.append(problem(["outputs", name], msg, "unknown_output"))
+            broken.append(broken_rule(["outputs", name], msg, "unknown_output"))
         elif output in outputs:
-            problems.append(problem(["outputs"], f"{name} is requested more than once", "conflict"))
+            broken.append(broken_rule(["outputs"], f"{name} is requested more than once", "conflict"))
         else:
-            outputs[output] = _output(entry, binary, problems)
+            outputs[output] = _output(entry, binary, broken)
     return tuple(outputs.values())
 
 
-def _output(given: Mapping[str, Any], binary: bool, problems: list[Problem]) -> RequestedOutput:
+def _output(given: Mapping[str, Any], binary: bool, broken: list[BrokenRule]) -> RequestedOutput:
     name, parameters = given["name"], _parameters(given, given["name"])
     if parameters.get("classification"):
-        problems.append(problem(["outputs", name], "classification is not supported", "unsupported"))
+        broken.append(broken_rule(["outputs", name], "classification is not supported", "unsupported"))
     own = parameters.get("binary_data")
     if own is not None and not isinstance(own, bool):
-        problems.append(problem(["outputs", name], f"binary_data of {name} must be a bool", "bool_type"))
-    place = _place(parameters, name, problems)
+        broken.append(broken_rule(["outputs", name], f"binary_data of {name} must be a bool", "bool_type"))
+    place = _place(parameters, name, broken)
     return RequestedOutput(name, place is None and (binary if own is None else own is True), place)

@@ -22,7 +22,7 @@ from app.api.routing import service_of
 from app.http.exchange import exchange_of
 from app.intake.strict_json import parse_document
 from convgrad._errors import InvalidRequest, TooLarge, UnknownOperation, Unsupported
-from schemas.problems import safe_text
+from schemas.broken_rules import safe_text
 from schemas.tables import CalledOperation, find_operation, operation_names
 
 __all__ = ["OipState", "router"]

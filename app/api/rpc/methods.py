@@ -13,11 +13,11 @@ from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Ve
 from app.intake.graphs import MEMBERS
 from app.replies.body import json_bytes
 from convgrad._errors import UnknownOperation
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.checks import CHECK_METHODS
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
 from schemas.openrpc import openrpc_document
-from schemas.problems import invalid_params, problem
 from schemas.rpc import CALL_PARAMS, bind_params
 from schemas.tables import CalledOperation, find_operation, operation_names
 
@@ -88,7 +88,7 @@ def _called(op: object) -> CalledOperation:
     try:
         return find_operation(op)
     except UnknownOperation as error:
-        raise invalid_params("params", [problem(["op"], error.message, "unknown_operation")]) from None
+        raise invalid_params("params", [broken_rule(["op"], error.message, "unknown_operation")]) from None
 
 
 def _kind(dump: Mapping[str, Any]) -> object:

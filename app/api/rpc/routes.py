@@ -43,7 +43,7 @@ from convgrad._errors import (
     UnsupportedMediaType,
 )
 from schemas import rpc
-from schemas.problems import safe_key
+from schemas.broken_rules import safe_key
 from schemas.tables import near_miss, operation_hint
 
 __all__ = ["answer_rpc", "router"]

@@ -19,8 +19,8 @@ from app.intake.requests import read_request_object
 from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import InvalidParams
+from schemas.broken_rules import MAX_BROKEN_RULES
 from schemas.graphs import resolve_graph
-from schemas.problems import MAX_PROBLEMS
 from tests.app.intake.support import CONTENT_TYPE, MIB, OPERATION, multipart, npy, read_events, reading
 
 
@@ -66,8 +66,8 @@ def test_similar_names_are_searched_for_what_is_listed(names: str) -> None:
     """Of thousands of misspelt names, only those in the reply are compared with the right ones."""
     with Lease(SegmentPool(MIB)) as lease, counted() as calls, pytest.raises(InvalidParams) as caught:
         SEARCHES[names](lease)
-    assert len(caught.value.errors) == MAX_PROBLEMS
-    assert MAX_PROBLEMS // 2 < calls["get_close_matches"] <= MAX_PROBLEMS + 8
+    assert len(caught.value.errors) == MAX_BROKEN_RULES
+    assert MAX_BROKEN_RULES // 2 < calls["get_close_matches"] <= MAX_BROKEN_RULES + 8
 
 
 def test_each_chunk_of_a_body_with_many_parts() -> None:

@@ -10,13 +10,13 @@ from convgrad._errors import InvalidParams, TooLarge, Unsupported
 from schemas.shapes import INT64_MAX
 
 __all__ = [
-    "MAX_PROBLEMS",
-    "Problem",
+    "MAX_BROKEN_RULES",
+    "BrokenRule",
+    "broken_rule",
     "dims",
     "invalid_params",
-    "members_problem",
+    "members_rule",
     "number",
-    "problem",
     "safe_key",
     "safe_text",
     "some",
@@ -24,26 +24,26 @@ __all__ = [
     "unsupported",
 ]
 
-Problem = dict[str, Any]
+BrokenRule = dict[str, Any]
 
 # Limits that keep the answer to a call with a million unknown names short and fast.
-MAX_PROBLEMS = 64
+MAX_BROKEN_RULES = 64
 MAX_MEMBERS = 64
 _MOST_NAMES = 16
 
 
-def problem(loc: Iterable[str | int], msg: str, kind: str) -> Problem:
+def broken_rule(loc: Iterable[str | int], msg: str, kind: str) -> BrokenRule:
     """Return one broken rule; `loc` is the path to the value and `kind` a stable name for programs."""
     return {"loc": list(loc), "msg": msg, "type": kind}
 
 
-def members_problem(given: object, loc: list[str | int]) -> Problem | None:
-    """Return the problem of a part of a call that is not an object or has too many members, or None."""
+def members_rule(given: object, loc: list[str | int]) -> BrokenRule | None:
+    """Return the rule that a part of a call breaks by not being an object or by having too many members, or None."""
     name = loc[-1]
     if not isinstance(given, Mapping):
-        return problem(loc, f"{name} must be an object", "object_type")
+        return broken_rule(loc, f"{name} must be an object", "object_type")
     if len(given) > MAX_MEMBERS:
-        return problem(loc, f"{name} must have at most {MAX_MEMBERS} members, but has {len(given)}", "too_long")
+        return broken_rule(loc, f"{name} must have at most {MAX_MEMBERS} members, but has {len(given)}", "too_long")
     return None
 
 
@@ -78,28 +78,28 @@ def some(names: Collection[object]) -> str:
     return ", ".join(map(str, islice(names, _MOST_NAMES))) + (f" and {more:,} more" if more > 0 else "")
 
 
-def invalid_params(what: str, problems: list[Problem], *, stopped: bool = False) -> InvalidParams:
+def invalid_params(what: str, broken: list[BrokenRule], *, stopped: bool = False) -> InvalidParams:
     """Return the error for these broken rules, with the first one as its message.
 
-    It lists the first `MAX_PROBLEMS` and has the number of the others, or with `stopped`, when checking ended early, at
-    least how many there are.
+    It lists the first `MAX_BROKEN_RULES` and has the number of the others, or with `stopped`, when checking ended
+    early, at least how many there are.
     """
-    more, listed = len(problems) - 1, ""
-    if more >= MAX_PROBLEMS:
-        listed = f", {MAX_PROBLEMS - 1} of which are listed"
+    more, listed = len(broken) - 1, ""
+    if more >= MAX_BROKEN_RULES:
+        listed = f", {MAX_BROKEN_RULES - 1} of which are listed"
     least = "at least " if stopped else ""
     others = f" (and {least}{more:,} more broken rule{'s' if more > 1 else ''}{listed})" if more else ""
-    return InvalidParams(f"{what}: {problems[0]['msg']}{others}", data=_listed(problems))
+    return InvalidParams(f"{what}: {broken[0]['msg']}{others}", data=_listed(broken))
 
 
-def unsupported(message: str, problems: list[Problem]) -> Unsupported:
+def unsupported(message: str, broken: list[BrokenRule]) -> Unsupported:
     """Return the error for a dtype that is not supported, with the broken rules as `invalid_params` lists them."""
-    return Unsupported(message, data=_listed(problems))
+    return Unsupported(message, data=_listed(broken))
 
 
-def _listed(problems: list[Problem]) -> dict[str, Any]:
-    omitted = len(problems) - MAX_PROBLEMS
-    return {"errors": problems[:MAX_PROBLEMS]} | ({"omitted": omitted} if omitted > 0 else {})
+def _listed(broken: list[BrokenRule]) -> dict[str, Any]:
+    omitted = len(broken) - MAX_BROKEN_RULES
+    return {"errors": broken[:MAX_BROKEN_RULES]} | ({"omitted": omitted} if omitted > 0 else {})
 
 
 def too_large(error: TooLarge, loc: Iterable[str | int], name: str) -> TooLarge:
