@@ -12,7 +12,7 @@ from app.intake.numbers import Numbers
 from app.intake.sinks import Lease
 from app.intake.strict_json import members_before
 from convgrad._dtypes import DTYPES, DType
-from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
+from convgrad._errors import ConvgradError, ParseError, TooLarge
 from schemas.rows import MAX_DIMS
 from schemas.tensors import MAX_NUMBERS
 
@@ -21,9 +21,9 @@ __all__ = ["LONG_STRING", "TensorValues"]
 LONG_STRING = 512
 """A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
 
-# Strings that are decoded while they arrive, each of which takes about a kilobyte besides its bytes: more than four in
+# Long strings and lists of a document, each of which takes one or two kilobytes besides its bytes: more than four in
 # each call of a batch.
-_MOST_STRINGS = 4096
+_MOST_TENSORS = 4096
 
 # Bytes of a string with escapes that are processed in one step, which may take a millisecond.
 _ESCAPED_STEP = 16 * 1024
@@ -35,8 +35,6 @@ _ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
 _ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
 _ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 
-# More than a batch of JSON-RPC needs; each takes one or two kilobytes.
-_MOST_LISTS = 4096
 _DTYPES = DTYPES | {entry.oip: entry for entry in DTYPES.values()}
 
 
@@ -45,7 +43,7 @@ class TensorValues:
 
     A fault inside a tensor is kept there, so that it affects only the call that the tensor belongs to. With a `refusal`
     no tensor is received: each is skipped and has that fault. With `only_lists` strings stay in the document, and lists
-    may have any length. Raises `TooLarge` for too many strings, and `InvalidRequest` for too many lists.
+    may have any length. Raises `TooLarge` for too many tensors.
     """
 
     def __init__(self, lease: Lease, refusal: ConvgradError | None = None, *, only_lists: bool = False) -> None:
@@ -55,31 +53,30 @@ class TensorValues:
         self._most = None if only_lists else MAX_NUMBERS
         self._lease = lease
         self._refusal = refusal
-        self._strings = self._lists = 0
+        self._count = 0
 
     def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
         """Begin a string or a list."""
         if opening == _QUOTE:
             return _String(self, name, skeleton, bound)
-        self._lists += 1
-        if self._lists > _MOST_LISTS:
-            raise InvalidRequest(f"the document has more than {_MOST_LISTS} data lists")
+        self._add()
         declared = _declared(members_before(skeleton))
         return Numbers(self._lease, declared, bound=bound, most=self._most, refusal=self._refusal)
 
     def begin_long(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
         """Begin to decode a string; dtype and shape, if they come before it, give its length."""
-        self._strings += 1
-        if self._strings > _MOST_STRINGS:
-            raise TooLarge(
-                f"JSON may have {_MOST_STRINGS} data and npy strings of more than {LONG_STRING} characters",
-                data={"reason": "head", "limit": _MOST_STRINGS},
-            )
+        self._add()
         expected = None
         if name == "data":
             members = members_before(skeleton)
             expected = nbytes_of(members.get("dtype"), members.get("shape"))
         return InlineTensor(name, self._lease, expected=expected, raw_bound=bound, refusal=self._refusal)
+
+    def _add(self) -> None:
+        self._count += 1
+        if self._count > _MOST_TENSORS:
+            msg = f"the document has more than {_MOST_TENSORS} tensors"
+            raise TooLarge(msg, data={"reason": "head", "limit": _MOST_TENSORS})
 
 
 def _declared(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
