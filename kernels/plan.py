@@ -102,27 +102,14 @@ class Runs(Protocol):
         """Do one unit; False when `stop` said so."""
 
 
-class Kernel(Protocol):
+class Kernel(Runs, Protocol):
     """One way to compute some problems."""
-
-    name: str
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Return why this kernel does not take the problem; None when it does."""
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut the problem into units for that many workers; also give the bytes of shared scratch they need."""
-
-    def run(
-        self,
-        problem: ConvProblem,
-        unit: Unit,
-        inputs: Sequence[Storage],
-        output: Storage,
-        scratch: Storage | None,
-        stop: Stop,
-    ) -> bool:
-        """Do one unit; False when `stop` said so."""
 
 
 def box(output: Storage, unit: Unit) -> Storage:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.emit.brgemm import FLUSH_FIRST, SKIPS, Batch, Element, micro_entries, micro_table
-from kernels.emit.brgemm import KINDS as MICRO
+from kernels.emit.brgemm import FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kernels.arena import arena
 from kernels.blocks import SUMS
+from kernels.emit.compiler import Floats, jit
 
-__all__ = ["chunks_of", "sum_tree"]
+__all__ = ["chunks_of", "sum_chunks", "sum_tree"]
 
 
 def chunks_of(most: int) -> int:
     """Return the number of chunks of a sum that may have up to `most`."""
     return 1 << (max(1, min(most, SUMS.chunks)).bit_length() - 1)
+
+
+@jit
+def _add(total: Floats, part: Floats) -> None:
+    for i in range(total.size):
+        total[i] += part[i]
+
+
+def sum_chunks(low: int, high: int, floats: int, leaf: Callable[[int, Floats], bool], depth: int = 0) -> Floats | None:
+    """Sum chunks ``low..high`` as the same tree, so that any aligned split among workers gives the same bits.
+
+    `leaf` writes the sums of one chunk; where it returns False, so that there are none, the result is None. It is this
+    thread's scratch, of so many `floats`.
+    """
+    if high - low == 1:
+        sums = arena(f"acc{depth}", floats)[:floats]
+        return sums if leaf(low, sums) else None
+    middle = (low + high) // 2
+    total = sum_chunks(low, middle, floats, leaf, depth)
+    part = None if total is None else sum_chunks(middle, high, floats, leaf, depth + 1)
+    if total is None or part is None:
+        return None
+    _add(total, part)
+    return total
 
 
 def sum_tree(pieces: npt.NDArray[Any]) -> npt.NDArray[Any]:

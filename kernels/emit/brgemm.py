@@ -7,7 +7,7 @@ A batch lists what a tile of dst pixels sums: kernel taps, or runs of taps and c
 `a_row` bytes from the one before. `b` is packed in lines of one vector. So rank, stride, dilation, phase and border are
 addresses of the list alone. A tap that is outside for the first or the last rows of a tile leaves these rows out.
 
-There are four kinds of products (`KINDS`):
+There are four kinds of products (`MICRO`):
 
 * ``f32``: `a` holds words of f32, each multiplied with a line of f32.
 * ``dots``: `a` holds words of two bf16, lines have pairs of bf16; VDPBF16PS, which takes subnormal numbers as zeros.
@@ -37,8 +37,8 @@ from kernels.target import target
 __all__ = [
     "FLUSH",
     "FLUSH_FIRST",
-    "KINDS",
     "MASKS",
+    "MICRO",
     "ROWS",
     "SKIPS",
     "Batch",
@@ -49,7 +49,7 @@ __all__ = [
 
 WIDTH = target().lanes
 
-KINDS = {"f32": 0, "lanes": 2, "dots": 3, "pairs": 5}
+MICRO = {"f32": 0, "lanes": 2, "dots": 3, "pairs": 5}
 """Entries of `micro_table` of a kind: the first one has tiles of one vector, the next one those of two."""
 
 ROWS = {"f32": target().batch_rows, "lanes": {1: target().batch_rows[1]}} | (
@@ -331,7 +331,7 @@ def micro_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the entries, each at the place of its kind plus its vectors less one; 0 for none."""
     table = np.zeros(7, np.int64)
     for kind, vectors in micro_entries():
-        table[KINDS[kind] + vectors - 1] = _entry(kind, vectors).address
+        table[MICRO[kind] + vectors - 1] = _entry(kind, vectors).address
     return table
 
 

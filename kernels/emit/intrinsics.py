@@ -15,12 +15,14 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F16", "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel", "fill_zero",
+    "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel", "fill_zero",
     "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
-F32, F16, BF16 = 0, 1, 2
-KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
+KINDS = {"f32": 0, "f16": 1, "bf16": 2}
+"""How values are stored, as compiled functions have it."""
+
+F32 = KINDS["f32"]
 
 _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import KINDS, ROWS, Batch, Element
+from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
@@ -33,8 +33,8 @@ if target().dots == "avx512bf16":
 __all__ = ["bring_box", "gather", "pack_bias", "pack_weights"]
 
 WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
-DOTS_PLACE = KINDS["dots"]
-PAIRS, PAIRS_ROWS = KINDS["pairs"], ROWS["pairs"][1] if DOTS else 0
+DOTS_PLACE = MICRO["dots"]
+PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 
 PANEL, PIECE, ELEMENT, BATCH, WORK = (each.dtype for each in (Panel, Piece, Element, Batch, Work))
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
-from kernels.emit.brgemm import KINDS as MICRO
-from kernels.emit.brgemm import MASKS, ROWS, micro_table
+from kernels.emit.brgemm import MASKS, MICRO, ROWS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
 from kernels.emit.intrinsics import KINDS

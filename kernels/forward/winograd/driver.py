@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import KINDS, ROWS, Batch, Element
+from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import address_of, call_entry, fill_zero, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
@@ -24,7 +24,7 @@ __all__ = ["PRODUCTS", "add_products", "transform_filters"]
 WIDTH = target().lanes
 VECTOR = 4 * WIDTH
 PRODUCTS, KERNEL = FACTORS * FACTORS, TAPS * TAPS
-F32_PLACE, ONE, TWO = KINDS["f32"], ROWS["f32"][1], ROWS["f32"][2]
+F32_PLACE, ONE, TWO = MICRO["f32"], ROWS["f32"][1], ROWS["f32"][2]
 BATCH = Batch.dtype
 
 

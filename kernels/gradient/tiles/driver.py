@@ -41,7 +41,7 @@ from kernels.gradient.tiles.records import (
 from kernels.pack.panels import PANEL, Panel, Values, copy_lines, pack_panels, pack_planes
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add_lanes", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -412,10 +412,3 @@ def store(acc: int, blocks: Rows[Block], layouts: Rows[Weights], out: int) -> No
                     to = place + size * (c * weights.channel_step + tap * weights.tap_step)
                     for lane in range(done, valid):
                         put_value(kind, to + size * lane * weights.lane_step, load(F32, row + 4 * lane))
-
-
-@jit
-def add(total: Floats, part: Floats) -> None:
-    """Add partial sums in place."""
-    for i in range(total.size):
-        total[i] += part[i]

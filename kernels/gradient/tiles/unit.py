@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.arena import address, arena, arena_address
+from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.intrinsics import KINDS
 from kernels.emit.tile_table import DIRECT, tile_table
-from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
+from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_lanes, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
-from kernels.reduction import sum_tree
+from kernels.reduction import sum_chunks, sum_tree
 
 __all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of", "cut_shares"]
 
@@ -109,7 +109,7 @@ class BwdWeights:
             part.write(part.join(scratch.view(np.float32)), output)
             return True
         low, high = part.index * plan.chunks // part.parts, (part.index + 1) * plan.chunks // part.parts
-        total = part.sum(inputs, low, high, 0, stop)
+        total = part.sum(inputs, low, high, stop)
         if total is None:
             return False
         if unit.offset is None:
@@ -193,25 +193,20 @@ class Part:
             moves=operand.moves,
         )
 
-    def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
-        """Sum chunks ``low..high`` as a balanced tree, so that any aligned split among workers gives the same bits."""
-        if high - low > 1:
-            middle = (low + high) // 2
-            left = self.sum(inputs, low, middle, depth, stop)
-            right = None if left is None else self.sum(inputs, middle, high, depth + 1, stop)
-            if left is None or right is None:
-                return None
-            add(left, right)
-            return left
-        acc = arena(f"acc{depth}", self.floats)[: self.floats]
-        acc[...] = 0
+    def sum(self, inputs: Sequence[Storage], low: int, high: int, stop: Stop) -> Floats | None:
+        """Sum some chunks; None when `stop` ended that early."""
         count, chunks = len(self.slabs), self.plan.chunks
-        end = count * high // chunks
-        for first in range(count * low // chunks, end, self.batch):
-            if stop():
-                return None
-            self._add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
-        return acc
+
+        def chunk(number: int, acc: Floats) -> bool:
+            acc[...] = 0
+            end = count * (number + 1) // chunks
+            for first in range(count * number // chunks, end, self.batch):
+                if stop():
+                    return False
+                self._add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
+            return True
+
+        return sum_chunks(low, high, self.floats, chunk)
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan

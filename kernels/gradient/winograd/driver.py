@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
-from kernels.emit.intrinsics import add_run, address_of, all_finite, call_entry, fill_zero
+from kernels.emit.intrinsics import address_of, all_finite, call_entry, fill_zero
 from kernels.emit.winograd import FACTORS, TAPS, count_taps
 from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Tile, Walk, Weights
 from kernels.winograd.records import Channels, Room, Side, TileSlab
 from kernels.winograd.tiles import STAGED_LINE, find_window, stage_lines, transform_tiles
 
-__all__ = ["PRODUCTS", "TAKEN_ROWS", "ProductRun", "add_products", "add_sums", "write_taps"]
+__all__ = ["PRODUCTS", "TAKEN_ROWS", "ProductRun", "add_products", "write_taps"]
 
 PRODUCTS = FACTORS * FACTORS
 
@@ -76,12 +76,6 @@ def add_products(
                                 table[block.vectors, tile.rows], address_of(walks[0]), panel + block.panel, scalar,
                                 address_of(tile.offsets), place,
                             )  # fmt: skip
-
-
-@jit
-def add_sums(total: int, part: int, count: int) -> None:
-    """Add `count` partial sums to others."""
-    add_run(total, part, count)
 
 
 @jit

@@ -17,17 +17,17 @@ this does not is made up for:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import memset
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.arena import address, arena, arena_address
+from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
-from kernels.emit.compiler import Records, Vector, row_of
+from kernels.emit.compiler import row_of
 from kernels.emit.intrinsics import F32, KINDS
 from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
@@ -39,14 +39,13 @@ from kernels.gradient.winograd.driver import (
     TAKEN_ROWS,
     ProductRun,
     add_products,
-    add_sums,
     write_taps,
 )
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records
 from kernels.plan import Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
-from kernels.reduction import chunks_of, sum_tree
+from kernels.reduction import chunks_of, sum_chunks, sum_tree
 from kernels.winograd.integers import EXACT, largest_integer
 from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.records import Room
@@ -119,13 +118,13 @@ class BwdWinograd(WinogradKernel):
         chunks, marks = share.plan.chunks, None
         for group, depth in np.ndindex(share.g1 - share.g0, len(share.plan.slabs)):
             group += share.g0
-            sums = arena("acc0", share.nbytes // 4)[: share.nbytes // 4]
             if index < 0:
                 assert partial is not None
-                share.join(partial, group, depth, sums)
-            elif not share.sum(
-                inputs, group, depth, (chunks * index // parts, chunks * (index + 1) // parts), sums, stop
-            ):
+                sums: Floats | None = np.ascontiguousarray(sum_tree(partial[:, share.place(group, depth)]))
+            else:
+                low, high = (chunks * end // parts for end in (index, index + 1))
+                sums = sum_chunks(low, high, share.nbytes // 4, share.leaf(inputs, group, depth, stop))
+            if sums is None:
                 return False
             if unit.offset is None:
                 assert partial is not None
@@ -190,21 +189,34 @@ class _Share:
         start = (group * len(self.plan.slabs) + depth) * self.plan.sums_bytes + self.first
         return slice(start // 4, (start + self.nbytes) // 4)
 
-    def join(self, partial: Floats, group: int, depth: int, sums: Floats) -> None:
-        """Add partial sums of one group and depth up, as the tree that `sum` is."""
-        sums[...] = sum_tree(partial[:, self.place(group, depth)])
-
-    def sum(
-        self, inputs: Sequence[Storage], group: int, depth: int, chunks: tuple[int, int], sums: Floats, stop: Stop
-    ) -> bool:  # fmt: skip
-        """Sum the products of some chunks of one group and depth; False when `stop` ended that early."""
-        if not len(self.plan.slabs[depth]):
-            sums[...] = 0
-            return True
+    def leaf(self, inputs: Sequence[Storage], group: int, depth: int, stop: Stop) -> Callable[[int, Floats], bool]:
+        """Return what sums the products of one chunk of one group and depth; False when `stop` ended that early."""
+        plan, slabs = self.plan, self.plan.slabs[depth]
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
-        tensors = (wide, narrow) if self.plan.lanes_are_wide else (narrow, wide)
-        run = _Run(self, side_records(self.plan, depth, group), np.array([address(each) for each in tensors]), stop)
-        return run.chunks(self.plan.slabs[depth], *chunks, address(sums), 0)
+        sides = side_records(plan, depth, group)
+        tensors = [address(each) for each in ((wide, narrow) if plan.lanes_are_wide else (narrow, wide))]
+        names, sizes = (("stage", "vector"), ("scalar stage", "scalar")), zip(plan.staged, plan.panels, strict=True)
+        rooms = np.zeros(2, Room.dtype)
+        rooms["tensor"], rooms["zeros"] = tensors, arena_address("zeros", STAGED_LINE // 4)
+        for room, (stage, panels), (staged, packed) in zip(rooms, names, sizes, strict=True):
+            room["stage"], room["panels"] = arena_address(stage, staged), arena_address(panels, packed)
+
+        def chunk(number: int, sums: Floats) -> bool:
+            if not len(slabs):
+                sums[...] = 0
+            memset(int(rooms["zeros"][0]), 0, STAGED_LINE)
+            low, end = (len(slabs) * at // plan.chunks for at in (number, number + 1))
+            for first in range(low, end, self.batch):
+                if stop():
+                    return False
+                run = row_of(
+                    ProductRun, begins=first == low, segment=SEGMENT_LOG, firsts=plan.firsts, sums=address(sums)
+                )
+                some = slabs[first : min(end, first + self.batch)]
+                add_products(tile_table(), run, sides, rooms, self.lanes, plan.scalars, some, plan.tiles)
+            return True
+
+        return chunk
 
     def write(self, group: int, depth: int, sums: int, output: Storage) -> bool:
         """Write the taps of one group and depth, rounded to what `output` stores; give whether all were finite."""
@@ -214,44 +226,6 @@ class _Share:
             weights["kind"] = F32
         taps = arena_address("taps", TAPS * TAPS * TAKEN_ROWS * STAGED_LINE // 4)
         return write_taps(self.lanes, self.blocks, weights, sums, taps, address(output))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The sum of one group and depth: what all of its chunks have in common."""
-
-    share: _Share
-    sides: Records
-    tensors: Vector
-    stop: Stop
-
-    def chunks(self, slabs: Records, low: int, high: int, sums: int, depth: int) -> bool:
-        """Sum chunks ``low..high`` as a balanced tree."""
-        share = self.share
-        if high - low == 1:
-            count, chunks = len(slabs), share.plan.chunks
-            return self._slabs(slabs[count * low // chunks : count * high // chunks], sums)
-        middle, part = (low + high) // 2, arena_address(f"acc{depth + 1}", share.nbytes // 4)
-        if not (self.chunks(slabs, low, middle, sums, depth) and self.chunks(slabs, middle, high, part, depth + 1)):
-            return False
-        add_sums(sums, part, share.nbytes // 4)
-        return True
-
-    def _slabs(self, slabs: Records, sums: int) -> bool:
-        share, plan = self.share, self.share.plan
-        names, sizes = (("stage", "vector"), ("scalar stage", "scalar")), zip(plan.staged, plan.panels, strict=True)
-        rooms, zeros = np.zeros(2, Room.dtype), arena_address("zeros", STAGED_LINE // 4)
-        memset(zeros, 0, STAGED_LINE)
-        rooms["tensor"], rooms["zeros"] = self.tensors, zeros
-        for room, (stage, panels), (staged, packed) in zip(rooms, names, sizes, strict=True):
-            room["stage"], room["panels"] = arena_address(stage, staged), arena_address(panels, packed)
-        for first in range(0, len(slabs), share.batch):
-            if self.stop():
-                return False
-            run = row_of(ProductRun, begins=first == 0, segment=SEGMENT_LOG, firsts=plan.firsts, sums=sums)
-            some = slabs[first : first + share.batch]
-            add_products(tile_table(), run, self.sides, rooms, share.lanes, plan.scalars, some, plan.tiles)
-        return True
 
 
 @cached
