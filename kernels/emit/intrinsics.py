@@ -15,12 +15,16 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel", "fill_zero",
-    "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "transpose_panel", "untranspose",
+    "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "bytes_of", "call_entry", "copy_panel",
+    "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "transpose_panel",
+    "untranspose",
 ]  # fmt: skip
 
-KINDS = {"f32": 0, "f16": 1, "bf16": 2}
-"""How values are stored, as compiled functions have it."""
+_SIZES = {"f32": 4, "f16": 2, "bf16": 2}
+"""How values are stored, and their bytes."""
+
+KINDS = {kind: number for number, kind in enumerate(_SIZES)}
+"""The same as compiled functions have it."""
 
 F32 = KINDS["f32"]
 
@@ -44,7 +48,13 @@ def by_kind(emit: Callable[..., Any], result: Any = types.void) -> Any:
 
 def size_of(kind: str) -> int:
     """Return the bytes of a stored value."""
-    return 4 if kind == "f32" else 2
+    return _SIZES[kind]
+
+
+@partial(by_kind, result=types.int64)
+def bytes_of(_: Any, kind: str) -> Any:
+    """Return the bytes of a stored value, in a compiled function."""
+    return simd.I64(size_of(kind))
 
 
 @by_kind
