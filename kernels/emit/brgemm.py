@@ -35,17 +35,9 @@ from kernels.emit.dots import dot_product, halves
 from kernels.target import target
 
 __all__ = [
-    "FLUSH",
-    "FLUSH_FIRST",
-    "MASKS",
-    "MICRO",
-    "ROWS",
-    "SKIPS",
-    "Batch",
-    "Element",
-    "micro_entries",
-    "micro_table",
-]
+    "FLUSH", "FLUSH_FIRST", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "micro_entries",
+    "micro_table", "over_vectors",
+]  # fmt: skip
 
 WIDTH = target().lanes
 
@@ -121,10 +113,9 @@ _FLOATS, _INTS = ir.VectorType(simd.F32, WIDTH), ir.VectorType(_I32, WIDTH)
 _ZERO = ir.Constant(_FLOATS, [0.0] * WIDTH)
 
 
-def _cases(rows: int) -> list[tuple[int, int]]:
-    """Return the first and the last row of each case of a tile."""
-    skips = range(1, min(SKIPS, rows - 1) + 1)
-    return [(0, rows), *(rest for skip in skips for rest in ((skip, rows), (0, rows - skip)))]
+def cases(size: int, most: int) -> list[tuple[int, int]]:
+    """Return the first and the last row, or column, of each case of a tile, which leaves out `most` at either end."""
+    return [(0, size), *(rest for skip in range(1, most + 1) for rest in ((skip, size), (0, size - skip)))]
 
 
 class _Tile:
@@ -215,10 +206,9 @@ class _Tile:
         place, *sums = carried
         element = simd.fields(builder, place, Element.dtype, *Element.__annotations__)
         a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
+        rows = cases(self.rows, min(SKIPS, self.rows - 1))
         joined = simd.switch(
-            builder,
-            element.case,
-            [partial(self._steps, a, b, element.steps, sums, *rows) for rows in _cases(self.rows)],
+            builder, element.case, [partial(self._steps, a, b, element.steps, sums, *some) for some in rows]
         )
 
         def flush() -> list[Any]:
@@ -301,13 +291,21 @@ def _emit_rows(builder: Any, kind: str, vectors: int, batch: Any) -> None:
 
 
 def _emit_lanes(builder: Any, batch: Any) -> None:
-    a, b, c, start = batch.a, batch.b, batch.c, batch.start
+    places = batch.a, batch.b, batch.c, batch.start
+
+    def vector(at: Any) -> None:
+        batch.a, batch.b, batch.c, batch.start = (builder.add(place, at) for place in places)
+        _emit_rows(builder, "lanes", 1, batch)
+
+    over_vectors(builder, batch, vector)
+
+
+def over_vectors(builder: Any, batch: Any, emit: Callable[[Any], None]) -> None:
+    """Emit a loop over the vectors of lanes, each at so many bytes of f32; the last one may share lanes."""
 
     def vector(carried: list[Any]) -> list[Any]:
-        (at,) = carried
-        batch.a, batch.b, batch.c, batch.start = (builder.add(place, at) for place in (a, b, c, start))
-        _emit_rows(builder, "lanes", 1, batch)
-        following = builder.add(at, simd.I64(_LINE))
+        emit(carried[0])
+        following = builder.add(carried[0], simd.I64(_LINE))
         return [builder.select(builder.icmp_signed("<", following, batch.last), following, batch.last)]
 
     zero = simd.I64(0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.brgemm import Batch, Element
+from kernels.emit.brgemm import Batch, Element, cases, over_vectors
 from kernels.emit.compiler import ENTRIES, Entry, emitted_callback
 from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
@@ -39,24 +39,16 @@ LINE_ROWS = 8 if target().lanes == 16 or target().arch == "aarch64" else 4
 
 def _emit(dtype: str, taps: int, stride: int, builder: Any, place: Any) -> None:
     batch = simd.fields(builder, place, Batch.dtype, *Batch.__annotations__)
-    size = size_of(dtype)
-    zero = simd.I64(0)
-    begin = builder.select(builder.icmp_signed("<", batch.last, zero), batch.last, zero)
+    line, size = (dtype, taps, stride), size_of(dtype)
 
-    def vector(carried: list[Any]) -> list[Any]:
-        (at,) = carried  # bytes of f32
+    def vector(at: Any) -> None:
         stored = at if size == 4 else builder.ashr(at, simd.I64(1))
-        a, b, c, start = (
-            builder.add(address, offset)
-            for address, offset in ((batch.a, stored), (batch.b, at), (batch.c, stored), (batch.start, at))
-        )
-        line = dtype, taps, stride
+        offsets = ((batch.a, stored), (batch.b, at), (batch.c, stored), (batch.start, at))
+        a, b, c, start = (builder.add(address, offset) for address, offset in offsets)
         tiles = [partial(_tile, builder, line, 1 + rows, batch, (a, b, c, start)) for rows in range(LINE_ROWS)]
         simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
-        following = builder.add(at, simd.I64(4 * WIDTH))
-        return [builder.select(builder.icmp_signed("<", following, batch.last), following, batch.last)]
 
-    simd.loop(builder, batch.vectors, [begin], vector, "vector", rolled=True)
+    over_vectors(builder, batch, vector)
 
 
 def _tile(
@@ -84,9 +76,8 @@ def _tile(
         found = simd.fields(builder, where, Element.dtype, "a", "b", "case")
         place, line = builder.add(a, found.a), builder.add(b, found.b)
         weights = [simd.load(builder, builder.add(line, step), _FLOATS) for step in lines]
-        skips = range(1, taps)
-        cases = [(0, columns), *(rest for skip in skips for rest in ((skip, columns), (0, columns - skip)))]
-        joined = simd.switch(builder, found.case, [partial(clipped, place, weights, sums, *case) for case in cases])
+        rest = [partial(clipped, place, weights, sums, *case) for case in cases(columns, taps - 1)]
+        joined = simd.switch(builder, found.case, rest)
         return [builder.add(where, simd.I64(Element.dtype.itemsize)), *joined]
 
     first = [simd.load(builder, start, _FLOATS)] * rows
