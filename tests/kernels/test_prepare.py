@@ -25,7 +25,7 @@ def test_a_function_waits_for_what_it_calls() -> None:
     heights, work = _heights(waits), _work(waits)
     names = [entry.name for entry in ENTRIES]
     assert len(set(names)) == len(names)
-    gather, pack = names.index("forward.gather.gather"), names.index("pack.panels.pack_panel")
+    gather, pack = names.index("forward.gather.gather"), names.index("pack.panels.pack_panels")
     assert names.index("forward.output.write") in waits[gather]
     assert all(heights[needed] > heights[place] for place, each in enumerate(waits) for needed in each)
     assert all(work[needed] < work[place] for place, each in enumerate(waits) for needed in each)
