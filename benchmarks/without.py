@@ -31,7 +31,7 @@ import app.__main__ as service_main
 from app.api.oip.head_cache import HeadCache
 from app.calls.tasks import RequestReceiver
 from app.http import exchange, protocol
-from app.intake import sinks
+from app.intake import lease
 from app.intake.requests import Arrived
 from benchmarks.overload import flood, large_call
 from benchmarks.service_cases import APIS, CASES, Wire
@@ -57,7 +57,7 @@ def take_out(part: str) -> None:
     elif part == "head_cache":
         HeadCache.find = lambda *_: None  # type: ignore[method-assign]
     elif part == "upload_slots":
-        sinks.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
+        lease.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
     elif part == "pipelining":
         protocol.MAX_WAITING = 1 << 60
     elif part == "overlap":

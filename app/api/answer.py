@@ -11,9 +11,9 @@ from app.calls.work import Work
 from app.http.exchange import Exchange
 from app.intake.body import declared_length, json_events, media_type, whole
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.multipart import MultipartIntake
 from app.intake.requests import RequestEvent
-from app.intake.sinks import Lease
 from app.intake.values import TensorValues
 from convgrad._errors import UnsupportedMediaType
 

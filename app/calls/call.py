@@ -23,7 +23,7 @@ from schemas.tables import find_operation
 
 if TYPE_CHECKING:
     from app.calls.admission import Admission
-    from app.intake.sinks import Lease
+    from app.intake.lease import Lease
     from app.pool.buffers import Segment, SegmentPool
     from app.pool.local import LocalEngine
     from app.telemetry.metrics import Telemetry

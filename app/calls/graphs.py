@@ -36,7 +36,7 @@ from schemas.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from app.calls.service import Service
-    from app.intake.sinks import Lease
+    from app.intake.lease import Lease
     from app.pool.buffers import Segment
     from schemas.graphs import Node
 

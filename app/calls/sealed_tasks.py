@@ -18,9 +18,9 @@ from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Result, Work
+from app.intake.lease import Lease
 from app.intake.options import ENCODINGS, Options, check_encoding
 from app.intake.requests import RequestedCall, RequestObject, stand_in
-from app.intake.sinks import Lease
 from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context

@@ -30,9 +30,9 @@ from app.calls.call import Call, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, is_planned_at_once, plan_call
 from app.calls.sealed import SealedChecks
+from app.intake.lease import Lease
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
-from app.intake.sinks import Lease
 from app.intake.upload_slots import UploadSlot
 from app.settings import Settings
 from app.telemetry.context import current_context
@@ -41,7 +41,7 @@ from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
 from schemas.ops import ResolvedOp, require_reference, resolve
 
 if TYPE_CHECKING:
-    from app.intake.sinks import DirectBody
+    from app.intake.lease import DirectBody
     from app.pool.buffers import Segment, SegmentPool
     from app.pool.local import LocalEngine
     from app.pool.messages import Unfit

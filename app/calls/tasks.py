@@ -21,6 +21,7 @@ from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
 from app.intake.graphs import GRAPH, GraphRequest, read_graph_request
+from app.intake.lease import Lease
 from app.intake.options import Options, parse_options
 from app.intake.requests import (
     Arrived,
@@ -32,7 +33,6 @@ from app.intake.requests import (
     check_begun,
     read_request_object,
 )
-from app.intake.sinks import Lease
 from app.intake.strict_json import Partial, PartialList
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment

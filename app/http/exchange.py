@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.intake.sinks import DirectBody
+from app.intake.lease import DirectBody
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
 from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext, address_of, api_of

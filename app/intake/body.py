@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.requests import Begun, Known, RequestEvent, RequestObject
-from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
 from convgrad._errors import UnsupportedMediaType
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pybase64
 
-from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
+from app.intake.lease import Lease
+from app.intake.sinks import NpySink, RawSink, TensorFault
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError
 

@@ -14,9 +14,10 @@ from python_multipart.multipart import parse_options_header
 
 from app.intake.body import ReadRequest
 from app.intake.json import HEAD_LIMIT, JsonIntake
+from app.intake.lease import Lease
 from app.intake.parts import PartEvent, PartReader
 from app.intake.requests import Arrived, Begun, Known, RequestedCall, RequestEvent, RequestObject
-from app.intake.sinks import Lease, NpySink, TensorFault
+from app.intake.sinks import NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.intake.values import TensorValues
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType

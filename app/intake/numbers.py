@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from app.intake.sinks import Lease, RawSink, TensorFault
+from app.intake.lease import Lease
+from app.intake.sinks import RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import ConvgradError, ParseError

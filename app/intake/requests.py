@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from app.intake.lease import Lease
 from app.intake.options import parse_options
-from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
 from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment

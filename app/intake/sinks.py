@@ -1,33 +1,21 @@
-"""Receive the bytes of a tensor into pooled segments: written once, released in any case.
-
-`Lease` owns every segment that a request has allocated. A call takes its tensors over with `hand_over`; closing the
-lease returns the others to the pool, after errors and disconnects too.
-"""
+"""Receive the bytes of a tensor into the segments of a `Lease`, written once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Protocol, Self
+from collections.abc import Callable
 
 import numpy as np
 
-from app.intake.upload_slots import LARGE, UploadSlot
-from app.pool.buffers import Segment, SegmentPool
-from app.telemetry.context import current_context
+from app.intake.lease import Lease
+from app.pool.buffers import Segment
 from convgrad._errors import ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
-__all__ = ["DirectBody", "Lease", "NpySink", "RawSink", "TensorFault"]
+__all__ = ["NpySink", "RawSink", "TensorFault"]
 
 # A tensor up to this size gets a segment only when it is needed: it is the smallest segment of the pool.
 _SMALL = 64 << 10
-
-# Until then the small tensors of a request stay on the heap up to this size together, which a single call rarely
-# exceeds; those of a long batch lie side by side in segments, each twice as large as the one before.
-_HEAP = 256 << 10
-_FIRST_SHARED = 256 << 10
-_LARGEST_SHARED = 1 << 22
 
 # The first and the largest piece of a tensor of undeclared size; each piece is twice as large as the one before.
 _FIRST_PIECE = 1 << 20
@@ -44,102 +32,6 @@ class TensorFault(Exception):  # noqa: N818 - becomes an error where the tensor'
         super().__init__(message)
         self.message = message
         self.kind = kind
-
-
-class DirectBody(Protocol):
-    """Read the rest of a body from the socket straight into its destination."""
-
-    def place(self, targets: Iterable[memoryview]) -> None:
-        """Read the next bytes of the body into these, in order."""
-
-    def forget(self) -> None:
-        """Stop reading into them."""
-
-
-class Lease:
-    """Own the segments of one request until a call takes them over; always close it."""
-
-    def __init__(
-        self, pool: SegmentPool, direct_body: DirectBody | None = None, slot: UploadSlot | None = None
-    ) -> None:
-        self._pool = pool
-        self._slot = slot
-        self._direct_body = direct_body
-        self._held: dict[int, Segment] = {}
-        self._heap = _HEAP
-        self._shared: tuple[Segment, int] | None = None  # the last one that small tensors share, and its bytes in use
-        self._next_shared = _FIRST_SHARED
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def acquire_async(self, nbytes: int) -> Segment:
-        """Allocate a segment without blocking the event loop; for a large one, wait for an upload slot.
-
-        Raises what `SegmentPool.acquire` raises, and what rejects the request once it has a slot.
-        """
-        if nbytes >= LARGE and self._slot is not None:
-            await self._slot.acquire()
-        segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
-        self._held[id(segment)] = segment
-        return segment
-
-    async def keep(self, data: bytearray) -> tuple[Segment, int] | None:
-        """Move the bytes of a small tensor to a segment and return their place there; None if they stay on the heap.
-
-        Raises what `acquire_async` raises.
-        """
-        if len(data) <= self._heap:
-            self._heap -= len(data)
-            return None
-        if self._shared is None or self._shared[1] + len(data) > self._shared[0].size:
-            self._shared = await self.acquire_async(min(self._next_shared, self._pool.limit)), 0
-            self._next_shared = min(2 * self._next_shared, _LARGEST_SHARED)
-        segment, at = self._shared
-        segment.view[at : at + len(data)] = data
-        self._shared = segment, at + len(data)
-        return segment, at
-
-    def adopt(self, segment: Segment) -> Segment:
-        """Own a segment that is not from the pool; return it."""
-        self._held[id(segment)] = segment
-        return segment
-
-    def share(self, segment: Segment) -> Segment:
-        """Own another lease of a segment's memory; return it."""
-        return self.adopt(segment.share())
-
-    def received(self) -> None:
-        """Release the upload slot: the body has arrived, and nothing that is allocated from now on waits for one."""
-        if self._slot is not None:
-            self._slot.release()
-            self._slot = None
-
-    def release(self, segment: Segment) -> None:
-        """Return one segment early."""
-        if self._held.pop(id(segment), None) is not None:
-            segment.release()
-
-    def hand_over(self, segment: Segment) -> Segment:
-        """Pass ownership of the segment to a call, which then releases it."""
-        del self._held[id(segment)]
-        return segment
-
-    def place(self, targets: Iterable[memoryview]) -> None:
-        """Read the next bytes of the body straight into `targets` where possible; these arrive as `memoryview`."""
-        if self._direct_body is not None:
-            self._direct_body.place(targets)
-
-    def close(self) -> None:
-        """Return the segments that no call took over."""
-        self.received()
-        if self._direct_body is not None:
-            self._direct_body.forget()
-        while self._held:
-            self._held.popitem()[1].release()
 
 
 class RawSink:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from app.intake.inline import InlineTensor, nbytes_of
+from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
+from app.intake.sinks import NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported

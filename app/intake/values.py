@@ -8,8 +8,8 @@ from typing import Any
 
 from app.intake.inline import InlineTensor, nbytes_of
 from app.intake.json import ValueReader, end_of
+from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.sinks import Lease
 from app.intake.strict_json import members_before
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import ConvgradError, ParseError, TooLarge

@@ -17,8 +17,9 @@ import numpy as np
 
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.sinks import Lease, NpySink, TensorFault
+from app.intake.sinks import NpySink, TensorFault
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._assembly import Assembly

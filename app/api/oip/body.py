@@ -19,8 +19,9 @@ from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
 from app.intake.coding import Decompressor
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.requests import Arrived, Known, RequestedCall, RequestEvent, RequestObject
-from app.intake.sinks import Lease, RawSink, TensorFault
+from app.intake.sinks import RawSink, TensorFault
 from app.intake.strict_json import parse_document
 from app.intake.tensors import Elements, Input, Tensor
 from app.intake.values import TensorValues

@@ -22,8 +22,8 @@ from app.calls.work import Work, finish
 from app.http.exchange import Exchange
 from app.intake.body import media_type
 from app.intake.coding import decompressor_of
+from app.intake.lease import Lease
 from app.intake.requests import RequestEvent
-from app.intake.sinks import Lease
 from app.pool.buffers import Segment
 from app.replies import frames
 from app.replies.accept import choose

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from app.api.oip.request import MemoryRange
-from app.intake.sinks import Lease
+from app.intake.lease import Lease
 from app.intake.tensors import Elements
 from app.pool.buffers import LentBlock, Segment
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported

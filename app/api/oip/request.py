@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.sinks import Lease
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, unsupported

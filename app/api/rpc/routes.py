@@ -24,7 +24,7 @@ from app.calls.work import Answered, Work, finish
 from app.http.exchange import Exchange, exchange_of
 from app.intake.body import begun_documents, declared_length, whole
 from app.intake.json import JsonIntake
-from app.intake.sinks import Lease
+from app.intake.lease import Lease
 from app.intake.values import TensorValues
 from app.replies import sse
 from app.replies.accept import choose

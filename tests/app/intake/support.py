@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from app.intake.body import ReadRequest, begun_documents
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.multipart import MultipartIntake
 from app.intake.requests import Known, RequestedCall, RequestEvent, RequestObject, read_request_object
-from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import dtype

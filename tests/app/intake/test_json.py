@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.sinks import Lease, RawSink, TensorFault
+from app.intake.sinks import RawSink, TensorFault
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, Overloaded, ParseError, TooLarge

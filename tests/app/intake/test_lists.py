@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.sinks import Lease, TensorFault
+from app.intake.sinks import TensorFault
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES

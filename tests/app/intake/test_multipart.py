@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.intake.lease import Lease
 from app.intake.multipart import MultipartIntake, _usual_name
 from app.intake.requests import read_request_object
-from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import (
     ConvgradError,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from app.intake.json import JsonIntake
+from app.intake.lease import Lease
 from app.intake.requests import read_request_object
-from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from app.intake.sinks import Lease
+from app.intake.lease import Lease
 from app.intake.upload_slots import LARGE, UploadSlot
 from app.pool.buffers import SegmentPool
 from convgrad._errors import Overloaded

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from app.intake.graphs import read_graph_request
+from app.intake.lease import Lease
 from app.intake.multipart import MultipartIntake
 from app.intake.requests import read_request_object
-from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import InvalidParams
 from schemas.broken_rules import MAX_BROKEN_RULES
