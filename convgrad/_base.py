@@ -125,6 +125,31 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         result: Result = await self._result(request, deadline)
         return result.array
 
+    async def run_outputs(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str],
+        reference: bool = False,
+        reproducible: bool = False,
+        algorithm: Algorithm = "direct",
+        deadline: float | None = None,
+    ) -> dict[str, Array]:
+        """Compute several outputs of `op` in one call, such as `diff_weights`, `diff_bias` and `diff_src` of a weight
+        gradient; return them by name.
+        """
+        request = await self._call(
+            op,
+            inputs,
+            attributes,
+            core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
+            whole=True,
+        )
+        result: Result = await self._result(request, deadline)
+        return dict(result.outputs)
+
     async def run_detailed(
         self,
         op: str,

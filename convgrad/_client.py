@@ -59,6 +59,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
         self._async = BaseClient(network, url, api_key, timeout, retry)
 
     run = blocking(BaseClient.run)
+    run_outputs = blocking(BaseClient.run_outputs)
     run_detailed = blocking(BaseClient.run_detailed)
     validate = blocking(BaseClient.validate)
     verify = blocking(BaseClient.verify)

@@ -134,7 +134,7 @@ def call(
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests only the
-    bytes of its output, which is faster. `memory` is shared with the service.
+    bytes of its outputs, which is faster. `memory` is shared with the service.
     """
     tensors = _parts(inputs, f64=_takes_f64(options))
     lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
@@ -313,10 +313,9 @@ def decoder_of(headers: Mapping[str, str], request: Request) -> Decoder:
     kind = content_type.partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
-    shared = None if body is None or kind == BINARY else body.output
-    length = headers.get(HEAD_LENGTH if shared is None else "content-length", "")
-    if kind == (BINARY if shared is None else "application/json") and _is_length(length):
-        return Whole(int(length), output=shared, on_output=None if body is None else body.on_output)
+    length = headers.get(HEAD_LENGTH if kind == BINARY else "content-length", "")
+    if body is not None and kind in (BINARY, "application/json" if body.outputs else BINARY) and _is_length(length):
+        return Whole(int(length), shared=body.outputs, on_outputs=body.on_outputs)
     raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}: is this a convgrad service?")
 
 

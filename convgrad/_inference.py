@@ -42,9 +42,9 @@ def inference(
 ) -> Body | None:
     """Build the body of a call of `op`; None when the protocol can't represent it.
 
-    `whole` requests the output as bytes instead of frames. Shapes come first, so that the service can check the call
+    `whole` requests the outputs as bytes instead of frames. Shapes come first, so that the service can check the call
     before it receives a tensor. With `memory`, large tensors are shared for as long as the body exists, and
-    so is the output of a `whole` reply if its size is known.
+    so are the outputs of a `whole` reply if their sizes are known.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -64,14 +64,16 @@ def inference(
     if whole:
         parameters["binary_data_output"] = True
     asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
-    output, on_output = None, None
+    outputs: dict[str, SharedBuffer] = {}
+    on_outputs = None
     if memory is not None and whole:
         kinds = [[name, part.dtype.oip, part.shape] for name, part in tensors.items()]
-        call = json_bytes({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes})
-        on_output = partial(memory.remember_output, call)
-        if (found := memory.output_buffer(call)) is not None:
-            name, output = found
-            asked = {"outputs": [{"name": name, "parameters": _region(output)}]}
+        call = json_bytes({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes, **asked})
+        on_outputs = partial(memory.remember_outputs, call)
+        found = memory.output_buffers(call)
+        outputs = {name: buffer for name, buffer in found.items() if buffer is not None}
+        if outputs:
+            asked = {"outputs": [_output(name, buffer) for name, buffer in found.items()]}
     head = json_bytes({"inputs": described, "parameters": parameters, **asked})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
@@ -83,7 +85,7 @@ def inference(
 
     length = len(head) + len(shapes) + sum(part.size for part in inline.values())
     headers = {HEAD_LENGTH: str(len(head))}
-    return Body(BINARY, length, lambda: joined(pieces()), headers, tuple(buffers.values()), output, on_output)
+    return Body(BINARY, length, lambda: joined(pieces()), headers, tuple(buffers.values()), outputs, on_outputs)
 
 
 def json_bytes(document: Mapping[str, Any]) -> bytes:
@@ -112,6 +114,10 @@ def _is_shape(value: Sequence[Any]) -> bool:
 
 def _shared(name: str, part: Part, buffer: SharedBuffer) -> dict[str, Any]:
     return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": _region(buffer)}
+
+
+def _output(name: str, buffer: SharedBuffer | None) -> dict[str, Any]:
+    return {"name": name} | ({} if buffer is None else {"parameters": _region(buffer)})
 
 
 def _region(buffer: SharedBuffer) -> dict[str, Any]:

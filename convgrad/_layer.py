@@ -120,7 +120,7 @@ class Layer:
         op = f"{self.family}BackwardWeights"
         if list(names) == ["diff_weights"]:
             return {"diff_weights": client.run(op, inputs, attributes, **how)}
-        return client.run_detailed(op, inputs, attributes, outputs=names, **how).outputs
+        return client.run_outputs(op, inputs, attributes, outputs=names, **how)
 
     def folded(self) -> Layer:
         """Return the same layer with an output padding below its stride, as the service requires.

@@ -28,10 +28,10 @@ class Body:
     headers: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[SharedBuffer, ...] = ()
     """Tensors in shared memory, in use until the service has read them."""
-    output: SharedBuffer | None = None
-    """Shared memory for the output, if it is not part of the reply."""
-    on_output: Callable[[str, int], None] | None = None
-    """Called with name and size of the output."""
+    outputs: Mapping[str, SharedBuffer] = field(default_factory=dict)
+    """Shared memory for those outputs that are not part of the reply."""
+    on_outputs: Callable[[dict[str, int]], None] | None = None
+    """Called with the size of each output."""
 
 
 def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:

@@ -177,7 +177,7 @@ class SharedMemory:
         self._idle: list[_Region] = []  # longest idle first
         # Appended to wherever the last reference goes, perhaps in the garbage collector while the lock is held.
         self._freed: deque[tuple[_Region, bool]] = deque()
-        self._outputs: dict[bytes, tuple[str, int]] = {}
+        self._outputs: dict[bytes, dict[str, int]] = {}
 
     def put(self, part: Part) -> SharedBuffer | None:
         """Copy a tensor's elements to shared memory; None for one that is small, or when there is no memory for it.
@@ -189,22 +189,22 @@ class SharedMemory:
             buffer.write(part)
         return buffer
 
-    def output_buffer(self, call: bytes) -> tuple[str, SharedBuffer] | None:
-        """Return the name of the output of a call that was made before, and memory for it.
+    def output_buffers(self, call: bytes) -> dict[str, SharedBuffer | None]:
+        """Return memory for each output of a call that was made before; nothing for a new call.
 
-        None for a new call, a small output, or when there is no memory.
+        None for an output that is small, or when there is no memory for it.
         """
-        name, size = self._outputs.get(call, ("", 0))
-        if (buffer := self._allocate(size)) is None:
-            return None
-        buffer.begin_write()
-        return name, buffer
+        found = {name: self._allocate(size) for name, size in self._outputs.get(call, {}).items()}
+        for buffer in found.values():
+            if buffer is not None:
+                buffer.begin_write()
+        return found
 
-    def remember_output(self, call: bytes, name: str, size: int) -> None:
-        """Remember name and size of the output of a call, for `output_buffer`."""
+    def remember_outputs(self, call: bytes, sizes: dict[str, int]) -> None:
+        """Remember the sizes of the outputs of a call, for `output_buffers`."""
         if len(self._outputs) >= _MAX_CALLS:
             self._outputs.clear()
-        self._outputs[call] = name, size
+        self._outputs[call] = sizes
 
     def check(self, error: TransportError | None = None) -> None:
         """Raise `TransportError` if the service has ended; `error` is its cause."""

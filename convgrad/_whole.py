@@ -1,10 +1,10 @@
-"""The reply of the binary API: a JSON head, then the elements of the output, received straight into the result."""
+"""The reply of the binary API: a JSON head, then the elements of the outputs, received straight into the result."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,25 +23,25 @@ _MAX_HEAD = 1 << 20
 class Whole:
     """Decode one reply from its bytes, in pieces of any size; the first `head_length` bytes are its head.
 
-    The result has only the output, without resolved attributes and statistics. With `output` the service has
-    written it there, and the reply is only its head. `on_output` is called with name and size of the output.
+    The result has only the outputs, without resolved attributes and statistics. Those of `shared` were written to that
+    memory, the others follow the head. `on_outputs` is called with the size of each.
     """
 
     def __init__(
         self,
         head_length: int,
         *,
-        output: SharedBuffer | None = None,
-        on_output: Callable[[str, int], None] | None = None,
+        shared: Mapping[str, SharedBuffer] | None = None,
+        on_outputs: Callable[[dict[str, int]], None] | None = None,
     ) -> None:
         if head_length > _MAX_HEAD:
             raise ProtocolError(f"the head of a reply must have at most {_MAX_HEAD} bytes, but has {head_length}")
         self._head_left = head_length
-        self._shared = output
-        self._on_output = on_output
+        self._shared = shared or {}
+        self._on_outputs = on_outputs
         self._head = bytearray()
         self._result: Result | None = None
-        self._rest = memoryview(b"")
+        self._rest: list[memoryview] = []
 
     def feed(self, data: Bytes) -> Iterator[Event]:
         """Decode the next bytes; there are no events."""
@@ -52,41 +52,55 @@ class Whole:
             if self._head_left > 0:
                 return iter(())
             self._begin()
-        if len(data) > len(self._rest):
-            raise ProtocolError("the reply has data after its output")
+        while data and self._rest:
+            room = self._rest[0]
+            some = min(len(room), len(data))
+            room[:some] = data[:some]
+            data = data[some:]
+            self._rest[:1] = [room[some:]] if some < len(room) else []
         if data:
-            self._rest[: len(data)] = data
-        self._rest = self._rest[len(data) :]
+            raise ProtocolError("the reply has data after its last output")
         return iter(())
 
     def close(self) -> Result:
         """End the reply and return the result; raises `BrokenStream` if it is incomplete."""
         if self._result is None or self._rest:
-            raise BrokenStream("the reply stopped before the end of its output")
+            raise BrokenStream("the reply stopped before the end of its outputs")
         return self._result
 
     def _begin(self) -> None:
-        """Parse the head and allocate the output."""
+        """Parse the head and allocate the outputs that follow it."""
+        sizes, outputs = {}, {}
         try:
             head = json.loads(self._head)
-            (output,) = head["outputs"]
-            op, name, kind = head["model_name"], output["name"], dtype_of_oip(output["datatype"])
-            shape = tuple(output["shape"])
-            size = output["parameters"]["binary_data_size"] if self._shared is None else self._shared.size
+            for output in head["outputs"]:
+                name, kind, shape = output["name"], dtype_of_oip(output["datatype"]), tuple(output["shape"])
+                buffer = self._shared.get(name)
+                sizes[name] = output["parameters"]["binary_data_size"] if buffer is None else buffer.size
+                outputs[name] = kind, shape, buffer
+            op = head["model_name"]
         except (ValueError, KeyError, TypeError, RecursionError, Unsupported) as error:
-            raise ProtocolError("the head of the reply must describe one binary output") from error
-        if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > MAX_RANK:
-            raise ProtocolError(f"the shape in the head of the reply must have up to {MAX_RANK} integers of at least 0")
-        if math.prod(shape) * kind.itemsize != size:
-            raise ProtocolError(f"the output needs {math.prod(shape) * kind.itemsize} bytes, but its head says {size}")
-        if self._on_output is not None:
-            self._on_output(name, size)
-        if self._shared is not None:
-            self._result = Result(op, {name: self._shared.array(kind.numpy, shape)})
-            return
-        try:
-            array: np.ndarray[Any, Any] = np.empty(shape, kind.numpy)
-        except (ValueError, MemoryError) as error:
-            raise ProtocolError(f"no memory for a tensor of shape {list(shape)}") from error
-        self._rest = array.reshape(-1).view(np.uint8).data
-        self._result = Result(op, {name: array})
+            raise ProtocolError("the head of the reply must describe binary outputs") from error
+        if not outputs or len(outputs) < len(head["outputs"]):
+            raise ProtocolError("the head of the reply must describe at least one output, and each once")
+        for name, (kind, shape, _) in outputs.items():
+            if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > MAX_RANK:
+                raise ProtocolError(
+                    f"the shape in the head of the reply must have up to {MAX_RANK} integers of at least 0"
+                )
+            if (needed := math.prod(shape) * kind.itemsize) != sizes[name]:
+                raise ProtocolError(f"the output needs {needed} bytes, but its head says {sizes[name]}")
+        if self._on_outputs is not None:
+            self._on_outputs(sizes)
+        arrays = {}
+        for name, (kind, shape, buffer) in outputs.items():
+            if buffer is not None:
+                arrays[name] = buffer.array(kind.numpy, shape)
+                continue
+            try:
+                arrays[name] = np.empty(shape, kind.numpy)
+            except (ValueError, MemoryError) as error:
+                raise ProtocolError(f"no memory for a tensor of shape {list(shape)}") from error
+            if sizes[name]:
+                self._rest.append(arrays[name].reshape(-1).view(np.uint8).data)
+        self._result = Result(op, arrays)

@@ -20,6 +20,7 @@ GRAPH: dict[str, Any] = {"graph": []}
 CALLS: dict[str, Callable[[Client], object]] = {
     "run": lambda client: client.run("Op", {"src": SRC}),
     "run_detailed": lambda client: client.run_detailed("Op", {"src": SRC}),
+    "run_outputs": lambda client: client.run_outputs("Op", {"src": SRC}, outputs=["a", "b"]),
     "validate": lambda client: client.validate("Op", {"src": SRC}),
     "verify": lambda client: client.verify("Op", {"src": SRC}, SRC),
     "run_graph": lambda client: client.run_graph(GRAPH, {1: SRC}),

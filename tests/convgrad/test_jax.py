@@ -124,9 +124,9 @@ def test_only_what_is_differentiated_is_computed(service: LiveService) -> None:
             calls.append((op, ()))
             return super().run(op, *args, **more)
 
-        def run_detailed(self, op: str, *args: Any, **more: Any) -> Any:
+        def run_outputs(self, op: str, *args: Any, **more: Any) -> Any:
             calls.append((op, tuple(more["outputs"])))
-            return super().run_detailed(op, *args, **more)
+            return super().run_outputs(op, *args, **more)
 
     src, weights = integers((1, 2, 5)), integers((3, 2, 3), seed=1)
     expected: dict[Any, tuple[str, tuple[str, ...]]] = {

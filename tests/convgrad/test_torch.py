@@ -55,11 +55,11 @@ class Recording(Client):
         self.algorithms += [more["algorithm"]] if "algorithm" in more else []
         return super().run(op, inputs, attributes, **more)
 
-    def run_detailed(self, op: str, inputs: Any, attributes: Any = None, **more: Any) -> Any:
+    def run_outputs(self, op: str, inputs: Any, attributes: Any = None, **more: Any) -> Any:
         """Note the call and make it."""
         self.calls.append((op, attributes["data_format"], tuple(more["outputs"])))
         self.algorithms.append(more["algorithm"])
-        return super().run_detailed(op, inputs, attributes, **more)
+        return super().run_outputs(op, inputs, attributes, **more)
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,23 @@ def test_any_pieces_make_the_array(dtype: Any, shape: tuple[int, ...]) -> None:
         assert result.array.flags.writeable
 
 
+def test_several_outputs() -> None:
+    """The elements of all outputs follow the head one after another, however they are cut; some may be empty."""
+    arrays = {"a": ARRAY, "b": ARRAY[:0], "c": ARRAY[0].astype(np.float16), "d": ARRAY[:0]}
+    parts = {name: whole_of(array, name=name) for name, array in arrays.items()}
+    outputs = [json.loads(head)["outputs"][0] for head, _ in parts.values()]
+    head, data = json.dumps({"model_name": "Op", "outputs": outputs}).encode(), b"".join(b for _, b in parts.values())
+    for size in (1, 7, len(head), len(head + data)):
+        whole, reply = Whole(len(head)), head + data
+        for at in range(0, len(reply), size):
+            assert list(whole.feed(reply[at : at + size])) == []
+        for name, found in whole.close().outputs.items():
+            assert found.dtype == arrays[name].dtype
+            np.testing.assert_array_equal(found, arrays[name])
+    with pytest.raises(ProtocolError, match="data after"):
+        read(head, data, b"x")
+
+
 def test_a_truncated_reply_is_broken() -> None:
     """A reply that ends before its last byte is broken."""
     head, tensor = whole_of(ARRAY)
@@ -63,6 +80,7 @@ def test_a_truncated_reply_is_broken() -> None:
         b'{"outputs": []}',
         json.dumps({"model_name": "Op", "outputs": [1]}).encode(),
         json.dumps({"model_name": "Op", "outputs": [{}, {}]}).encode(),
+        json.dumps({"model_name": "Op", "outputs": 2 * json.loads(whole_of(ARRAY)[0])["outputs"]}).encode(),
         whole_of(ARRAY, datatype="FP64")[0],
         whole_of(ARRAY, datatype=["FP32"])[0],
         whole_of(ARRAY, shape=None)[0],
@@ -77,7 +95,7 @@ def test_a_truncated_reply_is_broken() -> None:
     ],
 )
 def test_malformed_heads_are_rejected(head: bytes) -> None:
-    """A head that does not describe exactly one output with its bytes after it is rejected."""
+    """A head that does not describe outputs with their bytes after it, each once, is rejected."""
     with pytest.raises(ProtocolError):
         read(head, ARRAY.tobytes())
 
