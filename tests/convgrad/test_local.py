@@ -125,21 +125,20 @@ def test_large_results_are_in_shared_memory(runtime: Path) -> None:
 
 def test_several_large_results_are_in_shared_memory(runtime: Path) -> None:
     """From the second time on, each large output of a call is in memory of its own, and the small ones in the reply."""
-    attributes: dict[str, Any] = dict.fromkeys(("strides", "dilations"), [1, 1])
+    attributes: dict[str, Any] = {key: [1, 1] for key in ("strides", "dilations")}
     attributes |= {"pads_begin": [0, 0], "pads_end": [0, 0], "data_format": "NCX", "weights_format": "OIX"}
+    call = "ConvolutionBackwardWeights"
     names = ["diff_weights", "diff_src", "diff_bias"]
     inputs = {"src": LARGE, "weights": np.ones((2, 3, 1, 1), np.float32), "diff_dst": LARGE[:, :2]}
     shared = []
     with convgrad.local(workers=1) as client:
-        right = client.run_detailed("ConvolutionBackwardWeights", inputs, attributes, outputs=names).outputs
+        right = client.run_detailed(call, inputs, attributes, outputs=names).outputs
         for _ in range(3):
-            found = client.run_outputs("ConvolutionBackwardWeights", inputs, attributes, outputs=names)
+            found = client.run_outputs(call, inputs, attributes, outputs=names)
             assert list(found) == names
             assert all(same_bits(found[name], right[name]) for name in names)
             shared.append([found[name].base is not None for name in names])
-        assert (
-            list(client.run_outputs("ConvolutionBackwardWeights", inputs, attributes, outputs=names[:1])) == names[:1]
-        )
+        assert list(client.run_outputs(call, inputs, attributes, outputs=names[:1])) == names[:1]
     assert shared == [[False, False, False], [False, True, False], [False, True, False]]
 
 
