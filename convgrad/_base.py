@@ -147,8 +147,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
             core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
             whole=True,
         )
-        result: Result = await self._result(request, deadline)
-        return dict(result.outputs)
+        return dict((await self._result(request, deadline)).outputs)
 
     async def run_detailed(
         self,
