@@ -1,4 +1,4 @@
-"""A supervisor with real workers under any order of jobs, cancels, kills and hangs: every job ends as it should."""
+"""An engine with real workers under any order of jobs, cancels, kills and hangs: every job ends as it should."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class SupervisorMachine(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Fleet]:
-    """Two workers under a supervisor with short timeouts."""
+    """Two workers with short timeouts."""
     with fleet(2, grace_s=0.05, hang_s=0.4) as made:
         yield made
 

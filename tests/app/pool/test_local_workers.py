@@ -46,7 +46,7 @@ def two(shared: Fleet) -> Fleet:
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Fleet]:
-    """Two workers under a supervisor with short timeouts."""
+    """Two workers with short timeouts."""
     with fleet(2, grace_s=0.05, hang_s=0.8) as made:
         yield made
 
