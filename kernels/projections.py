@@ -18,7 +18,7 @@ from llvmlite import ir
 from kernels.arena import address, arena_address
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, Record, Records, Rows, Vector, emitted, jit, numbers, row_of
-from kernels.emit.intrinsics import F32, KINDS, address_of, by_kind, bytes_of, fill_zero, load_wide, size_of
+from kernels.emit.intrinsics import F32, KINDS, address_of, by_kind, fill_zero, load_wide, size_of
 from kernels.pack.panels import transpose_run
 from kernels.plan import Storage
 from kernels.problem import Dims
@@ -215,7 +215,7 @@ _add_adjacent, _add_strided = emitted(partial(_add_dot, _ADJACENT)), emitted(par
 @jit
 def _add_group(kind: int, place: int, step: int, lines: int, values: int, group: int, signed: Signed, at: int) -> None:
     """Add the lines of a group, whose values are adjacent, to its sums from byte `at` on."""
-    size = bytes_of(kind)
+    size = 4 if kind == F32 else 2
     first = group * signed.group + at
     for x in range(0, values, _STRETCH):
         count, here = min(_STRETCH, values - x), first + 8 * x

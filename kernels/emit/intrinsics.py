@@ -15,7 +15,7 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "bytes_of", "call_entry", "copy_panel",
+    "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel",
     "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "transpose_panel",
     "untranspose",
 ]  # fmt: skip
@@ -49,12 +49,6 @@ def by_kind(emit: Callable[..., Any], result: Any = types.void) -> Any:
 def size_of(kind: str) -> int:
     """Return the bytes of a stored value."""
     return _SIZES[kind]
-
-
-@partial(by_kind, result=types.int64)
-def bytes_of(_: Any, kind: str) -> Any:
-    """Return the bytes of a stored value, in a compiled function."""
-    return simd.I64(size_of(kind))
 
 
 @by_kind

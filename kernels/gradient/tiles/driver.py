@@ -13,7 +13,6 @@ from kernels.emit.intrinsics import (
     F32,
     address_of,
     all_finite,
-    bytes_of,
     call_entry,
     fill_zero,
     load,
@@ -357,7 +356,7 @@ def _finite_border(share: Share, box: Box, panel: int) -> bool:
 @jit
 def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: int, lane_bytes: int) -> None:
     """Transpose the first `whole` lanes of accumulator lines into rows of the output; rows are at least 8."""
-    size = bytes_of(kind)
+    size = 4 if kind == F32 else 2
     for start in range(0, rows, 64):
         # few rows at a time, 8 lanes after 8: whole cache lines are written, though lanes may lie at powers of two
         for lane in range(0, whole, 8):
@@ -371,7 +370,7 @@ def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: in
 def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) -> int:
     """Write accumulators in runs if rows or lanes are adjacent in the output; return the number of lanes written."""
     kind, taps, channels, whole = weights.kind, weights.taps, weights.channels, valid // 8 * 8
-    size = bytes_of(kind)
+    size = 4 if kind == F32 else 2
     lane_bytes = size * weights.lane_step
     if weights.linear and taps * channels >= 8:
         _store_lines(kind, acc, taps * channels, lanes, whole, out, lane_bytes)
@@ -398,7 +397,7 @@ def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) ->
 def store(acc: int, blocks: Rows[Block], layouts: Rows[Weights], out: int) -> None:
     """Scatter accumulators to the one layout of the weights, rounding once; `acc` and `out` are addresses."""
     weights = layouts[0]
-    kind, lane_groups, size = weights.kind, weights.lane_groups, bytes_of(weights.kind)
+    kind, lane_groups, size = weights.kind, weights.lane_groups, 4 if weights.kind == F32 else 2
     for g in range(weights.groups):
         for b in range(blocks.shape[0]):
             block = blocks[b]
