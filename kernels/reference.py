@@ -1,22 +1,29 @@
-"""The slow, obvious kernel, which takes everything: one matrix product a tap, float64 sums, rounded once at the end."""
+"""The kernel that takes everything: float64 sums in one order on all processors, rounded once at the end.
+
+For each kernel position and image the products of a sum are added one after another, beginning at zero, and what that
+gives is added to the sum. Compiled loops do so (`kernels.products`), and NumPy where nothing compiles, with the same
+bits. A gradient whose groups have few channels is left to NumPy everywhere, which sums its products in pairs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.emit.doubles import PARTS, Factors, add_outer_products, room_doubles
+from kernels.chains import Part, Stored, gradient_sums, pixel_sums
+from kernels.emit.doubles import LANES, PARTS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
+from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
+from kernels.products import F64
 from kernels.target import target
 
 __all__ = ["REFERENCE", "narrow", "single", "widen"]
@@ -28,6 +35,9 @@ FEW = 4
 
 _BLOCK = 1 << 14
 """Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
+
+_LEAST_MACS, _MOST_SUMS = 4_000_000, 1 << 21
+"""Multiply-adds that are worth a unit of weight gradients, and the most sums of one, which is up to twice as many."""
 
 Change = Callable[[Array, int], Array]
 """Changes values of an input before they are summed, given which input it is; may write to its argument."""
@@ -99,14 +109,8 @@ def add_products(sums: Array, rows: Array, columns: Array) -> None:
         sums[0] += np.add.reduce(products, -1)
     else:
         chains = sums if exact else np.zeros_like(sums)
-        if not target().compiles:
-            for term in range(terms):
-                add_product(chains, rows[:, :, term, None], columns[:, None, :, term])
-        elif sums.size and terms:
-            sides = np.array([(address(each), each.strides) for each in (rows, columns)], Factors.dtype)
-            room = arena_address("products", 2 * room_doubles(count))
-            counts = np.array([*sums.shape[1:], terms, len(sums)])
-            add_outer_products(sides, counts, address(chains), room)
+        for term in range(terms):
+            add_product(chains, rows[:, :, term, None], columns[:, None, :, term])
         if not exact:
             sums += chains
 
@@ -141,35 +145,47 @@ def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], 
     return tuple(narrow_slices), tuple(wide_slices)
 
 
-def tap_gradient(
-    problem: ConvProblem,
-    inputs: Sequence[Storage],
-    position: tuple[tuple[slice, ...], tuple[slice, ...]],
-    stop: Stop,
-    change: Change | None,
-    parts: int,
+def gradients(
+    problem: ConvProblem, part: Part, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
-    """Compute diff_weights of one kernel position as (parts, groups, wide channels, narrow channels) in float64.
+    """Compute a part of diff_weights as (parts, groups, taps, wide channels, narrow channels) in float64.
 
-    One image at a time, so that the float64 copies stay small; None when `stop` said so before one of them.
+    None when `stop` said so before one of the images, or of their kernel positions.
     """
     dims = problem.dims
+    wide, narrow = (high - low for low, high in (part.wide, part.narrow))
+    if target().compiles and (parts == PARTS or wide * narrow > FEW):
+        return gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
     places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
-    total = np.zeros((parts, dims.groups, dims.wide_channels, dims.narrow_channels))
+    total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
     for image in range(dims.n):
-        if stop():
-            return None
-        sides = [
-            channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][:, :, *at]
-            for place, at in zip(places, (position[1], position[0]), strict=True)
+        whole = [
+            channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][slice(*part.groups), slice(*some)]
+            for place, some in zip(places, (part.wide, part.narrow), strict=True)
         ]
-        for some in _blocks(dims.groups, max(each.size for each in sides)):
-            a, b = (read(side[some], problem.dtype, change, place) for side, place in zip(sides, places, strict=True))
-            sums = total[:, some].copy()
-            with np.errstate(invalid="ignore", over="ignore"):
-                add_products(sums, *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
-            total[:, some] = sums
+        for tap, *at in taps(dims):
+            if stop():
+                return None
+            sides = [each[:, :, *box] for each, box in zip(whole, at[::-1], strict=True)]
+            for some in _blocks(total.shape[1], max(each.size for each in sides)):
+                a, b = (
+                    read(side[some], problem.dtype, change, place) for side, place in zip(sides, places, strict=True)
+                )
+                sums = total[:, some, tap].copy()
+                with np.errstate(invalid="ignore", over="ignore"):
+                    add_products(sums, *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
+                total[:, some, tap] = sums
     return total
+
+
+def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | None) -> tuple[int, Stored]:
+    """Return the kind of the inputs' values, for compiled code, and what gives them."""
+
+    def stored(place: int, image: int) -> Storage:
+        found = inputs[place][image : image + 1] if place == 0 or not problem.forward else inputs[place]
+        return found if change is None else read(found, problem.dtype, change, place)
+
+    return F64 if change is not None or problem.dtype == "f64" else KINDS[problem.dtype], stored
 
 
 def _blocks(groups: int, size: int) -> Iterator[slice]:
@@ -181,14 +197,32 @@ def _blocks(groups: int, size: int) -> Iterator[slice]:
 def forward(
     problem: ConvProblem, inputs: Sequence[Storage], image: int, stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
-    """Compute dst of a forward operation for one image as (parts, groups, O/groups, D, H, W) in float64, no bias added.
+    """Compute dst of a forward operation for one image as (parts, its shape) in float64, no bias added.
 
-    None when `stop` said so before a kernel position.
+    None when `stop` said so.
     """
-    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, problem.dims.groups)[0]
+    dims = problem.dims
+    if target().compiles and problem.op != "BiasAdd" and (parts == PARTS or not _has_few(dims)):
+        return pixel_sums(problem, image, *_stored(problem, inputs, change), stop, parts)
+    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, dims.groups)[0]
     if problem.op == "BiasAdd":
-        return np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
-    return _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts)
+        found = np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
+    else:
+        result = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts)
+        if result is None:
+            return None
+        found = result
+    channels = found.reshape(parts, problem.dst_channels, *problem.dst_spatial)
+    return np.moveaxis(channels, 1, -1) if problem.data_format == "NXC" else channels
+
+
+def _has_few(dims: Dims) -> bool:
+    """Return whether some kernel position has so few sums of several products that they are summed in pairs."""
+    if dims.src_channels == 1 or dims.dst_channels > FEW:
+        return False
+    meeting = [np.diff(dims.tap_ranges(axis))[:, 0] for axis in range(3)]
+    counts = np.multiply.outer(np.multiply.outer(*meeting[:2]), meeting[2])
+    return bool(((counts > 0) & (counts * dims.dst_channels <= FEW)).any())
 
 
 def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int) -> Array | None:
@@ -234,7 +268,7 @@ def bias_gradient(
 
 
 @cached
-def _units(problem: ConvProblem) -> list[Unit]:
+def _units(problem: ConvProblem, workers: int) -> list[Unit]:
     if problem.computes == "diff_bias":
         return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())]
     if problem.forward:
@@ -242,14 +276,55 @@ def _units(problem: ConvProblem) -> list[Unit]:
         offsets = [(image, *(0,) * (len(shape) - 1)) for image in range(problem.n)] or [(0,) * len(shape)]
         if problem.n == 0:
             shape = problem.output_shape
+        macs = problem.macs // max(1, problem.n)
+        return [Unit(i, 0, offset, shape, macs, (i,)) for i, offset in enumerate(offsets)]
+    units = []
+    for part in _parts(problem, workers):
+        box = [range(*part.groups), range(*part.wide), range(*part.narrow)]
+        offset, shape = _place(problem, part)
+        macs = problem.macs * prod(map(len, box)) // max(1, _weights(problem))
+        units.append(Unit(len(units), 0, offset, shape, macs, (*part.groups, *part.wide, *part.narrow)))
+    return units
+
+
+def _weights(problem: ConvProblem) -> int:
+    """Count pairs of channels."""
+    dims = problem.dims
+    return dims.groups * dims.wide_channels * dims.narrow_channels
+
+
+def _parts(problem: ConvProblem, workers: int) -> Iterator[Part]:
+    """Cut a weight gradient by groups, or by the more numerous channels, for some workers and their memory."""
+    dims = problem.dims
+    wide, narrow = dims.wide_channels, dims.narrow_channels
+    pieces = 1 if workers == 1 else min(2 * workers, ceil(problem.macs / _LEAST_MACS))
+    pieces = max(1, pieces, ceil(_weights(problem) * prod(dims.kernel) / _MOST_SUMS))
+    if dims.groups > 1:
+        for groups in _even(dims.groups, pieces, 1):
+            yield Part(groups, (0, wide), (0, narrow))
     else:
-        x = problem.weights_format.index("X")
-        ones = (1,) * problem.rank
-        full = problem.weights_shape
-        shape = (*full[:x], *ones, *full[x + problem.rank :])
-        offsets = [(*(0,) * x, *map(int, position), *(0,) * (2 - x)) for position in np.ndindex(*problem.kernel)]
-    macs = problem.macs // max(1, len(offsets))
-    return [Unit(i, 0, offset, shape, macs, (i,)) for i, offset in enumerate(offsets)]
+        for some in _even(max(wide, narrow), pieces, LANES):
+            yield Part((0, 1), some if wide > narrow else (0, wide), (0, narrow) if wide > narrow else some)
+
+
+def _even(count: int, pieces: int, multiple: int) -> Iterator[tuple[int, int]]:
+    """Cut a range into at most so many pieces, whose length is such a multiple."""
+    step = max(1, ceil(ceil(count / pieces) / multiple)) * multiple
+    return ((low, min(count, low + step)) for low in range(0, max(1, count), step))
+
+
+def _place(problem: ConvProblem, part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return offset and shape of a part of the weights."""
+    wide, narrow = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
+    spans = {wide: part.wide, narrow: part.narrow}
+    whole = "O" if problem.groups_axis == "I" else "I"
+    each = problem.dims.narrow_channels if whole == narrow else problem.dims.wide_channels
+    if problem.groups > 1:
+        spans[whole] = part.groups[0] * each, part.groups[1] * each
+    found = []
+    for letter in problem.weights_format:
+        found += [(0, size) for size in problem.kernel] if letter == "X" else [spans[letter]]
+    return tuple(low for low, _ in found), tuple(high - low for low, high in found)
 
 
 class ReferenceKernel:
@@ -262,8 +337,8 @@ class ReferenceKernel:
         return None
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Cut a weight gradient by kernel positions and a forward operation by images."""
-        return _units(problem), 0
+        """Cut a weight gradient by channels and a forward operation by images."""
+        return _units(problem, workers), 0
 
     def run(
         self,
@@ -366,15 +441,10 @@ class ReferenceKernel:
         assert unit.shape is not None
         if problem.forward:
             result = forward(problem, inputs, unit.part[0], stop, change, parts)
-            if result is None:
-                return None
-            channels = result.reshape(parts, problem.dst_channels, *problem.dst_spatial)
-            return (np.moveaxis(channels, 1, -1) if problem.data_format == "NXC" else channels)[:, None]
-        position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]
-        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, change, parts)
-        if gradient is None:
-            return None
-        return np.stack([arrange(part, problem) for part in gradient]).reshape(parts, *unit.shape)
+            return None if result is None else result[:, None]
+        part = Part(unit.part[:2], unit.part[2:4], unit.part[4:])
+        found = gradients(problem, part, inputs, stop, change, parts)
+        return None if found is None else np.stack([arrange(each, problem) for each in found])
 
     def terms(self, problem: ConvProblem) -> Array:
         """Return how many products each element of the result sums, in a shape that broadcasts to it."""
@@ -433,16 +503,17 @@ def _meeting_taps(dims: Dims, axis: int) -> Array:
 
 
 def arrange(gradient: Array, problem: ConvProblem) -> Array:
-    """Bring (groups, wide, narrow) of one kernel position into the order of the weight letters."""
-    wide, narrow = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
+    """Bring (groups, taps, wide, narrow) into the order of the weights."""
+    groups, count, wide, narrow = gradient.shape
+    letters = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
     # the axis that groups do not divide holds the channels of all groups one after another
-    if problem.groups_axis == wide:
-        rows = {wide: gradient.shape[1], narrow: prod(gradient.shape[::2])}
-        matrix = gradient.transpose(1, 0, 2).reshape(rows[wide], rows[narrow])
-    else:
-        matrix = gradient.reshape(-1, gradient.shape[2])
-    letters = problem.weights_format.replace("X", "")
-    return matrix if letters == wide + narrow else matrix.T
+    axes = {"X": [1], letters[0]: [2], letters[1]: [3]}
+    axes["O" if problem.groups_axis == "I" else "I"].insert(0, 0)
+    order = [axis for letter in problem.weights_format for axis in axes[letter]]
+    sizes = {"X": problem.kernel, letters[0]: (wide,), letters[1]: (narrow,)}
+    whole = "O" if problem.groups_axis == "I" else "I"
+    sizes[whole] = (groups * sizes[whole][0],)
+    return gradient.transpose(order).reshape([size for letter in problem.weights_format for size in sizes[letter]])
 
 
 REFERENCE = ReferenceKernel()

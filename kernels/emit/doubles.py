@@ -1,4 +1,4 @@
-"""Products of float64 matrices: each sum is one chain over its terms, so that its order is the same on every target.
+"""Micro-kernels with sums of float64: each sum is one chain over its terms, so its order is the same on every target.
 
 Products of f32, f16 and bf16 are exact in float64, so it makes no difference either whether multiply-adds are fused.
 
@@ -11,67 +11,75 @@ whether one multiply-add gives it or Dekker's products of halves do, both exact.
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.compiler import Record, Rows, Vector, jit, numbers
-from kernels.emit.intrinsics import fill_zero
+from kernels.emit.compiler import ENTRIES, Entry, Record, callback
 from kernels.emit.simd import I64
 from kernels.target import target
 
-__all__ = ["PARTS", "Factors", "add_outer_products", "room_doubles"]
+__all__ = ["BROAD", "EXACT", "LANES", "PARTS", "SHAPES", "TALL", "ChainLine", "ChainRun", "ChainTile", "move", "tile_address", "widen_run"]
 
-ROWS, COLUMNS = 6, target().lanes
-"""Sums that a register tile holds: of 32 registers of 8 doubles it takes 15, and as many of 16 registers of 4."""
+LANES = target().lanes // 2
+"""Float64 values of a vector."""
 
-PARTS, EXACT_ROWS, EXACT_COLUMNS = 3, 2, target().lanes // 2
-"""Float64 values of an exact sum, and the sums of a register tile, where 22 operations a product hide every latency."""
+PARTS = 3
+"""Float64 values of an exact sum."""
 
-TERMS = 256
-"""Terms of a panel, which stays in the first cache."""
+SHAPES = ((6, 2, 1), (3, 4, 1), (2, 1, PARTS))
+"""Lines of a register tile, vectors of a line, and float64 values of each sum.
+
+The sums, a line of columns and a factor take 15 registers of 16, or of 32 wider ones, where two multiply-adds are done
+at a time. Where sums are exact, 22 operations a product hide every latency.
+"""
+
+TALL, BROAD, EXACT = range(3)
+"""Places in `SHAPES`; broad tiles are for few lines."""
+
+
+class ChainRun(Record):
+    """Terms that follow each other: `steps` of them, `row` bytes after each line's first factor, and their columns."""
+
+    row: int
+    column: int
+    steps: int
+
+
+class ChainLine(Record):
+    """A line of a tile: the addresses of its first factor and of its sums."""
+
+    row: int
+    sums: int
+
+
+class ChainTile(Record):
+    """Outer products of lines and columns, summed over the `count` (at least 1) runs at an address.
+
+    From term to term factors are `row_step` bytes apart, columns `column_step`, and the float64 values of a sum `part`.
+    With `begins` sums begin at zero, otherwise with those in memory. With `ends` they are added to what lies `total`
+    bytes after them, otherwise they are stored.
+    """
+
+    lines: int
+    runs: int
+    count: int
+    row_step: int
+    column_step: int
+    part: int
+    begins: int
+    ends: int
+    total: int
 
 
 _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
 
-
-class Factors(Record):
-    """A matrix for each group: its address and the byte steps of group, line (row or column of the product), term."""
-
-    place: int
-    steps: Vector = numbers(3)
-
-
-@_typed_intrinsic
-def _tile(typingctx: Any, terms: Any, rows: Any, columns: Any, to: Any, line: Any) -> Any:
-    """Add the outer products of two panels, of at least one term, to ROWS lines of COLUMNS sums, `line` bytes apart."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        terms, rows, columns, to, line = values
-        lane = ir.VectorType(ir.DoubleType(), COLUMNS)
-        places = [builder.add(to, builder.mul(line, I64(row))) for row in range(ROWS)]
-        sums = [simd.load(builder, place, lane, 8) for place in places]
-
-        def term(carried: list[Any]) -> list[Any]:
-            row, column, *sums = carried
-            vector = simd.load(builder, column, lane, 8)
-            for number in range(ROWS):
-                single = simd.load(builder, builder.add(row, I64(8 * number)), ir.DoubleType(), 8)
-                factor = simd.splat(builder, single, COLUMNS)
-                sums[number] = simd.multiply_add(builder, factor, vector, sums[number])
-            return [builder.add(row, I64(8 * ROWS)), builder.add(column, I64(8 * COLUMNS)), *sums]
-
-        _, _, *sums = simd.loop(builder, terms, [rows, columns, *sums], term, "term")
-        for place, value in zip(places, sums, strict=True):
-            simd.store(builder, value, place, 8)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
+_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 
 def _two_sum(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
@@ -102,45 +110,125 @@ def _error(builder: Any, a: Any, b: Any, product: Any) -> Any:
     return error
 
 
-@_typed_intrinsic
-def _exact_tile(typingctx: Any, terms: Any, rows: Any, columns: Any, to: Any, line: Any, part: Any) -> Any:
-    """Add products to a tile of EXACT_ROWS x EXACT_COLUMNS sums, as `_tile` does.
+def _add_product(builder: Any, sums: list[Any], a: Any, b: Any) -> list[Any]:
+    """Add a product to a sum of one float64 or PARTS."""
+    if len(sums) == 1:
+        return [simd.multiply_add(builder, a, b, sums[0])]
+    product = builder.fmul(a, b)
+    high, lost = _two_sum(builder, sums[0], product)
+    middle, of_lost = _two_sum(builder, sums[1], lost)
+    middle, of_error = _two_sum(builder, middle, _error(builder, a, b, product))
+    return [high, middle, builder.fadd(sums[2], builder.fadd(of_lost, of_error))]
 
-    Each sum is PARTS float64 values, `part` bytes apart.
-    """
+
+def _add(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
+    """Add two sums of one float64 or PARTS (`kernels.expansion.add`)."""
+    if len(sums) == 1:
+        return [builder.fadd(sums[0], more[0])]
+    high, lost = _two_sum(builder, sums[0], more[0])
+    middle, of_more = _two_sum(builder, sums[1], more[1])
+    middle, of_lost = _two_sum(builder, middle, lost)
+    return [high, middle, builder.fadd(sums[2], builder.fadd(more[2], builder.fadd(of_more, of_lost)))]
+
+
+def _emit(builder: Any, shape: tuple[int, int, int], place: Any) -> None:
+    """Emit a tile: its sums, as lists of parts by line and vector, stay in registers over all runs."""
+    tall, vectors, parts = shape
+    tile = simd.fields(builder, place, ChainTile.dtype, *ChainTile.__annotations__)
+    lines = [
+        simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine.dtype, "row", "sums")
+        for m in range(tall)
+    ]
+    places = [
+        builder.add(builder.add(line.sums, I64(8 * LANES * j)), builder.mul(tile.part, I64(part)))
+        for line in lines
+        for j in range(vectors)
+        for part in range(parts)
+    ]
+    zeros = [ir.Constant(_VECTOR, [0.0] * LANES)] * len(places)
+    before = builder.block
+    with builder.if_then(builder.icmp_signed("==", tile.begins, I64(0))):
+        loaded, inside = [simd.load(builder, each, _VECTOR, 8) for each in places], builder.block
+    start = simd.join(builder, zeros, before, loaded, inside)
+
+    def term(carried: list[Any]) -> list[Any]:
+        row, column, *sums = carried
+        columns = [simd.load(builder, builder.add(column, I64(8 * LANES * j)), _VECTOR, 8) for j in range(vectors)]
+        for m, line in enumerate(lines):
+            single = simd.load(builder, builder.add(line.row, row), ir.DoubleType(), 8)
+            factor = simd.splat(builder, single, LANES)
+            for j, vector in enumerate(columns):
+                first = (m * vectors + j) * parts
+                sums[first : first + parts] = _add_product(builder, sums[first : first + parts], factor, vector)
+        return [builder.add(row, tile.row_step), builder.add(column, tile.column_step), *sums]
+
+    def run(carried: list[Any]) -> list[Any]:
+        where, *sums = carried
+        found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
+        sums = simd.loop(builder, found.steps, [found.row, found.column, *sums], term, "term")[2:]
+        return [builder.add(where, I64(ChainRun.dtype.itemsize)), *sums]
+
+    sums = simd.loop(builder, tile.count, [tile.runs, *start], run, "run", rolled=True)[1:]
+    with builder.if_else(builder.icmp_signed("!=", tile.ends, I64(0))) as (ends, goes_on):
+        with ends:
+            for first in range(0, len(places), parts):
+                totals = [builder.add(each, tile.total) for each in places[first : first + parts]]
+                known = [simd.load(builder, each, _VECTOR, 8) for each in totals]
+                for value, to in zip(_add(builder, known, sums[first : first + parts]), totals, strict=True):
+                    simd.store(builder, value, to, 8)
+        with goes_on:
+            for value, to in zip(sums, places, strict=True):
+                simd.store(builder, value, to, 8)
+
+
+@cache
+def _entry(number: int) -> Any:
+    """Compile a tile, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
+    name = f"_doubles_{number}"
+
+    def typer(typingctx: Any, tile: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            _emit(builder, SHAPES[number], values[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), codegen
+
+    space: dict[str, Any] = {"__name__": __name__, f"{name}_emit": intrinsic(typer)}
+    exec(compile(f"def {name}(tile):\n    {name}_emit(tile)\n", __file__, "exec"), space)  # noqa: S102 -- our own text
+    return callback("void(int64)", space[name])
+
+
+def tile_address(number: int) -> int:
+    """Return the address of the compiled tile at a place in `SHAPES`, which `kernels.emit.brgemm.call_batch` calls."""
+    return int(_entry(number).address)
+
+
+ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(len(SHAPES)))
+
+
+@_typed_intrinsic
+def widen_run(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
+    """Convert `count` adjacent f32 to float64."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        terms, rows, columns, to, line, part = values
-        lane = ir.VectorType(ir.DoubleType(), EXACT_COLUMNS)
-        firsts = [builder.add(to, builder.mul(line, I64(row))) for row in range(EXACT_ROWS)]
-        places = [builder.add(first, builder.mul(part, I64(at))) for first in firsts for at in range(PARTS)]
-        sums = [simd.load(builder, place, lane, 8) for place in places]
+        def body(width: int) -> Any:
+            def some(carried: list[Any]) -> list[Any]:
+                to, source = carried
+                value = simd.load(builder, source, ir.VectorType(simd.F32, width))
+                simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), to, 8)
+                return [builder.add(to, I64(8 * width)), builder.add(source, I64(4 * width))]
 
-        def term(carried: list[Any]) -> list[Any]:
-            row, column, *sums = carried
-            vector = simd.load(builder, column, lane, 8)
-            for number in range(EXACT_ROWS):
-                single = simd.load(builder, builder.add(row, I64(8 * number)), ir.DoubleType(), 8)
-                factor = simd.splat(builder, single, EXACT_COLUMNS)
-                high, middle, low = sums[PARTS * number :][:PARTS]
-                product = builder.fmul(factor, vector)
-                high, lost = _two_sum(builder, high, product)
-                middle, of_lost = _two_sum(builder, middle, lost)
-                middle, of_error = _two_sum(builder, middle, _error(builder, factor, vector, product))
-                low = builder.fadd(low, builder.fadd(of_lost, of_error))
-                sums = [*sums[: PARTS * number], high, middle, low, *sums[PARTS * (number + 1) :]]
-            return [builder.add(row, I64(8 * EXACT_ROWS)), builder.add(column, I64(8 * EXACT_COLUMNS)), *sums]
+            return some
 
-        _, _, *sums = simd.loop(builder, terms, [rows, columns, *sums], term, "term")
-        for place, value in zip(places, sums, strict=True):
-            simd.store(builder, value, place, 8)
+        to, source, count = values
+        simd.twice(builder, count, [to, source], 2 * LANES, body)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), codegen
+    return types.void(*[types.int64] * 3), codegen
 
 
 @_typed_intrinsic
-def _move(typingctx: Any, source: Any, to: Any) -> Any:
+def move(typingctx: Any, source: Any, to: Any) -> Any:
     """Copy a float64 from one address to another."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -148,74 +236,3 @@ def _move(typingctx: Any, source: Any, to: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
-
-
-@jit
-def _pack(factors: Factors, group: int, first: int, lines: int, width: int, terms: Vector, to: int) -> None:
-    """Pack `width` lines of some terms, term by term; those beyond `lines` are zeros."""
-    place = factors.place + group * factors.steps[0] + first * factors.steps[1] + terms[0] * factors.steps[2]
-    line, step, count = factors.steps[1], factors.steps[2], terms[1] - terms[0]
-    if lines < width:
-        fill_zero(to, 8 * width * count)
-    if line == 8:
-        for t in range(count):
-            for i in range(lines):
-                _move(place + t * step + 8 * i, to + 8 * (t * width + i))
-    else:
-        for i in range(lines):
-            for t in range(count):
-                _move(place + i * line + t * step, to + 8 * (t * width + i))
-
-
-@jit
-def _move_sums(shape: Vector, source: Vector, to: Vector) -> None:
-    """Copy sums; `shape` counts rows, columns and parts.
-
-    `source` and `to` are an address, the step between rows and the step between parts, in bytes.
-    """
-    for part in range(shape[2]):
-        for i in range(shape[0]):
-            for j in range(shape[1]):
-                _move(source[0] + i * source[1] + part * source[2] + 8 * j, to[0] + i * to[1] + part * to[2] + 8 * j)
-
-
-@jit
-def add_outer_products(sides: Rows[Factors], counts: Vector, sums: int, room: int) -> None:
-    """Add to each sum of the groups' rows and columns its terms, in their order.
-
-    `sides` are rows and columns, `counts` those of groups, rows, columns, terms and the float64 values of a sum (1, or
-    PARTS where sums are exact), `sums` the address of a float64 array of (values, groups, rows, columns), `room` that
-    of `room_doubles`.
-    """
-    groups, rows, columns, terms, parts = counts[0], counts[1], counts[2], counts[3], counts[4]
-    tall, broad = (ROWS, COLUMNS) if parts == 1 else (EXACT_ROWS, EXACT_COLUMNS)
-    panel, edge = room, room + 8 * TERMS * broad
-    blocks, span = edge + 8 * parts * tall * broad, np.zeros(2, np.int64)
-    shape, place, aside = np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
-    shape[2], place[1], place[2] = parts, 8 * columns, 8 * groups * rows * columns
-    aside[0], aside[1], aside[2] = edge, 8 * broad, 8 * tall * broad
-    for g in range(groups):
-        for first in range(0, terms, TERMS):
-            span[0], span[1] = first, min(terms, first + TERMS)
-            for r in range(0, rows, tall):
-                _pack(sides[0], g, r, min(tall, rows - r), tall, span, blocks + 8 * r * TERMS)
-            for c in range(0, columns, broad):
-                shape[1] = min(broad, columns - c)
-                _pack(sides[1], g, c, shape[1], broad, span, panel)
-                for r in range(0, rows, tall):
-                    shape[0], place[0] = min(tall, rows - r), sums + 8 * ((g * rows + r) * columns + c)
-                    whole = shape[0] == tall and shape[1] == broad
-                    if not whole:
-                        _move_sums(shape, place, aside)
-                    to = place if whole else aside
-                    if parts == 1:
-                        _tile(span[1] - first, blocks + 8 * r * TERMS, panel, to[0], to[1])
-                    else:
-                        _exact_tile(span[1] - first, blocks + 8 * r * TERMS, panel, to[0], to[1], to[2])
-                    if not whole:
-                        _move_sums(shape, aside, place)
-
-
-def room_doubles(rows: int) -> int:
-    """Return how many float64 values of scratch `add_outer_products` needs for so many rows."""
-    return (COLUMNS + rows + 2 * ROWS) * TERMS + PARTS * ROWS * COLUMNS
