@@ -223,7 +223,8 @@ class _Pixels:
         channel, position = (spatial, 1) if problem.data_format == "NCX" else (1, problem.dst_channels)
         steps = geometry.steps[1 if dims.gathers else 0]
         most = max(broad, _WEIGHTS_BYTES // (8 * dims.groups * taps * channels) // broad * broad)
-        src = geometry.side(problem, kind, wide=dims.gathers, first=0, channels=channels, width=channels)
+        width = channels if channels < 8 else _up(channels, 8)  # packing writes whole vectors
+        src = geometry.side(problem, kind, wide=dims.gathers, first=0, channels=channels, width=width)
         self.jobs, self.weights_box = [], np.array([0, 0, 0, 1, taps, channels])
         self.weights_values = self.spare = 0
         for first in range(0, dims.dst_channels, most):
@@ -263,18 +264,18 @@ class _Pixels:
         )
         across = ceil(min(most, dims.dst_channels) / broad)
         density = max(1.0, prod(src_sizes) / max(1, prod(dst_sizes)))
-        each = int(8 * (channels * density + across * parts * broad))
+        each = int(8 * (width * density + across * parts * broad))
         self.boxes, self.values, self.sums = [], 0, 0
         for low, counts in _cut(dst_sizes, max(TERMS, _BOX_BYTES // each)):
             source = (geometry.reached if dims.gathers else geometry.reaching)(low, counts)
             self.boxes.append(np.array([source, [*low, *counts]], np.int64))
-            values = panel_values(prod(source[3:]), channels)
+            values = panel_values(prod(source[3:]), width)
             self.values, self.spare = max(self.values, values), max(self.spare, values)
             self.sums = max(self.sums, across * parts * broad * (prod(counts) + 1))
         self.shape = parts, *problem.output_shape[1:]
 
     def run(self, stored: Stored, image: int, stop: Stop) -> Array | None:
-        result = np.empty(self.shape)
+        result = np.zeros(self.shape)  # what no kernel position meets is not visited where that is one
         src, weights = stored(0, image), stored(1, image)
         room = arena_address("panels", 2 * (self.weights_values + self.values + self.sums) + self.spare)
         panels = room + 8 * self.weights_values

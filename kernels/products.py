@@ -230,9 +230,9 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
     weights, room for the src, for f32, for sums, and of the result.
     """
     job = jobs[0]
-    channels, broad, tall = job.src.channels, job.weights.width, job.tall
+    pixel, broad, tall = 8 * job.src.width, job.weights.width, job.tall
     across, source, target = (job.weights.channels + broad - 1) // broad, boxes[0], boxes[1]
-    panel = 8 * _span(job.taps * channels, broad)
+    panel = 8 * _span(job.taps * job.src.channels, broad)
     positions = target[3] * target[4] * target[5]
     part = 8 * broad * (positions + 1)  # sums of what fills the last tile are not read
     block = job.parts * part
@@ -241,7 +241,7 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
     tile, run = tiles[0], runs[0]
     tile.count, tile.begins, tile.ends, tile.part = 1, 1, 1, part
     tile.row_step, tile.column_step = 8, 8 * broad
-    run.row, run.steps = 0, channels
+    run.row, run.steps = 0, job.src.channels
     for g in range(job.groups):
         _pack(job.src, call[0], g, source, call[2], call[3])
         fill_zero(call[4], across * block)
@@ -260,9 +260,9 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
                     from_h = from_d * source[4] + (far if job.gathers else h) - source[1]
                     to_h = to_d * target[4] + (h if job.gathers else far) - target[1]
                     far = begin[2] * job.strides[2] + taps[t, 8]
-                    place = call[2] + 8 * channels * (from_h * source[5] + (far if job.gathers else begin[2]) - source[2])
+                    place = call[2] + pixel * (from_h * source[5] + (far if job.gathers else begin[2]) - source[2])
                     sums = call[4] + 8 * broad * (to_h * target[5] + (begin[2] if job.gathers else far) - target[2])
-                    step = 8 * channels * (job.strides[2] if job.gathers else 1)
+                    step = pixel * (job.strides[2] if job.gathers else 1)
                     to_step = 8 * broad * (1 if job.gathers else job.strides[2])
                     for w in range(end[2] - begin[2]):
                         line = lines[count]
@@ -273,7 +273,7 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
                 line.row, line.sums = call[2], call[4] + 8 * broad * positions
                 count += 1
             for c in range(across):
-                run.column = call[1] + (g * across + c) * panel + 8 * broad * channels * t
+                run.column = call[1] + (g * across + c) * panel + 8 * broad * job.src.channels * t
                 tile.total = c * block
                 for first in range(0, count, tall):
                     tile.lines, tile.runs = lines.ctypes.data + 16 * first, runs.ctypes.data

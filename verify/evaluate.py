@@ -79,15 +79,7 @@ def _gradients(
             some = [tensor[image : image + 1] for tensor in inputs[:2]]
             for total, change in zip(totals, changes, strict=True):
                 total += _of_image(problem, some, stop, change)
-    found = []
-    for total in totals:
-        result = np.zeros(problem.output_shape)
-        if result.size:
-            for unit in _until(stop, REFERENCE.units(problem, 1)[0]):
-                assert unit.shape is not None
-                box(result, unit)[...] = arrange(total[:, unit.part[0]], problem).reshape(unit.shape)
-        found.append(result)
-    return found
+    return [arrange(total, problem) for total in totals]
 
 
 def _of_image(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:

@@ -78,9 +78,10 @@ def plan_verification(problem: ConvProblem, *, workers: int = 1, explain: bool =
     """Plan the verification of a problem's result; `explain` also tests hypotheses about one that passes."""
     first, _ = REFERENCE.units(problem, workers)
     units = [
-        Unit(unit.index, 0, None, None, verification_macs(problem.dtype, unit.macs), (0, unit.index)) for unit in first
+        Unit(unit.index, 0, None, None, verification_macs(problem.dtype, unit.macs), (workers, unit.index))
+        for unit in first
     ]
-    last = Unit(len(units), 1, None, None, 0, (1, 0))
+    last = Unit(len(units), 1, None, None, 0)
     return Plan(Verification(problem, explain), VERIFY.name, (*units, last), 2, verification_scratch(problem), ())
 
 
@@ -121,9 +122,9 @@ class VerifyKernel:
         problem, (*given, result) = verification.problem, inputs
         shape = (_arrays(problem), *problem.output_shape)
         exact, spread, *low = scratch.view(np.float64)[: prod(shape)].reshape(shape)
-        stage, index = unit.part
-        if stage == 0:
-            return _write_sums(problem, index, given, [exact, spread, *low], stop)
+        if unit.stage == 0:
+            summed = REFERENCE.units(problem, unit.part[0])[0][unit.part[1]]
+            return _write_sums(problem, summed, given, [exact, spread, *low], stop)
         compared = Compared(problem, given, result, exact, low[0] if low else None, spread, verification.explain)
         text = write_report(compared, stop)
         if text is None:
@@ -140,10 +141,9 @@ def write_output(text: bytes, output: Storage) -> None:
 
 
 def _write_sums(
-    problem: ConvProblem, index: int, inputs: Sequence[Storage], arrays: Sequence[npt.NDArray[np.float64]], stop: Stop
+    problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], arrays: Sequence[npt.NDArray[np.float64]], stop: Stop
 ) -> bool:
     """Write the exact sums of one unit of the reference kernel; False when `stop` said so."""
-    unit = REFERENCE.units(problem, 1)[0][index]
     if arrays[0].size == 0:
         return True
     sums = unit_sums(problem, unit, inputs, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from hashlib import sha256
@@ -14,6 +15,7 @@ import pytest
 
 from kernels import ConvProblem, plan
 from kernels.expansion import add_product, pair
+from kernels.plan import box
 from kernels.reference import REFERENCE, add_products
 from kernels.registry import compute
 from tests.kernels.harness import stored
@@ -75,14 +77,28 @@ def _inputs(problem: ConvProblem) -> list[Any]:
 def _digest(problem: ConvProblem) -> str:
     inputs = _inputs(problem)
     digest = sha256(compute(problem, *inputs, reference=True).tobytes())
-    for unit in plan(problem, reference=True).units:
+    for sums in _sums_of(problem, inputs):
+        digest.update(sums.tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _sums_of(problem: ConvProblem, inputs: list[Any]) -> Iterator[Array]:
+    """Yield the sums before they are rounded, of one image or kernel position after another."""
+    found = np.full((2 if problem.dtype == "f64" else 1, *problem.output_shape), np.nan)
+    for unit in plan(problem, reference=True, workers=2).units:
         given = problem, unit, inputs, lambda: False
         sums = REFERENCE.exact(*given) if problem.dtype == "f64" else (REFERENCE.values(*given),)
         assert sums is not None
-        for each in sums:
-            assert each is not None
-            digest.update(each.tobytes())
-    return digest.hexdigest()[:12]
+        for whole, each in zip(found, sums, strict=True):
+            box(whole, unit)[...] = each
+    if problem.forward:
+        yield from found.swapaxes(0, 1)
+    elif problem.computes == "diff_bias":
+        yield found
+    else:
+        x = 1 + problem.weights_format.index("X")
+        by_tap = np.moveaxis(found, range(x, x + problem.rank), range(problem.rank))
+        yield from by_tap.reshape(-1, *by_tap.shape[problem.rank :])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
