@@ -13,14 +13,16 @@ import numpy.typing as npt
 from kernels.arena import address, arena_address
 from kernels.cache import cached
 from kernels.emit.compiler import Table, row_of, values_of
-from kernels.emit.doubles import BROAD, EXACT, LANES, PARTS, SHAPES, TALL, tile_address
+from kernels.emit.doubles import (
+    BROAD, EXACT, LANES, LANEWISE, LEAF, LEAF_LANES, LEAF_TERMS, PARTS, SHAPES, TALL, tile_address,
+)  # fmt: skip
 from kernels.expansion import add
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop
 from kernels.problem import ConvProblem
-from kernels.products import F64, TERMS, Gradient, Pixels, Operand, pack_side, panel_values, sum_gradients, sum_pixels
+from kernels.products import F64, TERMS, Gradient, Pixels, Operand, pack_side, panel_values, sum_gradients, sum_pairs, sum_pixels
 
-__all__ = ["Part", "Stored", "gradient_sums", "pixel_sums"]
+__all__ = ["FEW", "Part", "Stored", "gradient_sums", "pixel_sums"]
 
 Array = npt.NDArray[np.float64]
 Ints = tuple[int, ...]
@@ -29,6 +31,9 @@ Sizes = Sequence[int]
 
 Stored = Callable[[int, int], npt.NDArray[Any]]
 """Gives image so and so of an input, as it is stored or in float64; or the weights, whatever image is asked for."""
+
+FEW = 4
+"""Sums of a group up to which each one's products are summed in pairs."""
 
 _BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""
@@ -96,24 +101,32 @@ class _Geometry:
         return [*first, *sizes]
 
     def side(
-        self, problem: ConvProblem, kind: int, *, wide: bool, first: int, channels: int, width: int, group: int = 0
-    ) -> Row:
-        """Return one of both tensors, from a channel of a group on."""
+        self, problem: ConvProblem, kind: int, *, wide: bool, some: tuple[int, int], width: int, group: int = 0,
+        lanes: int = 0,
+    ) -> Row:  # fmt: skip
+        """Return one of both tensors: some channels of each group, from one on, or so many groups as `lanes`."""
         dims, size = problem.dims, _size(kind)
         inside, sizes = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
-        whole = inside * dims.groups
+        whole, (first, end) = inside * dims.groups, some
         channel, position = (prod(sizes), 1) if problem.data_format == "NCX" else (1, whole)
-        return values_of(
-            Operand,
-            kind=kind,
-            start=size * channel * (group * inside + first),
-            nbytes=size * whole * prod(sizes),
-            group=size * channel * inside,
-            channel=size * channel,
-            strides=[size * position * step for step in self.steps[0 if wide else 1]],
-            channels=channels,
-            width=width,
-        )
+        values = {
+            "kind": kind,
+            "start": size * channel * (group * inside + first),
+            "nbytes": size * whole * prod(sizes),
+            "strides": [size * position * step for step in self.steps[0 if wide else 1]],
+            "width": width,
+        }
+        return values_of(Operand, **values, **_lanes(size * channel, size * channel * inside, end - first, width, lanes))
+
+
+def _lanes(channel: int, group: int, channels: int, width: int, groups: int) -> dict[str, Any]:
+    """Say which channels are adjacent, given the bytes to the next channel and group: those of a group, or groups."""
+    if groups:
+        names = {"group": width * group, "channel": group, "channels": groups, "panel": channel, "panels": channels}
+    else:
+        panels = ceil(channels / width)
+        names = {"group": group, "channel": channel, "channels": channels, "panel": width * channel, "panels": panels}
+    return {**names, "lanewise": groups > 0}
 
 
 def _size(kind: int) -> int:
@@ -154,10 +167,10 @@ class _Gradient:
         self.broad, self.taps = broad, geometry.taps
         sides = {
             is_wide: geometry.side(
-                problem, kind, wide=is_wide, group=part.groups[0], first=first, channels=high - first,
+                problem, kind, wide=is_wide, group=part.groups[0], some=some,
                 width=tall if is_wide == self.lines_wide else broad,
             )
-            for is_wide, (first, high) in ((True, part.wide), (False, part.narrow))
+            for is_wide, some in ((True, part.wide), (False, part.narrow))
         }  # fmt: skip
         self.job = row_of(
             Gradient,
@@ -208,68 +221,136 @@ class _Gradient:
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 
+class _Pairs:
+    """The loops' view of weight gradients of groups with few channels."""
+
+    def __init__(self, problem: ConvProblem, part: Part, kind: int) -> None:
+        geometry = _Geometry(problem)
+        (low, high), self.parts = part.groups, [span[1] - span[0] for span in (part.wide, part.narrow)]
+        self.lanes, self.groups = high - low, ceil((high - low) / LEAF_LANES)
+        sides = [
+            geometry.side(problem, kind, wide=wide, group=low, some=some, width=LEAF_LANES, lanes=self.lanes)
+            for wide, some in ((True, part.wide), (False, part.narrow))
+        ]
+        self.job = row_of(
+            Gradient,
+            lines=sides[0],
+            columns=sides[1],
+            lines_wide=True,
+            groups=self.groups,
+            strides=geometry.strides,
+            tile=tile_address(LEAF),
+            tall=1,
+            parts=1,
+        )
+        counts = np.diff(geometry.taps[:, [0, 3, 1, 4, 2, 5]].reshape(-1, 3, 2))[..., 0].prod(1).tolist()
+        first: dict[int, tuple[int, int]] = {}
+        leaves: list[tuple[int, int]] = []
+        for count in counts:
+            if count not in first:
+                some = _leaves(count) if count else []
+                first[count] = len(leaves), len(leaves) + len(some)
+                leaves += some
+        self.leaves = np.array(leaves, np.int64).reshape(-1, 2)
+        self.taps = np.hstack([geometry.taps, np.array([first[count] for count in counts], np.int64)])
+        self.boxes = np.array([[0, 0, 0, *geometry.wide], [0, 0, 0, *geometry.narrow]], np.int64)
+        values = [panel_values(prod(sizes), LEAF_LANES) for sizes in (geometry.wide, geometry.narrow)]
+        rooms = [count * each for count, each in zip(self.parts, values, strict=True)]
+        self.values, self.spare = sum(rooms), max(rooms)
+        self.places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
+
+    def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
+        totals = np.zeros((self.groups, len(self.taps), *self.parts, LEAF_LANES))
+        waiting = LEAF_LANES * (LEAF_TERMS + 64)
+        room = arena_address("panels", 2 * (self.values + waiting) + self.spare)
+        leaf = room + 8 * self.values
+        for image in range(n):
+            if stop():
+                return None
+            sides = [stored(place, image) for place in self.places]
+            call = np.array([*map(address, sides), room, leaf + 8 * waiting, leaf, address(totals)])
+            sum_pairs(self.job, self.taps, self.leaves, self.boxes, call)
+        found = np.moveaxis(totals, -1, 1).reshape(-1, *totals.shape[1:-1])
+        return found[None, : self.lanes]
+
+
+def _leaves(terms: int) -> list[tuple[int, int]]:
+    """Cut a sum as NumPy does: the terms of each piece, and how many sums of two are complete with it."""
+    if terms <= LEAF_TERMS:
+        return [(terms, 0)]
+    half = terms // 2 // 8 * 8
+    *others, (last, complete) = _leaves(terms - half)
+    return [*_leaves(half), *others, (last, complete + 1)]
+
+
 class _Pixels:
     """The loops' view of dst of one image, all groups, some of each one's channels at a time."""
 
     def __init__(self, problem: ConvProblem, kind: int, parts: int) -> None:
         dims, geometry = problem.dims, _Geometry(problem)
-        tall, vectors, _ = SHAPES[EXACT if parts == PARTS else TALL]
-        broad, taps = vectors * LANES, len(geometry.taps)
-        self.parts, self.taps, self.groups = parts, geometry.taps, dims.groups
-        channels, size = dims.src_channels, _size(kind)
+        channels, out, size = dims.src_channels, dims.dst_channels, _size(kind)
+        broad, taps = SHAPES[EXACT if parts == PARTS else TALL][1] * LANES, len(geometry.taps)
+        lanes = 0
+        if parts == 1 and 2 * _up(dims.groups, broad) * out < dims.groups * _up(out, broad):
+            lanes = dims.groups
+        shape = EXACT if parts == PARTS else LANEWISE if lanes else TALL
+        self.parts, self.taps, self.groups = parts, geometry.taps, ceil(lanes / broad) or dims.groups
         group, wide, narrow, tap = problem.weights_strides
         to, of = (narrow, wide) if dims.gathers else (wide, narrow)
         spatial = prod(dims.dst)
         channel, position = (spatial, 1) if problem.data_format == "NCX" else (1, problem.dst_channels)
-        steps = geometry.steps[1 if dims.gathers else 0]
         most = max(broad, _WEIGHTS_BYTES // (8 * dims.groups * taps * channels) // broad * broad)
         width = channels if channels < 8 else _up(channels, 8)  # packing writes whole vectors
-        src = geometry.side(problem, kind, wide=dims.gathers, first=0, channels=channels, width=width)
-        self.jobs, self.weights_box = [], np.array([0, 0, 0, 1, taps, channels])
+        src = geometry.side(
+            problem, kind, wide=dims.gathers, some=(0, channels), width=broad if lanes else width, lanes=lanes
+        )
+        self.jobs, self.weights_box = [], np.array([0, 0, 0, out if lanes else 1, taps, channels])
         self.weights_values = self.spare = 0
-        for first in range(0, dims.dst_channels, most):
-            some = min(most, dims.dst_channels - first)
+        for first in range(0, out, out if lanes else most):
+            some = out if lanes else min(most, out - first)
             weights = values_of(
                 Operand,
                 kind=kind,
                 start=size * to * first,
                 nbytes=size * prod(problem.weights_shape),
-                group=size * group,
-                channel=size * to,
-                strides=[0, size * tap, size * of],
-                channels=some,
+                strides=[size * to, size * tap, size * of],
                 width=broad,
+                **_lanes(size * to, size * group, 1 if lanes else some, broad, lanes),
             )
+            across = some if lanes else ceil(some / broad)
+            inside = 8 * channel * out
             job = row_of(
                 Pixels,
                 src=src,
                 weights=weights,
                 gathers=dims.gathers,
-                groups=dims.groups,
+                groups=self.groups,
                 taps=taps,
+                terms=channels,
+                across=across,
                 strides=geometry.strides,
-                steps=[8 * spatial * problem.dst_channels, 8 * channel * dims.dst_channels, 8 * channel,
-                       *(8 * position * step for step in steps)],
-                tile=tile_address(EXACT if parts == PARTS else TALL),
-                tall=tall,
+                steps=[8 * spatial * problem.dst_channels,
+                       *((broad * inside, 8 * channel, inside) if lanes else (inside, 8 * broad * channel, 8 * channel)),
+                       *(8 * position * step for step in geometry.steps[1 if dims.gathers else 0])],
+                tile=tile_address(shape),
+                tall=SHAPES[shape][0],
                 parts=parts,
             )  # fmt: skip
-            side = np.array([weights], Operand.dtype)
-            self.jobs.append((job, side, 8 * channel * first))
-            panels = ceil(some / broad) * panel_values(taps * channels, broad)
-            self.weights_values = max(self.weights_values, dims.groups * panels)
+            self.jobs.append((job, np.array([weights], Operand.dtype), 8 * channel * first))
+            panels = panel_values(across * taps * channels, broad) if lanes else across * panel_values(taps * channels, broad)
+            self.weights_values = max(self.weights_values, self.groups * panels)
             self.spare = max(self.spare, panels)
-        src_sizes, dst_sizes = (
-            (geometry.wide, geometry.narrow) if dims.gathers else (geometry.narrow, geometry.wide)
-        )
-        across = ceil(min(most, dims.dst_channels) / broad)
+        src_sizes, dst_sizes = (geometry.wide, geometry.narrow) if dims.gathers else (geometry.narrow, geometry.wide)
+        across = out if lanes else ceil(min(most, out) / broad)
+        if lanes:
+            width = broad * channels
         density = max(1.0, prod(src_sizes) / max(1, prod(dst_sizes)))
         each = int(8 * (width * density + across * parts * broad))
         self.boxes, self.values, self.sums = [], 0, 0
         for low, counts in _cut(dst_sizes, max(TERMS, _BOX_BYTES // each)):
             source = (geometry.reached if dims.gathers else geometry.reaching)(low, counts)
             self.boxes.append(np.array([source, [*low, *counts]], np.int64))
-            values = panel_values(prod(source[3:]), width)
+            values = channels * panel_values(prod(source[3:]), broad) if lanes else panel_values(prod(source[3:]), width)
             self.values, self.spare = max(self.values, values), max(self.spare, values)
             self.sums = max(self.sums, across * parts * broad * (prod(counts) + 1))
         self.shape = parts, *problem.output_shape[1:]
@@ -297,6 +378,11 @@ def _gradient(problem: ConvProblem, part: Part, kind: int, parts: int) -> _Gradi
 
 
 @cached
+def _pairs(problem: ConvProblem, part: Part, kind: int) -> _Pairs:
+    return _Pairs(problem, part, kind)
+
+
+@cached
 def _pixels(problem: ConvProblem, kind: int, parts: int) -> _Pixels:
     return _Pixels(problem, kind, parts)
 
@@ -305,6 +391,8 @@ def gradient_sums(
     problem: ConvProblem, part: Part, kind: int, stored: Stored, stop: Stop, parts: int
 ) -> Array | None:
     """Return a part of weight gradients as (parts, groups, taps, wide, narrow channels); None when `stop` said so."""
+    if parts == 1 and prod(high - low for low, high in (part.wide, part.narrow)) <= FEW:
+        return _pairs(problem, part, kind).run(stored, problem.n, stop)
     return _gradient(problem, part, kind, parts).run(stored, problem.n, stop)
 
 

@@ -13,9 +13,9 @@ belong. No size here decides bits.
 
 `sum_pixels` has one image's dst, or a box of it:
 
-    1. groups, whose src is packed as [position][channel]
+    1. groups, whose src is packed as [position][channel]; or some groups, which are lanes
     2. kernel positions, and the dst positions that meet each
-    3. vectors of dst channels, tiles of dst positions
+    3. vectors of dst channels, or dst channels; tiles of dst positions
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ import numpy as np
 
 from kernels.emit.brgemm import call_batch
 from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
-from kernels.emit.doubles import ChainLine, ChainRun, ChainTile, move, widen_run
+from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, widen_run
 from kernels.emit.intrinsics import fill_zero
 from kernels.pack.panels import Panel, pack_panels
 
-__all__ = ["F64", "Gradient", "Pixels", "Operand", "pack_side", "panel_values", "sum_gradients", "sum_pixels"]
+__all__ = [
+    "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pairs", "sum_pixels",
+]  # fmt: skip
 
 F64 = 3
 """A kind of values besides those of `kernels.pack.panels.KINDS`."""
@@ -45,7 +47,9 @@ _PANEL, _RUN, _LINE, _TILE = (each.dtype for each in (Panel, ChainRun, ChainLine
 class Operand(Record):
     """A tensor whose values are stored as `kind`: bytes to its first value, all of it, and to the next of each kind.
 
-    Of a group so many `channels` are packed, `width` side by side.
+    Of a group so many `channels` are packed, `width` side by side: a panel begins `panel` bytes after the one before.
+    Where lanes are groups they count as channels, and as groups so many of them; each of the `panels` has other
+    channels.
     """
 
     kind: int
@@ -56,6 +60,9 @@ class Operand(Record):
     strides: Vector = numbers(3)
     channels: int
     width: int
+    panel: int
+    panels: int
+    lanewise: bool
 
 
 class Gradient(Record):
@@ -77,7 +84,8 @@ class Gradient(Record):
 class Pixels(Record):
     """A forward operation: lines of sums are dst positions, columns dst channels, whose weights are packed.
 
-    `steps` are the bytes of the result from part to part, from group to group, channel to channel and along the axes.
+    A sum has so many `terms` for each kernel position. A line has so many (`across`) tiles. `steps` are the bytes of the
+    result from part to part, from group to group, from tile to tile, from lane to lane and along the axes.
     """
 
     src: Operand
@@ -85,8 +93,10 @@ class Pixels(Record):
     gathers: bool
     groups: int
     taps: int
+    terms: int
+    across: int
     strides: Vector = numbers(3)
-    steps: Vector = numbers(6)
+    steps: Vector = numbers(7)
     tile: int
     tall: int
     parts: int
@@ -106,22 +116,23 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
 
     Lanes past the last channel hold anything.
     """
-    positions, count = box[3] * box[4] * box[5], (side.channels + side.width - 1) // side.width
-    values = _span(positions, side.width)
+    values, count = _span(box[3] * box[4] * box[5], side.width), side.panels
     source = base + side.start + group * side.group
     for axis in range(3):
         source += box[axis] * side.strides[axis]
     if side.kind == F64:
-        if side.channels % side.width:
-            fill_zero(to + 8 * (count - 1) * values, 8 * values)
-        for c in range(side.channels):
-            place = to + 8 * (c // side.width * values + c % side.width)
-            for d in range(box[3]):
-                for h in range(box[4]):
-                    line = source + c * side.channel + d * side.strides[0] + h * side.strides[1]
-                    for w in range(box[5]):
-                        move(line + w * side.strides[2], place)
-                        place += 8 * side.width
+        for p in range(count):
+            valid = min(side.width, side.channels - (group if side.lanewise else p) * side.width)
+            if valid < side.width:
+                fill_zero(to + 8 * p * values, 8 * values)
+            for c in range(valid):
+                place = to + 8 * (p * values + c)
+                for d in range(box[3]):
+                    for h in range(box[4]):
+                        line = source + p * side.panel + c * side.channel + d * side.strides[0] + h * side.strides[1]
+                        for w in range(box[5]):
+                            move(line + w * side.strides[2], place)
+                            place += 8 * side.width
         return
     panels, sizes = np.empty(count, _PANEL), np.ones(4, np.int64)
     steps, strides = np.zeros(4, np.int64), np.zeros(4, np.int64)
@@ -131,8 +142,9 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
         step *= box[3 + axis]
     for place in range(count):
         panel = panels[place]
-        panel.lanes, panel.valid = side.width, min(side.width, side.channels - place * side.width)
-        panel.source, panel.address, panel.unit = place * side.width * side.channel, spare + 4 * place * values, 1
+        first = (group if side.lanewise else place) * side.width
+        panel.lanes, panel.valid = side.width, min(side.width, side.channels - first)
+        panel.source, panel.address, panel.unit = place * side.panel, spare + 4 * place * values, 1
     pack_panels(side.kind, panels, sizes, steps, source, strides, side.channel, base + side.nbytes)
     widen_run(to, spare, count * values)
 
@@ -141,9 +153,8 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
 def pack_side(sides: Rows[Operand], groups: int, base: int, box: Vector, to: int, spare: int) -> None:
     """Pack a box of positions of all groups as panels, those of each group after the other's."""
     side = sides[0]
-    count = (side.channels + side.width - 1) // side.width
     for g in range(groups):
-        place = to + 8 * g * count * _span(box[3] * box[4] * box[5], side.width)
+        place = to + 8 * g * side.panels * _span(box[3] * box[4] * box[5], side.width)
         _pack(side, base, g, box, place, spare)
 
 
@@ -231,8 +242,9 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
     """
     job = jobs[0]
     pixel, broad, tall = 8 * job.src.width, job.weights.width, job.tall
-    across, source, target = (job.weights.channels + broad - 1) // broad, boxes[0], boxes[1]
-    panel = 8 * _span(job.taps * job.src.channels, broad)
+    across, source, target, lanewise = job.across, boxes[0], boxes[1], job.weights.lanewise
+    panel = 8 * broad * job.taps * job.terms if lanewise else 8 * _span(job.taps * job.terms, broad)
+    group = 8 * _span(across * job.taps * job.terms, broad) if lanewise else across * panel
     positions = target[3] * target[4] * target[5]
     part = 8 * broad * (positions + 1)  # sums of what fills the last tile are not read
     block = job.parts * part
@@ -240,8 +252,9 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
     begin, end = np.zeros(3, np.int64), np.zeros(3, np.int64)
     tile, run = tiles[0], runs[0]
     tile.count, tile.begins, tile.ends, tile.part = 1, 1, 1, part
-    tile.row_step, tile.column_step = 8, 8 * broad
-    run.row, run.steps = 0, job.src.channels
+    tile.row_step = 8 * _span(source[3] * source[4] * source[5], broad) if lanewise else 8
+    tile.column_step = 8 * broad
+    run.row, run.steps = 0, job.terms
     for g in range(job.groups):
         _pack(job.src, call[0], g, source, call[2], call[3])
         fill_zero(call[4], across * block)
@@ -273,18 +286,74 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
                 line.row, line.sums = call[2], call[4] + 8 * broad * positions
                 count += 1
             for c in range(across):
-                run.column = call[1] + (g * across + c) * panel + 8 * broad * job.src.channels * t
+                run.column = call[1] + g * group + c * panel + 8 * broad * job.terms * t
                 tile.total = c * block
                 for first in range(0, count, tall):
                     tile.lines, tile.runs = lines.ctypes.data + 16 * first, runs.ctypes.data
                     call_batch(job.tile, tiles.ctypes.data)
         for p in range(job.parts):
-            for c in range(job.weights.channels):
-                place = call[4] + c // broad * block + p * part + 8 * (c % broad)
-                for d in range(target[3]):
-                    for h in range(target[4]):
-                        to = call[5] + p * job.steps[0] + g * job.steps[1] + c * job.steps[2]
-                        to += (target[0] + d) * job.steps[3] + (target[1] + h) * job.steps[4] + target[2] * job.steps[5]
-                        for w in range(target[5]):
-                            move(place, to + w * job.steps[5])
-                            place += 8 * broad
+            for c in range(across):
+                for lane in range(min(broad, job.weights.channels - (g if lanewise else c) * broad)):
+                    place = call[4] + c * block + p * part + 8 * lane
+                    result = call[5] + p * job.steps[0] + g * job.steps[1] + c * job.steps[2] + lane * job.steps[3]
+                    result += target[0] * job.steps[4] + target[1] * job.steps[5] + target[2] * job.steps[6]
+                    for d in range(target[3]):
+                        for h in range(target[4]):
+                            to = result + d * job.steps[4] + h * job.steps[5]
+                            for w in range(target[5]):
+                                move(place, to + w * job.steps[6])
+                                place += 8 * broad
+
+
+@jit
+def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, call: Vector) -> None:
+    """Add to the gradients of groups with few channels what an image gives, summed as NumPy sums.
+
+    Lanes are groups. `taps` have the place of their first leaf, and of the first one that is not theirs, last. `leaves`
+    have their terms, and how many sums of two are complete with each. `call` is as in `sum_gradients`, but for room
+    instead of chains: for the products of a leaf, then for sums that wait. Totals are by (block of groups, tap,
+    channel of lines, channel of columns).
+    """
+    job = jobs[0]
+    wide, narrow = boxes[0], boxes[1]
+    wide_panel = 64 * wide[3] * wide[4] * wide[5] + 64
+    narrow_panel = 64 * narrow[3] * narrow[4] * narrow[5] + 64
+    columns = call[2] + job.lines.panels * wide_panel
+    line, tiles, runs = np.empty(1, _LINE), np.empty(1, _TILE), np.empty(LEAF_TERMS, _RUN)
+    tile, only, waiting = tiles[0], line[0], call[4] + 64 * LEAF_TERMS
+    tile.row_step, tile.column_step, tile.total = 64 * job.strides[2], 64, call[4]
+    total = call[5]
+    for g in range(job.groups):
+        _pack(job.lines, call[0], g, wide, call[2], call[3])
+        _pack(job.columns, call[1], g, narrow, columns, call[3])
+        for t in range(taps.shape[0]):
+            high, length = taps[t, 4] - taps[t, 1], taps[t, 5] - taps[t, 2]
+            for i in range(job.lines.panels):
+                only.row = call[2] + i * wide_panel
+                for j in range(job.columns.panels):
+                    other = columns + j * narrow_panel
+                    at, depth = 0, 0
+                    for leaf in range(taps[t, 9], taps[t, 10]):
+                        count, left = 0, leaves[leaf, 0]
+                        while left > 0:
+                            d, h, w = at // length // high, at // length % high, at % length
+                            d, h, w = d + taps[t, 0], h + taps[t, 1], w + taps[t, 2]
+                            run = runs[count]
+                            run.steps = min(left, taps[t, 5] - w)
+                            place = (d * job.strides[0] + taps[t, 6] - wide[0]) * wide[4]
+                            place = (place + h * job.strides[1] + taps[t, 7] - wide[1]) * wide[5]
+                            run.row = 64 * (place + w * job.strides[2] + taps[t, 8] - wide[2])
+                            run.column = other + 64 * ((d * narrow[4] + h) * narrow[5] + w)
+                            at += run.steps
+                            left -= run.steps
+                            count += 1
+                        only.sums = waiting + 64 * depth
+                        tile.lines, tile.runs, tile.count = line.ctypes.data, runs.ctypes.data, count
+                        call_batch(job.tile, tiles.ctypes.data)
+                        for _ in range(leaves[leaf, 1]):
+                            depth -= 1
+                            add_vector(waiting + 64 * depth, waiting + 64 * depth + 64)
+                        depth += 1
+                    if depth > 0:
+                        add_vector(total, waiting)
+                    total += 64

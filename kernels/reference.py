@@ -2,7 +2,7 @@
 
 For each kernel position and image the products of a sum are added one after another, beginning at zero, and what that
 gives is added to the sum. Compiled loops do so (`kernels.products`), and NumPy where nothing compiles, with the same
-bits. A gradient whose groups have few channels is left to NumPy everywhere, which sums its products in pairs.
+bits. Where a group has few sums the products of each are summed in pairs, as NumPy does along contiguous memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cache import cached
-from kernels.chains import Part, Stored, gradient_sums, pixel_sums
+from kernels.chains import FEW, Part, Stored, gradient_sums, pixel_sums
 from kernels.emit.doubles import LANES, PARTS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
 from kernels.pack.panels import KINDS
@@ -30,9 +30,6 @@ __all__ = ["REFERENCE", "narrow", "single", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
-FEW = 4
-"""Sums of a group up to which tiles of them would be mostly empty."""
-
 _BLOCK = 1 << 14
 """Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
 
@@ -154,7 +151,7 @@ def gradients(
     """
     dims = problem.dims
     wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    if target().compiles and (parts == PARTS or wide * narrow > FEW):
+    if target().compiles:
         return gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
     places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))

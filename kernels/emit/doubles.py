@@ -23,7 +23,10 @@ from kernels.emit.compiler import ENTRIES, Entry, Record, callback
 from kernels.emit.simd import I64
 from kernels.target import target
 
-__all__ = ["BROAD", "EXACT", "LANES", "PARTS", "SHAPES", "TALL", "ChainLine", "ChainRun", "ChainTile", "move", "tile_address", "widen_run"]
+__all__ = [
+    "BROAD", "EXACT", "LANES", "LANEWISE", "LEAF", "LEAF_LANES", "LEAF_TERMS", "PARTS", "SHAPES", "TALL", "ChainLine",
+    "ChainRun", "ChainTile", "add_vector", "move", "tile_address", "widen_run",
+]  # fmt: skip
 
 LANES = target().lanes // 2
 """Float64 values of a vector."""
@@ -31,15 +34,19 @@ LANES = target().lanes // 2
 PARTS = 3
 """Float64 values of an exact sum."""
 
-SHAPES = ((6, 2, 1), (3, 4, 1), (2, 1, PARTS))
+SHAPES = ((6, 2, 1), (3, 4, 1), (2, 1, PARTS), (6, 2, 1))
 """Lines of a register tile, vectors of a line, and float64 values of each sum.
 
 The sums, a line of columns and a factor take 15 registers of 16, or of 32 wider ones, where two multiply-adds are done
 at a time. Where sums are exact, 22 operations a product hide every latency.
 """
 
-TALL, BROAD, EXACT = range(3)
-"""Places in `SHAPES`; broad tiles are for few lines."""
+TALL, BROAD, EXACT, LANEWISE, LEAF = range(5)
+"""Places in `SHAPES`: broad tiles are for few lines, and lanewise ones have factors for each lane. The last is no tile
+(see `_emit_leaf`)."""
+
+LEAF_TERMS, LEAF_LANES = 128, 8
+"""Most terms of a leaf, and sums that are formed side by side; both are NumPy's."""
 
 
 class ChainRun(Record):
@@ -131,9 +138,9 @@ def _add(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
     return [high, middle, builder.fadd(sums[2], builder.fadd(more[2], builder.fadd(of_more, of_lost)))]
 
 
-def _emit(builder: Any, shape: tuple[int, int, int], place: Any) -> None:
+def _emit(builder: Any, number: int, place: Any) -> None:
     """Emit a tile: its sums, as lists of parts by line and vector, stay in registers over all runs."""
-    tall, vectors, parts = shape
+    tall, vectors, parts = SHAPES[number]
     tile = simd.fields(builder, place, ChainTile.dtype, *ChainTile.__annotations__)
     lines = [
         simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine.dtype, "row", "sums")
@@ -155,9 +162,12 @@ def _emit(builder: Any, shape: tuple[int, int, int], place: Any) -> None:
         row, column, *sums = carried
         columns = [simd.load(builder, builder.add(column, I64(8 * LANES * j)), _VECTOR, 8) for j in range(vectors)]
         for m, line in enumerate(lines):
-            single = simd.load(builder, builder.add(line.row, row), ir.DoubleType(), 8)
-            factor = simd.splat(builder, single, LANES)
-            for j, vector in enumerate(columns):
+            place = builder.add(line.row, row)
+            single = ir.DoubleType() if number != LANEWISE else _VECTOR
+            factors = [simd.load(builder, builder.add(place, I64(8 * LANES * j)), single, 8) for j in range(vectors)]
+            if number != LANEWISE:
+                factors = [simd.splat(builder, factors[0], LANES)] * vectors
+            for j, (factor, vector) in enumerate(zip(factors, columns, strict=True)):
                 first = (m * vectors + j) * parts
                 sums[first : first + parts] = _add_product(builder, sums[first : first + parts], factor, vector)
         return [builder.add(row, tile.row_step), builder.add(column, tile.column_step), *sums]
@@ -181,6 +191,49 @@ def _emit(builder: Any, shape: tuple[int, int, int], place: Any) -> None:
                 simd.store(builder, value, to, 8)
 
 
+def _emit_leaf(builder: Any, place: Any) -> None:
+    """Emit the sum of up to LEAF_TERMS products of vectors in the order of NumPy's sums along contiguous memory.
+
+    Of the `ChainTile` the first line alone has factors and a sum, and `total` is room for the products. They are summed
+    in eight chains, which are added in pairs; those of an incomplete round follow one by one.
+    """
+    tile = simd.fields(builder, place, ChainTile.dtype, "lines", "runs", "count", "row_step", "column_step", "total")
+    line = simd.fields(builder, tile.lines, ChainLine.dtype, "row", "sums")
+    lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
+
+    def term(carried: list[Any]) -> list[Any]:
+        row, column, to = carried
+        a, b = (simd.load(builder, each, lane, 8) for each in (row, column))
+        simd.store(builder, builder.fmul(a, b), to, 8)
+        return [builder.add(row, tile.row_step), builder.add(column, tile.column_step), builder.add(to, I64(64))]
+
+    def run(carried: list[Any]) -> list[Any]:
+        where, to = carried
+        found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
+        start = [builder.add(line.row, found.row), found.column, to]
+        return [builder.add(where, I64(ChainRun.dtype.itemsize)), simd.loop(builder, found.steps, start, term, "term")[2]]
+
+    end = simd.loop(builder, tile.count, [tile.runs, tile.total], run, "run", rolled=True)[1]
+    terms = builder.lshr(builder.sub(end, tile.total), I64(6))
+
+    def some(width: int) -> Any:
+        def add(carried: list[Any]) -> list[Any]:
+            to, *chains = carried
+            for j in range(width):
+                value = simd.load(builder, builder.add(to, I64(64 * j)), lane, 8)
+                chains[j] = builder.fadd(chains[j], value)
+            return [builder.add(to, I64(64 * width)), *chains]
+
+        return add
+
+    nothing = ir.Constant(lane, [-0.0] * LEAF_LANES)
+    at, *chains = simd.runs(builder, terms, [tile.total, *[nothing] * 8], (8,), some)
+    while len(chains) > 1:
+        chains = [builder.fadd(a, b) for a, b in zip(chains[::2], chains[1::2], strict=True)]
+    _, total = simd.runs(builder, builder.and_(terms, I64(7)), [at, *chains], (1,), some)
+    simd.store(builder, total, line.sums, 8)
+
+
 @cache
 def _entry(number: int) -> Any:
     """Compile a tile, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
@@ -188,7 +241,10 @@ def _entry(number: int) -> Any:
 
     def typer(typingctx: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            _emit(builder, SHAPES[number], values[0])
+            if number == LEAF:
+                _emit_leaf(builder, values[0])
+            else:
+                _emit(builder, number, values[0])
             return context.get_dummy_value()
 
         return types.void(types.int64), codegen
@@ -203,7 +259,7 @@ def tile_address(number: int) -> int:
     return int(_entry(number).address)
 
 
-ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(len(SHAPES)))
+ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(LEAF + 1))
 
 
 @_typed_intrinsic
@@ -233,6 +289,19 @@ def move(typingctx: Any, source: Any, to: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         simd.store(builder, simd.load(builder, values[0], ir.DoubleType(), 8), values[1], 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@_typed_intrinsic
+def add_vector(typingctx: Any, target: Any, a: Any) -> Any:
+    """Add LEAF_LANES float64 at an address to those at `target`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
+        target, a = (simd.load(builder, each, lane, 8) for each in values)
+        simd.store(builder, builder.fadd(target, a), values[0], 8)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
