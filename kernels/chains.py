@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.arena import address, arena_address
+from kernels.arena import address, arena, arena_address
 from kernels.cache import cached
 from kernels.emit.compiler import Table, row_of, values_of
 from kernels.emit.doubles import (
@@ -18,11 +18,11 @@ from kernels.emit.doubles import (
 )  # fmt: skip
 from kernels.expansion import add
 from kernels.pack.panels import KINDS
-from kernels.plan import Stop
+from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.products import F64, TERMS, Gradient, Pixels, Operand, pack_side, panel_values, sum_gradients, sum_pairs, sum_pixels
 
-__all__ = ["FEW", "Part", "Stored", "gradient_sums", "pixel_sums"]
+__all__ = ["FEW", "Part", "Stored", "gradient_sums", "pixel_sums", "write_pixels"]
 
 Array = npt.NDArray[np.float64]
 Ints = tuple[int, ...]
@@ -37,6 +37,8 @@ FEW = 4
 
 _BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""
+
+_ONE = np.array([0, 0, 0, 1, 1, 1])
 
 _WEIGHTS_BYTES = 1 << 24
 """What packed weights should take at a time."""
@@ -60,7 +62,8 @@ class _Geometry:
         self.steps = [[prod(sizes[axis + 1 :]) for axis in range(3)] for sizes in (dims.wide, dims.narrow)]
         ones = [count == 1 and pad == 0 for count, pad in zip(dims.kernel, dims.pads, strict=True)]
         for axis in range(3):
-            if ones[axis] and (self.narrow[axis] - 1) * self.strides[axis] < self.wide[axis]:
+            reads = dims.gathers or not problem.forward  # elsewhere the others are part of the result
+            if ones[axis] and reads and (self.narrow[axis] - 1) * self.strides[axis] < self.wide[axis]:
                 self.wide[axis] = self.narrow[axis]
                 self.steps[0][axis] *= self.strides[axis]
                 self.strides[axis] = 1
@@ -286,7 +289,7 @@ def _leaves(terms: int) -> list[tuple[int, int]]:
 class _Pixels:
     """The loops' view of dst of one image, all groups, some of each one's channels at a time."""
 
-    def __init__(self, problem: ConvProblem, kind: int, parts: int) -> None:
+    def __init__(self, problem: ConvProblem, kind: int, parts: int, result: int) -> None:
         dims, geometry = problem.dims, _Geometry(problem)
         channels, out, size = dims.src_channels, dims.dst_channels, _size(kind)
         broad, taps = SHAPES[EXACT if parts == PARTS else TALL][1] * LANES, len(geometry.taps)
@@ -305,7 +308,7 @@ class _Pixels:
             problem, kind, wide=dims.gathers, some=(0, channels), width=broad if lanes else width, lanes=lanes
         )
         self.jobs, self.weights_box = [], np.array([0, 0, 0, out if lanes else 1, taps, channels])
-        self.weights_values = self.spare = 0
+        self.weights_values = self.bias_values = self.spare = 0
         for first in range(0, out, out if lanes else most):
             some = out if lanes else min(most, out - first)
             weights = values_of(
@@ -318,25 +321,40 @@ class _Pixels:
                 **_lanes(size * to, size * group, 1 if lanes else some, broad, lanes),
             )
             across = some if lanes else ceil(some / broad)
-            inside = 8 * channel * out
+            bias = values_of(
+                Operand,
+                kind=kind,
+                start=size * first,
+                nbytes=size * problem.dst_channels,
+                strides=[0, 0, 0],
+                width=broad,
+                **_lanes(size, size * out, some, broad, lanes),
+            )
+            stored = _size(result)
+            inside = stored * channel * out
             job = row_of(
                 Pixels,
                 src=src,
                 weights=weights,
+                bias=bias,
+                kind=result,
                 gathers=dims.gathers,
                 groups=self.groups,
                 taps=taps,
                 terms=channels,
                 across=across,
                 strides=geometry.strides,
-                steps=[8 * spatial * problem.dst_channels,
-                       *((broad * inside, 8 * channel, inside) if lanes else (inside, 8 * broad * channel, 8 * channel)),
-                       *(8 * position * step for step in geometry.steps[1 if dims.gathers else 0])],
+                steps=[stored * spatial * problem.dst_channels,
+                       *((broad * inside, stored * channel, inside) if lanes
+                         else (inside, stored * broad * channel, stored * channel)),
+                       *(stored * position * step for step in geometry.steps[1 if dims.gathers else 0])],
                 tile=tile_address(shape),
                 tall=SHAPES[shape][0],
                 parts=parts,
             )  # fmt: skip
-            self.jobs.append((job, np.array([weights], Operand.dtype), 8 * channel * first))
+            sides = [np.array([each], Operand.dtype) for each in (weights, bias)]
+            self.jobs.append((job, sides, stored * channel * first, self.groups * across * panel_values(1, broad)))
+            self.bias_values = max(self.bias_values, self.jobs[-1][-1])
             panels = panel_values(across * taps * channels, broad) if lanes else across * panel_values(taps * channels, broad)
             self.weights_values = max(self.weights_values, self.groups * panels)
             self.spare = max(self.spare, panels)
@@ -353,18 +371,22 @@ class _Pixels:
             values = channels * panel_values(prod(source[3:]), broad) if lanes else panel_values(prod(source[3:]), width)
             self.values, self.spare = max(self.values, values), max(self.spare, values)
             self.sums = max(self.sums, across * parts * broad * (prod(counts) + 1))
+            self.spare = max(self.spare, broad * prod(counts))
         self.shape = parts, *problem.output_shape[1:]
 
-    def run(self, stored: Stored, image: int, stop: Stop) -> Array | None:
-        result = np.zeros(self.shape)  # what no kernel position meets is not visited where that is one
+    def run(self, stored: Stored, image: int, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
+        result = np.empty(self.shape) if output is None else output
         src, weights = stored(0, image), stored(1, image)
-        room = arena_address("panels", 2 * (self.weights_values + self.values + self.sums) + self.spare)
-        panels = room + 8 * self.weights_values
-        sums = panels + 8 * self.values
-        spare = sums + 8 * self.sums
-        for job, side, at in self.jobs:
-            pack_side(side, self.groups, address(weights), self.weights_box, room, spare)
-            call = np.array([address(src), room, panels, spare, sums, address(result) + at])
+        sizes = self.weights_values, self.bias_values, self.values, self.sums
+        room = arena("panels", 2 * sum(sizes) + self.spare)
+        weights_room, bias_room, panels, sums, spare = (address(room) + 8 * sum(sizes[:place]) for place in range(5))
+        for job, (side, bias), at, count in self.jobs:
+            pack_side(side, self.groups, address(weights), self.weights_box, weights_room, spare)
+            if biased:
+                pack_side(bias, self.groups, address(stored(2, image)), _ONE, bias_room, spare)
+            else:
+                room[2 * sizes[0] :][: 2 * count].fill(0)
+            call = np.array([address(src), weights_room, panels, spare, sums, bias_room, address(result) + at])
             for boxes in self.boxes:
                 if stop():
                     return None
@@ -383,8 +405,8 @@ def _pairs(problem: ConvProblem, part: Part, kind: int) -> _Pairs:
 
 
 @cached
-def _pixels(problem: ConvProblem, kind: int, parts: int) -> _Pixels:
-    return _Pixels(problem, kind, parts)
+def _pixels(problem: ConvProblem, kind: int, parts: int, result: int) -> _Pixels:
+    return _Pixels(problem, kind, parts, result)
 
 
 def gradient_sums(
@@ -398,4 +420,9 @@ def gradient_sums(
 
 def pixel_sums(problem: ConvProblem, image: int, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return dst of an image, without a bias, as (parts, its shape); None when `stop` said so."""
-    return _pixels(problem, kind, parts).run(stored, image, stop)
+    return _pixels(problem, kind, parts, F64).run(stored, image, None, False, stop)
+
+
+def write_pixels(problem: ConvProblem, image: int, kind: int, stored: Stored, output: Storage, stop: Stop) -> bool:
+    """Write dst of an image, rounded, whose inputs are not f64; False when `stop` said so."""
+    return _pixels(problem, kind, 1, kind).run(stored, image, output, problem.bias, stop) is not None

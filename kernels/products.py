@@ -24,9 +24,10 @@ import numpy as np
 
 from kernels.emit.brgemm import call_batch
 from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
-from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, widen_run
+from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, round_lines, widen_run
 from kernels.emit.intrinsics import fill_zero
-from kernels.pack.panels import Panel, pack_panels
+from kernels.forward.output import write
+from kernels.pack.panels import F32, Panel, pack_panels
 
 __all__ = [
     "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pairs", "sum_pixels",
@@ -40,6 +41,8 @@ _GAP = 8
 
 TERMS = 256
 """Terms after which sums are put aside: their columns take 32 KiB, or 64 where tiles are broad."""
+
+_to_nearest, _to_odd = round_lines(odd=False), round_lines(odd=True)
 
 _PANEL, _RUN, _LINE, _TILE = (each.dtype for each in (Panel, ChainRun, ChainLine, ChainTile))
 
@@ -84,12 +87,15 @@ class Gradient(Record):
 class Pixels(Record):
     """A forward operation: lines of sums are dst positions, columns dst channels, whose weights are packed.
 
-    A sum has so many `terms` for each kernel position. A line has so many (`across`) tiles. `steps` are the bytes of the
-    result from part to part, from group to group, from tile to tile, from lane to lane and along the axes.
+    A sum has so many `terms` for each kernel position. A line has so many (`across`) tiles. The result is stored as
+    `kind`; `steps` are its bytes from part to part, from group to group, from tile to tile, from lane to lane and along
+    the axes.
     """
 
     src: Operand
     weights: Operand
+    bias: Operand
+    kind: int
     gathers: bool
     groups: int
     taps: int
@@ -235,10 +241,10 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
 
 @jit
 def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> None:
-    """Compute a box of dst of one image, without a bias.
+    """Compute a box of dst of one image, to which a bias is added if the result is not float64.
 
     `taps` are those of `sum_gradients`, `boxes` those of src and dst (see `_pack`), `call` the addresses of src, packed
-    weights, room for the src, for f32, for sums, and of the result.
+    weights, room for the src, for f32, for sums, of the packed bias and of the result.
     """
     job = jobs[0]
     pixel, broad, tall = 8 * job.src.width, job.weights.width, job.tall
@@ -255,6 +261,8 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
     tile.row_step = 8 * _span(source[3] * source[4] * source[5], broad) if lanewise else 8
     tile.column_step = 8 * broad
     run.row, run.steps = 0, job.terms
+    spare, counts = np.empty(64, np.float32), np.ones(4, np.int64)
+    counts[1], counts[2], counts[3] = target[3], target[4], target[5]
     for g in range(job.groups):
         _pack(job.src, call[0], g, source, call[2], call[3])
         fill_zero(call[4], across * block)
@@ -291,18 +299,35 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
                 for first in range(0, count, tall):
                     tile.lines, tile.runs = lines.ctypes.data + 16 * first, runs.ctypes.data
                     call_batch(job.tile, tiles.ctypes.data)
-        for p in range(job.parts):
-            for c in range(across):
-                for lane in range(min(broad, job.weights.channels - (g if lanewise else c) * broad)):
-                    place = call[4] + c * block + p * part + 8 * lane
-                    result = call[5] + p * job.steps[0] + g * job.steps[1] + c * job.steps[2] + lane * job.steps[3]
-                    result += target[0] * job.steps[4] + target[1] * job.steps[5] + target[2] * job.steps[6]
-                    for d in range(target[3]):
-                        for h in range(target[4]):
-                            to = result + d * job.steps[4] + h * job.steps[5]
+        result = call[6] + g * job.steps[1]
+        for axis in range(3):
+            result += target[axis] * job.steps[4 + axis]
+        for c in range(across):
+            valid = min(broad, job.weights.channels - (g if lanewise else c) * broad)
+            sums, place = call[4] + c * block, result + c * job.steps[2]
+            if job.kind != F64:
+                bias = call[5] + 8 * (g * across + c) * _span(1, broad)
+                if job.kind == F32:
+                    _to_nearest(call[3], sums, bias, positions)
+                else:
+                    _to_odd(call[3], sums, bias, positions)
+                write(
+                    job.kind, call[3], broad, valid, counts, place, job.steps[3:], job.steps[3], spare.ctypes.data
+                )  # fmt: skip
+                continue
+            for p in range(job.parts):
+                for d in range(target[3]):
+                    for h in range(target[4]):
+                        to = place + p * job.steps[0] + d * job.steps[4] + h * job.steps[5]
+                        line_sums = sums + p * part + 8 * broad * (d * target[4] + h) * target[5]
+                        if job.steps[3] == 8:
                             for w in range(target[5]):
-                                move(place, to + w * job.steps[6])
-                                place += 8 * broad
+                                for lane in range(valid):
+                                    move(line_sums + 8 * (w * broad + lane), to + w * job.steps[6] + 8 * lane)
+                        else:
+                            for lane in range(valid):
+                                for w in range(target[5]):
+                                    move(line_sums + 8 * (w * broad + lane), to + w * job.steps[6] + lane * job.steps[3])
 
 
 @jit

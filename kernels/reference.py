@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cache import cached
-from kernels.chains import FEW, Part, Stored, gradient_sums, pixel_sums
+from kernels.chains import FEW, Part, Stored, gradient_sums, pixel_sums, write_pixels
 from kernels.emit.doubles import LANES, PARTS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
 from kernels.pack.panels import KINDS
@@ -199,7 +199,7 @@ def forward(
     None when `stop` said so.
     """
     dims = problem.dims
-    if target().compiles and problem.op != "BiasAdd" and (parts == PARTS or not _has_few(dims)):
+    if _compiled(problem, parts):
         return pixel_sums(problem, image, *_stored(problem, inputs, change), stop, parts)
     src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, dims.groups)[0]
     if problem.op == "BiasAdd":
@@ -213,13 +213,16 @@ def forward(
     return np.moveaxis(channels, 1, -1) if problem.data_format == "NXC" else channels
 
 
-def _has_few(dims: Dims) -> bool:
-    """Return whether some kernel position has so few sums of several products that they are summed in pairs."""
-    if dims.src_channels == 1 or dims.dst_channels > FEW:
+def _compiled(problem: ConvProblem, parts: int) -> bool:
+    """Return whether compiled code computes dst: nowhere are so few sums that their products are summed in pairs."""
+    dims = problem.dims
+    if not target().compiles or problem.op == "BiasAdd":
         return False
+    if parts == PARTS or dims.src_channels == 1 or dims.dst_channels > FEW:
+        return True
     meeting = [np.diff(dims.tap_ranges(axis))[:, 0] for axis in range(3)]
     counts = np.multiply.outer(np.multiply.outer(*meeting[:2]), meeting[2])
-    return bool(((counts > 0) & (counts * dims.dst_channels <= FEW)).any())
+    return not ((counts > 0) & (counts * dims.dst_channels <= FEW)).any()
 
 
 def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int) -> Array | None:
@@ -351,6 +354,8 @@ class ReferenceKernel:
             return False
         if output.size == 0:
             return True
+        if problem.forward and problem.dtype != "f64" and _compiled(problem, 1):
+            return write_pixels(problem, unit.part[0], *_stored(problem, inputs, None), box(output, unit), stop)
         if problem.dtype == "f64":
             exact = self.exact(problem, unit, inputs, stop)
             values = None if exact is None else exact[0]

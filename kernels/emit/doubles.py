@@ -25,7 +25,7 @@ from kernels.target import target
 
 __all__ = [
     "BROAD", "EXACT", "LANES", "LANEWISE", "LEAF", "LEAF_LANES", "LEAF_TERMS", "PARTS", "SHAPES", "TALL", "ChainLine",
-    "ChainRun", "ChainTile", "add_vector", "move", "tile_address", "widen_run",
+    "ChainRun", "ChainTile", "add_vector", "move", "round_lines", "tile_address", "widen_run",
 ]  # fmt: skip
 
 LANES = target().lanes // 2
@@ -305,3 +305,43 @@ def add_vector(typingctx: Any, target: Any, a: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+def round_lines(odd: bool) -> Any:
+    """Make an intrinsic that rounds `count` adjacent lines of two vectors to f32, after a line was added to each.
+
+    To nearest even, or with `odd` to odd: then rounding the f32 to 16 bits is as if it were the only rounding. NaN
+    becomes NumPy's. Arguments: destination, source, the line that is added, count.
+    """
+
+    def round_(typingctx: Any, to: Any, source: Any, bias: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            to, source, bias, count = values
+            width = 2 * LANES
+            lane, ints = ir.VectorType(ir.DoubleType(), width), ir.VectorType(ir.IntType(32), width)
+            floats, added = ir.VectorType(simd.F32, width), simd.load(builder, bias, lane, 8)
+
+            def line(carried: list[Any]) -> list[Any]:
+                to, source = carried
+                value = builder.fadd(simd.load(builder, source, lane, 8), added)
+                nan = builder.fcmp_unordered("uno", value, value)
+                value = builder.select(nan, ir.Constant(lane, [float("nan")] * width), value)
+                single = builder.fptrunc(value, floats)
+                if odd:
+                    near, bits = builder.fpext(single, lane), builder.bitcast(single, ints)
+                    positive = builder.fcmp_ordered(">", value, ir.Constant(lane, [0.0] * width))
+                    above = builder.fcmp_ordered(">", near, value)
+                    below = builder.fcmp_ordered("<", near, value)
+                    far = builder.select(positive, above, below)  # away from zero
+                    bits = builder.sub(bits, builder.zext(far, ints))
+                    bits = builder.or_(bits, builder.zext(builder.or_(above, below), ints))
+                    single = builder.bitcast(bits, floats)
+                simd.store(builder, single, to)
+                return [builder.add(to, I64(4 * width)), builder.add(source, I64(8 * width))]
+
+            simd.loop(builder, count, [to, source], line, "round")
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return intrinsic(round_)
