@@ -20,7 +20,18 @@ from kernels.expansion import add
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
-from kernels.products import F64, TERMS, Gradient, Pixels, Operand, pack_side, panel_values, sum_gradients, sum_pairs, sum_pixels
+from kernels.products import (
+    F64,
+    TERMS,
+    Gradient,
+    Pixels,
+    Operand,
+    pack_side,
+    panel_values,
+    sum_gradients,
+    sum_pairs,
+    sum_pixels,
+)
 
 __all__ = ["FEW", "Part", "Stored", "gradient_sums", "pixel_sums", "write_pixels"]
 
@@ -38,9 +49,12 @@ FEW = 4
 _BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""
 
+_LANEWISE_COST = 1.5
+"""What a sum of a lanewise tile costs, which loads all factors, of one that takes each for all lanes."""
+
 _ONE = np.array([0, 0, 0, 1, 1, 1])
 
-_WEIGHTS_BYTES = 1 << 24
+_WEIGHTS_BYTES = 1 << 20
 """What packed weights should take at a time."""
 
 
@@ -119,17 +133,21 @@ class _Geometry:
             "strides": [size * position * step for step in self.steps[0 if wide else 1]],
             "width": width,
         }
-        return values_of(Operand, **values, **_lanes(size * channel, size * channel * inside, end - first, width, lanes))
+        return values_of(
+            Operand, **values, **_lanes(size * channel, size * channel * inside, end - first, width, lanes)
+        )
 
 
-def _lanes(channel: int, group: int, channels: int, width: int, groups: int) -> dict[str, Any]:
+def _lanes(
+    channel: int, group: int, channels: int, width: int, groups: int, *, turned: bool = False
+) -> dict[str, Any]:
     """Say which channels are adjacent, given the bytes to the next channel and group: those of a group, or groups."""
     if groups:
         names = {"group": width * group, "channel": group, "channels": groups, "panel": channel, "panels": channels}
     else:
         panels = ceil(channels / width)
         names = {"group": group, "channel": channel, "channels": channels, "panel": width * channel, "panels": panels}
-    return {**names, "lanewise": groups > 0}
+    return {**names, "lanewise": groups > 0, "turned": turned}
 
 
 def _size(kind: int) -> int:
@@ -158,20 +176,29 @@ class _Gradient:
         geometry = _Geometry(problem)
         wide, narrow = (high - low for low, high in (part.wide, part.narrow))
         self.groups, self.parts = part.groups[1] - part.groups[0], parts
+        many, exact = self.groups, parts == PARTS
         choices = [
-            (_up(lines, SHAPES[shape][0]) * _up(columns, SHAPES[shape][1] * LANES), shape, lines_wide)
-            for shape in ((EXACT,) if parts == PARTS else (TALL, BROAD))
+            (many * _up(lines, SHAPES[shape][0]) * _up(columns, SHAPES[shape][1] * LANES), not lines_wide, shape)
+            for shape in ((EXACT,) if exact else (TALL, BROAD))
             for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False))
         ]
-        _, shape, self.lines_wide = min(choices)
+        if not exact and many > 1:
+            tall, broad = SHAPES[LANEWISE][0], SHAPES[LANEWISE][1] * LANES
+            for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False)):
+                cost = ceil(_LANEWISE_COST * _up(many, broad) * _up(lines, tall) * columns)
+                choices.append((cost, not lines_wide, LANEWISE))
+        _, narrow_lines, shape = min(choices)
+        self.lines_wide, self.lanes = not narrow_lines, many if shape == LANEWISE else 0
         tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
+        if self.lanes:
+            self.groups = ceil(many / broad)
         self.lines, self.columns = (wide, narrow) if self.lines_wide else (narrow, wide)
-        self.down, self.across = _up(self.lines, tall), ceil(self.columns / broad)
+        self.down, self.across = _up(self.lines, tall), self.columns if self.lanes else ceil(self.columns / broad)
         self.broad, self.taps = broad, geometry.taps
         sides = {
             is_wide: geometry.side(
                 problem, kind, wide=is_wide, group=part.groups[0], some=some,
-                width=tall if is_wide == self.lines_wide else broad,
+                width=tall if is_wide == self.lines_wide and not self.lanes else broad, lanes=self.lanes,
             )
             for is_wide, some in ((True, part.wide), (False, part.narrow))
         }  # fmt: skip
@@ -187,7 +214,9 @@ class _Gradient:
             parts=parts,
         )
         self.places = (0, 1) if self.lines_wide != problem.op.startswith("ConvT") else (1, 0)
-        both = self.down, self.across * broad
+        width = broad if self.lanes else tall
+        panels = self.lines if self.lanes else self.down // tall, self.across
+        both = panels[0] * width, self.across * broad
         density = prod(ceil(a / max(1, b)) for a, b in zip(geometry.wide, geometry.narrow, strict=True))
         each = 8 * sum(both[0 if is_wide == self.lines_wide else 1] * (density if is_wide else 1) for is_wide in sides)
         self.boxes, self.values, self.spare = [], 0, 0
@@ -198,7 +227,7 @@ class _Gradient:
             boxes = [reached, [*low, *counts]]
             self.boxes.append(np.array(boxes if self.lines_wide else boxes[::-1], np.int64))
             counts = [prod(box[3:].tolist()) for box in self.boxes[-1]]
-            room = [self.down // tall * panel_values(counts[0], tall), self.across * panel_values(counts[1], broad)]
+            room = [panels[0] * panel_values(counts[0], width), panels[1] * panel_values(counts[1], broad)]
             self.values, self.spare = max(self.values, sum(room)), max(self.spare, *room)
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
@@ -218,9 +247,12 @@ class _Gradient:
             if apart:
                 with np.errstate(invalid="ignore", over="ignore"):
                     add(np.moveaxis(totals, 2, 0), np.moveaxis(chains, 2, 0))
-        # (part, group, tap, line, column)
-        found = totals.transpose(2, 0, 1, 4, 3, 5).reshape(self.parts, *shape[:2], self.down, -1)
-        found = found[:, :, :, : self.lines, : self.columns]
+        if self.lanes:  # (part, group, tap, line, column)
+            found = totals.transpose(2, 0, 5, 1, 4, 3).reshape(self.parts, -1, shape[1], self.down, self.across)
+            found = found[:, : self.lanes, :, : self.lines]
+        else:
+            found = totals.transpose(2, 0, 1, 4, 3, 5).reshape(self.parts, *shape[:2], self.down, -1)
+            found = found[:, :, :, : self.lines, : self.columns]
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 
@@ -289,7 +321,7 @@ def _leaves(terms: int) -> list[tuple[int, int]]:
 class _Pixels:
     """The loops' view of dst of one image, all groups, some of each one's channels at a time."""
 
-    def __init__(self, problem: ConvProblem, kind: int, parts: int, result: int) -> None:
+    def __init__(self, problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> None:
         dims, geometry = problem.dims, _Geometry(problem)
         channels, out, size = dims.src_channels, dims.dst_channels, _size(kind)
         broad, taps = SHAPES[EXACT if parts == PARTS else TALL][1] * LANES, len(geometry.taps)
@@ -307,7 +339,9 @@ class _Pixels:
         src = geometry.side(
             problem, kind, wide=dims.gathers, some=(0, channels), width=broad if lanes else width, lanes=lanes
         )
-        self.jobs, self.weights_box = [], np.array([0, 0, 0, out if lanes else 1, taps, channels])
+        turned = tap < of  # weights are read in the order of memory
+        inner = (channels, taps) if turned else (taps, channels)
+        self.jobs, self.weights_box = [], np.array([0, 0, 0, out if lanes else 1, *inner])
         self.weights_values = self.bias_values = self.spare = 0
         for first in range(0, out, out if lanes else most):
             some = out if lanes else min(most, out - first)
@@ -316,9 +350,9 @@ class _Pixels:
                 kind=kind,
                 start=size * to * first,
                 nbytes=size * prod(problem.weights_shape),
-                strides=[size * to, size * tap, size * of],
+                strides=[size * to, *((size * of, size * tap) if turned else (size * tap, size * of))],
                 width=broad,
-                **_lanes(size * to, size * group, 1 if lanes else some, broad, lanes),
+                **_lanes(size * to, size * group, 1 if lanes else some, broad, lanes, turned=turned),
             )
             across = some if lanes else ceil(some / broad)
             bias = values_of(
@@ -344,7 +378,7 @@ class _Pixels:
                 terms=channels,
                 across=across,
                 strides=geometry.strides,
-                steps=[stored * spatial * problem.dst_channels,
+                steps=[images * stored * spatial * problem.dst_channels,
                        *((broad * inside, stored * channel, inside) if lanes
                          else (inside, stored * broad * channel, stored * channel)),
                        *(stored * position * step for step in geometry.steps[1 if dims.gathers else 0])],
@@ -355,7 +389,11 @@ class _Pixels:
             sides = [np.array([each], Operand.dtype) for each in (weights, bias)]
             self.jobs.append((job, sides, stored * channel * first, self.groups * across * panel_values(1, broad)))
             self.bias_values = max(self.bias_values, self.jobs[-1][-1])
-            panels = panel_values(across * taps * channels, broad) if lanes else across * panel_values(taps * channels, broad)
+            panels = (
+                panel_values(across * taps * channels, broad)
+                if lanes
+                else across * panel_values(taps * channels, broad)
+            )
             self.weights_values = max(self.weights_values, self.groups * panels)
             self.spare = max(self.spare, panels)
         src_sizes, dst_sizes = (geometry.wide, geometry.narrow) if dims.gathers else (geometry.narrow, geometry.wide)
@@ -368,29 +406,35 @@ class _Pixels:
         for low, counts in _cut(dst_sizes, max(TERMS, _BOX_BYTES // each)):
             source = (geometry.reached if dims.gathers else geometry.reaching)(low, counts)
             self.boxes.append(np.array([source, [*low, *counts]], np.int64))
-            values = channels * panel_values(prod(source[3:]), broad) if lanes else panel_values(prod(source[3:]), width)
+            values = (
+                channels * panel_values(prod(source[3:]), broad) if lanes else panel_values(prod(source[3:]), width)
+            )
             self.values, self.spare = max(self.values, values), max(self.spare, values)
             self.sums = max(self.sums, across * parts * broad * (prod(counts) + 1))
             self.spare = max(self.spare, broad * prod(counts))
-        self.shape = parts, *problem.output_shape[1:]
+        self.shape, self.image_bytes = problem.output_shape[1:], _size(result) * prod(problem.output_shape[1:])
 
-    def run(self, stored: Stored, image: int, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
-        result = np.empty(self.shape) if output is None else output
-        src, weights = stored(0, image), stored(1, image)
+    def run(
+        self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop
+    ) -> Storage | None:
+        result = np.empty((self.parts, len(images), *self.shape)) if output is None else output
+        weights = stored(1, 0)
         sizes = self.weights_values, self.bias_values, self.values, self.sums
         room = arena("panels", 2 * sum(sizes) + self.spare)
         weights_room, bias_room, panels, sums, spare = (address(room) + 8 * sum(sizes[:place]) for place in range(5))
         for job, (side, bias), at, count in self.jobs:
             pack_side(side, self.groups, address(weights), self.weights_box, weights_room, spare)
             if biased:
-                pack_side(bias, self.groups, address(stored(2, image)), _ONE, bias_room, spare)
+                pack_side(bias, self.groups, address(stored(2, 0)), _ONE, bias_room, spare)
             else:
                 room[2 * sizes[0] :][: 2 * count].fill(0)
-            call = np.array([address(src), weights_room, panels, spare, sums, bias_room, address(result) + at])
-            for boxes in self.boxes:
-                if stop():
-                    return None
-                sum_pixels(job, self.taps, boxes, call)
+            for place, image in enumerate(images):
+                src, to = stored(0, image), address(result) + at + place * self.image_bytes
+                call = np.array([address(src), weights_room, panels, spare, sums, bias_room, to])
+                for boxes in self.boxes:
+                    if stop():
+                        return None
+                    sum_pixels(job, self.taps, boxes, call)
         return result
 
 
@@ -405,24 +449,24 @@ def _pairs(problem: ConvProblem, part: Part, kind: int) -> _Pairs:
 
 
 @cached
-def _pixels(problem: ConvProblem, kind: int, parts: int, result: int) -> _Pixels:
-    return _Pixels(problem, kind, parts, result)
+def _pixels(problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> _Pixels:
+    return _Pixels(problem, images, kind, parts, result)
 
 
-def gradient_sums(
-    problem: ConvProblem, part: Part, kind: int, stored: Stored, stop: Stop, parts: int
-) -> Array | None:
+def gradient_sums(problem: ConvProblem, part: Part, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return a part of weight gradients as (parts, groups, taps, wide, narrow channels); None when `stop` said so."""
     if parts == 1 and prod(high - low for low, high in (part.wide, part.narrow)) <= FEW:
         return _pairs(problem, part, kind).run(stored, problem.n, stop)
     return _gradient(problem, part, kind, parts).run(stored, problem.n, stop)
 
 
-def pixel_sums(problem: ConvProblem, image: int, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
-    """Return dst of an image, without a bias, as (parts, its shape); None when `stop` said so."""
-    return _pixels(problem, kind, parts, F64).run(stored, image, None, False, stop)
+def pixel_sums(problem: ConvProblem, images: range, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
+    """Return dst of some images, without a bias, as (parts, images, ..); None when `stop` said so."""
+    return _pixels(problem, len(images), kind, parts, F64).run(stored, images, None, False, stop)
 
 
-def write_pixels(problem: ConvProblem, image: int, kind: int, stored: Stored, output: Storage, stop: Stop) -> bool:
-    """Write dst of an image, rounded, whose inputs are not f64; False when `stop` said so."""
-    return _pixels(problem, kind, 1, kind).run(stored, image, output, problem.bias, stop) is not None
+def write_pixels(
+    problem: ConvProblem, images: range, kind: int, stored: Stored, output: Storage, stop: Stop
+) -> bool:
+    """Write dst of some images, rounded, whose inputs are not f64; False when `stop` said so."""
+    return _pixels(problem, len(images), kind, 1, kind).run(stored, images, output, problem.bias, stop) is not None

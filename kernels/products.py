@@ -52,7 +52,7 @@ class Operand(Record):
 
     Of a group so many `channels` are packed, `width` side by side: a panel begins `panel` bytes after the one before.
     Where lanes are groups they count as channels, and as groups so many of them; each of the `panels` has other
-    channels.
+    channels. With `turned` the last two axes change places as they are packed.
     """
 
     kind: int
@@ -66,6 +66,7 @@ class Operand(Record):
     panel: int
     panels: int
     lanewise: bool
+    turned: bool
 
 
 class Gradient(Record):
@@ -136,9 +137,11 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
                 for d in range(box[3]):
                     for h in range(box[4]):
                         line = source + p * side.panel + c * side.channel + d * side.strides[0] + h * side.strides[1]
+                        to_line = place + 8 * side.width * (h if side.turned else h * box[5])
+                        step = 8 * side.width * (box[4] if side.turned else 1)
                         for w in range(box[5]):
-                            move(line + w * side.strides[2], place)
-                            place += 8 * side.width
+                            move(line + w * side.strides[2], to_line + w * step)
+                    place += 8 * side.width * box[4] * box[5]
         return
     panels, sizes = np.empty(count, _PANEL), np.ones(4, np.int64)
     steps, strides = np.zeros(4, np.int64), np.zeros(4, np.int64)
@@ -152,7 +155,16 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
         panel.lanes, panel.valid = side.width, min(side.width, side.channels - first)
         panel.source, panel.address, panel.unit = place * side.panel, spare + 4 * place * values, 1
     pack_panels(side.kind, panels, sizes, steps, source, strides, side.channel, base + side.nbytes)
-    widen_run(to, spare, count * values)
+    if not side.turned:
+        widen_run(to, spare, count * values)
+        return
+    for p in range(count):
+        for d in range(box[3]):
+            first = p * values + d * box[4] * box[5] * side.width
+            for h in range(box[4]):
+                for w in range(box[5]):
+                    place = to + 8 * (first + (w * box[4] + h) * side.width)
+                    widen_run(place, spare + 4 * (first + (h * box[5] + w) * side.width), side.width)
 
 
 @jit
@@ -174,18 +186,18 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
     whole image: then chains go on, otherwise they are added to the totals, by (group, tap, part, column panel, line).
     """
     job = jobs[0]
-    rows, columns, tall, broad = job.lines, job.columns, job.tall, job.columns.width
-    down, across = (rows.channels + tall - 1) // tall, (columns.channels + broad - 1) // broad
+    rows, columns, tall, broad, lanewise = job.lines, job.columns, job.tall, job.columns.width, job.columns.lanewise
+    down, across = ((rows.panels + tall - 1) // tall if lanewise else rows.panels), columns.panels
     size = 8 * down * tall * across * broad
-    row_values = _span(boxes[0, 3] * boxes[0, 4] * boxes[0, 5], tall)
+    row_values = _span(boxes[0, 3] * boxes[0, 4] * boxes[0, 5], rows.width)
     column_values = _span(boxes[1, 3] * boxes[1, 4] * boxes[1, 5], broad)
-    row_panels, column_panels = call[2], call[2] + 8 * down * row_values
+    row_panels, column_panels = call[2], call[2] + 8 * rows.panels * row_values
     wide, narrow = (boxes[0], boxes[1]) if job.lines_wide else (boxes[1], boxes[0])
     lines, runs, tiles = np.empty(tall, _LINE), np.empty(TERMS, _RUN), np.empty(1, _TILE)
     begin, end = np.zeros(3, np.int64), np.zeros(3, np.int64)
     tile = tiles[0]
     tile.part = size
-    tile.row_step, tile.column_step = 8 * tall, 8 * broad
+    tile.row_step, tile.column_step = 8 * rows.width, 8 * broad
     if job.lines_wide:
         tile.row_step *= job.strides[2]
     else:
@@ -217,7 +229,7 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
                 other = (begin[0] + line // high - narrow[0]) * narrow[4] + begin[1] + line % high - narrow[1]
                 other = other * narrow[5] + x - narrow[2]
                 run = runs[count]
-                run.row = 8 * tall * (place if job.lines_wide else other)
+                run.row = 8 * rows.width * (place if job.lines_wide else other)
                 run.column = 8 * broad * (other if job.lines_wide else place)
                 run.steps = steps
                 count += 1
@@ -233,6 +245,8 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
                             for m in range(tall):
                                 each = lines[m]
                                 each.row = row_panels + 8 * (r * row_values + m)
+                                if lanewise:
+                                    each.row = row_panels + 8 * row_values * min(r * tall + m, rows.panels - 1)
                                 each.sums = chains + 8 * broad * ((c * down + r) * tall + m)
                             tile.lines, tile.runs = lines.ctypes.data, runs.ctypes.data
                             call_batch(job.tile, tiles.ctypes.data)
@@ -327,7 +341,9 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
                         else:
                             for lane in range(valid):
                                 for w in range(target[5]):
-                                    move(line_sums + 8 * (w * broad + lane), to + w * job.steps[6] + lane * job.steps[3])
+                                    move(
+                                        line_sums + 8 * (w * broad + lane), to + w * job.steps[6] + lane * job.steps[3]
+                                    )
 
 
 @jit

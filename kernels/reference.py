@@ -33,6 +33,9 @@ Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uin
 _BLOCK = 1 << 14
 """Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
 
+_PIXELS = 1 << 9
+"""Pixels of dst that are worth packing all weights for."""
+
 _LEAST_MACS, _MOST_SUMS = 4_000_000, 1 << 21
 """Multiply-adds that are worth a unit of weight gradients, and the most sums of one, which is up to twice as many."""
 
@@ -192,25 +195,27 @@ def _blocks(groups: int, size: int) -> Iterator[slice]:
 
 
 def forward(
-    problem: ConvProblem, inputs: Sequence[Storage], image: int, stop: Stop, change: Change | None, parts: int
+    problem: ConvProblem, inputs: Sequence[Storage], images: range, stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
-    """Compute dst of a forward operation for one image as (parts, its shape) in float64, no bias added.
+    """Compute dst of a forward operation for some images as (parts, images, ..) in float64, no bias added.
 
     None when `stop` said so.
     """
-    dims = problem.dims
     if _compiled(problem, parts):
-        return pixel_sums(problem, image, *_stored(problem, inputs, change), stop, parts)
-    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, dims.groups)[0]
-    if problem.op == "BiasAdd":
-        found = np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
-    else:
-        result = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts)
+        return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
+    found = []
+    for image in images:
+        src = read(inputs[0][image : image + 1], problem.dtype, change, 0)
+        src = channels_first(src, problem, problem.dims.groups)[0]
+        if problem.op == "BiasAdd":
+            result: Array | None = np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
+        else:
+            result = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts)
         if result is None:
             return None
-        found = result
-    channels = found.reshape(parts, problem.dst_channels, *problem.dst_spatial)
-    return np.moveaxis(channels, 1, -1) if problem.data_format == "NXC" else channels
+        found.append(result.reshape(parts, problem.dst_channels, *problem.dst_spatial))
+    channels = np.stack(found, 1)
+    return np.moveaxis(channels, 2, -1) if problem.data_format == "NXC" else channels
 
 
 def _compiled(problem: ConvProblem, parts: int) -> bool:
@@ -272,12 +277,7 @@ def _units(problem: ConvProblem, workers: int) -> list[Unit]:
     if problem.computes == "diff_bias":
         return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())]
     if problem.forward:
-        shape = (1, *problem.output_shape[1:])
-        offsets = [(image, *(0,) * (len(shape) - 1)) for image in range(problem.n)] or [(0,) * len(shape)]
-        if problem.n == 0:
-            shape = problem.output_shape
-        macs = problem.macs // max(1, problem.n)
-        return [Unit(i, 0, offset, shape, macs, (i,)) for i, offset in enumerate(offsets)]
+        return _image_units(problem, workers)
     units = []
     for part in _parts(problem, workers):
         box = [range(*part.groups), range(*part.wide), range(*part.narrow)]
@@ -285,6 +285,17 @@ def _units(problem: ConvProblem, workers: int) -> list[Unit]:
         macs = problem.macs * prod(map(len, box)) // max(1, _weights(problem))
         units.append(Unit(len(units), 0, offset, shape, macs, (*part.groups, *part.wide, *part.narrow)))
     return units
+
+
+def _image_units(problem: ConvProblem, workers: int) -> list[Unit]:
+    """Cut a forward operation by images, of which those with few pixels share the packed weights."""
+    n, inside = problem.n, problem.output_shape[1:]
+    step = max(1, min(_PIXELS // max(1, prod(problem.dst_spatial)), n // (2 * workers)))
+    spans = [(low, min(n, low + step)) for low in range(0, max(1, n), step)]
+    return [
+        Unit(i, 0, (low, *(0,) * len(inside)), (high - low, *inside), problem.macs * (high - low) // max(1, n), (low, high))
+        for i, (low, high) in enumerate(spans)
+    ]
 
 
 def _weights(problem: ConvProblem) -> int:
@@ -355,7 +366,7 @@ class ReferenceKernel:
         if output.size == 0:
             return True
         if problem.forward and problem.dtype != "f64" and _compiled(problem, 1):
-            return write_pixels(problem, unit.part[0], *_stored(problem, inputs, None), box(output, unit), stop)
+            return write_pixels(problem, range(*unit.part), *_stored(problem, inputs, None), box(output, unit), stop)
         if problem.dtype == "f64":
             exact = self.exact(problem, unit, inputs, stop)
             values = None if exact is None else exact[0]
@@ -392,7 +403,7 @@ class ReferenceKernel:
         """
         given = [np.asarray(each, np.float64) for each in inputs]
         products, tensors = (replace(problem, bias=False), given[:-1]) if problem.bias else (problem, given)
-        own = [tensors[0][unit.part[0] :][:1] if problem.forward else tensors[0], *tensors[1:]]
+        own = [tensors[0][slice(*unit.part)] if problem.forward else tensors[0], *tensors[1:]]
         if problem.op == "BiasAdd":
             high = self.values(products, unit, tensors, stop)
             total = None if high is None else (high, np.zeros_like(high))
@@ -442,8 +453,7 @@ class ReferenceKernel:
             return bias_gradient(problem, inputs[0], stop, change, parts)
         assert unit.shape is not None
         if problem.forward:
-            result = forward(problem, inputs, unit.part[0], stop, change, parts)
-            return None if result is None else result[:, None]
+            return forward(problem, inputs, range(*unit.part), stop, change, parts)
         part = Part(unit.part[:2], unit.part[2:4], unit.part[4:])
         found = gradients(problem, part, inputs, stop, change, parts)
         return None if found is None else np.stack([arrange(each, problem) for each in found])

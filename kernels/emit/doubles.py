@@ -211,7 +211,10 @@ def _emit_leaf(builder: Any, place: Any) -> None:
         where, to = carried
         found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
         start = [builder.add(line.row, found.row), found.column, to]
-        return [builder.add(where, I64(ChainRun.dtype.itemsize)), simd.loop(builder, found.steps, start, term, "term")[2]]
+        return [
+            builder.add(where, I64(ChainRun.dtype.itemsize)),
+            simd.loop(builder, found.steps, start, term, "term")[2],
+        ]
 
     end = simd.loop(builder, tile.count, [tile.runs, tile.total], run, "run", rolled=True)[1]
     terms = builder.lshr(builder.sub(end, tile.total), I64(6))
