@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cache import cached
-from kernels.chains import FEW, Part, Stored, gradient_sums, pixel_sums, write_pixels
-from kernels.emit.doubles import LANES, PARTS
+from kernels.chains.geometry import FEW, Part, Stored
+from kernels.chains.gradients import gradient_sums, takes_gradient
+from kernels.chains.loops import F64
+from kernels.chains.pixels import pixel_sums, write_pixels
+from kernels.chains.units import arrange, units_of
+from kernels.emit.doubles import PARTS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
-from kernels.products import F64
 from kernels.target import target
 
 __all__ = ["REFERENCE", "narrow", "single", "widen"]
@@ -32,12 +34,6 @@ Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
 _BLOCK = 1 << 14
 """Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
-
-_PIXELS = 1 << 9
-"""Pixels of dst that are worth packing all weights for."""
-
-_LEAST_MACS, _MOST_SUMS = 4_000_000, 1 << 21
-"""Multiply-adds that are worth a unit of weight gradients, and the most sums of one, which is up to twice as many."""
 
 Change = Callable[[Array, int], Array]
 """Changes values of an input before they are summed, given which input it is; may write to its argument."""
@@ -154,7 +150,7 @@ def gradients(
     """
     dims = problem.dims
     wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    if target().compiles:
+    if target().compiles and takes_gradient(problem, part, parts):
         return gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
     places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
@@ -258,6 +254,8 @@ def bias_gradient(
     problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
     """Compute diff_bias as (parts, channels) in float64, image by image; None when `stop` said so."""
+    if parts == PARTS and target().compiles:
+        return _products_with_one(problem, diff_dst, stop, change)
     total = np.zeros((parts, problem.dst_channels))
     for image in range(problem.n):
         if stop():
@@ -272,70 +270,22 @@ def bias_gradient(
     return total
 
 
-@cached
-def _units(problem: ConvProblem, workers: int) -> list[Unit]:
-    if problem.computes == "diff_bias":
-        return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())]
-    if problem.forward:
-        return _image_units(problem, workers)
-    units = []
-    for part in _parts(problem, workers):
-        box = [range(*part.groups), range(*part.wide), range(*part.narrow)]
-        offset, shape = _place(problem, part)
-        macs = problem.macs * prod(map(len, box)) // max(1, _weights(problem))
-        units.append(Unit(len(units), 0, offset, shape, macs, (*part.groups, *part.wide, *part.narrow)))
-    return units
+def _products_with_one(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None) -> Array | None:
+    """Compute diff_bias exactly, as the weight gradient of src that is one everywhere."""
+    pixels = prod(problem.dst_spatial)
+    ones = np.ones((1, pixels))
+    layer = replace(
+        problem, op="ConvolutionBackwardWeights", src_channels=1, groups=1, src_spatial=(pixels,),
+        dst_spatial=(pixels,), kernel=(1,), strides=(1,), dilations=(1,), pads_begin=(0,),
+    )  # fmt: skip
+    part = Part((0, 1), (0, 1), (0, problem.dst_channels))
 
+    def stored(place: int, image: int) -> Storage:
+        return ones if place == 0 else given(0, image)
 
-def _image_units(problem: ConvProblem, workers: int) -> list[Unit]:
-    """Cut a forward operation by images, of which those with few pixels share the packed weights."""
-    n, inside = problem.n, problem.output_shape[1:]
-    step = max(1, min(_PIXELS // max(1, prod(problem.dst_spatial)), n // (2 * workers)))
-    spans = [(low, min(n, low + step)) for low in range(0, max(1, n), step)]
-    return [
-        Unit(i, 0, (low, *(0,) * len(inside)), (high - low, *inside), problem.macs * (high - low) // max(1, n), (low, high))
-        for i, (low, high) in enumerate(spans)
-    ]
-
-
-def _weights(problem: ConvProblem) -> int:
-    """Count pairs of channels."""
-    dims = problem.dims
-    return dims.groups * dims.wide_channels * dims.narrow_channels
-
-
-def _parts(problem: ConvProblem, workers: int) -> Iterator[Part]:
-    """Cut a weight gradient by groups, or by the more numerous channels, for some workers and their memory."""
-    dims = problem.dims
-    wide, narrow = dims.wide_channels, dims.narrow_channels
-    pieces = 1 if workers == 1 else min(2 * workers, ceil(problem.macs / _LEAST_MACS))
-    pieces = max(1, pieces, ceil(_weights(problem) * prod(dims.kernel) / _MOST_SUMS))
-    if dims.groups > 1:
-        for groups in _even(dims.groups, pieces, 1):
-            yield Part(groups, (0, wide), (0, narrow))
-    else:
-        for some in _even(max(wide, narrow), pieces, LANES):
-            yield Part((0, 1), some if wide > narrow else (0, wide), (0, narrow) if wide > narrow else some)
-
-
-def _even(count: int, pieces: int, multiple: int) -> Iterator[tuple[int, int]]:
-    """Cut a range into at most so many pieces, whose length is such a multiple."""
-    step = max(1, ceil(ceil(count / pieces) / multiple)) * multiple
-    return ((low, min(count, low + step)) for low in range(0, max(1, count), step))
-
-
-def _place(problem: ConvProblem, part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return offset and shape of a part of the weights."""
-    wide, narrow = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
-    spans = {wide: part.wide, narrow: part.narrow}
-    whole = "O" if problem.groups_axis == "I" else "I"
-    each = problem.dims.narrow_channels if whole == narrow else problem.dims.wide_channels
-    if problem.groups > 1:
-        spans[whole] = part.groups[0] * each, part.groups[1] * each
-    found = []
-    for letter in problem.weights_format:
-        found += [(0, size) for size in problem.kernel] if letter == "X" else [spans[letter]]
-    return tuple(low for low, _ in found), tuple(high - low for low, high in found)
+    kind, given = _stored(problem, [diff_dst], change)
+    found = gradient_sums(layer, part, kind, stored, stop, PARTS)
+    return None if found is None else found.reshape(PARTS, -1)
 
 
 class ReferenceKernel:
@@ -349,7 +299,7 @@ class ReferenceKernel:
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut a weight gradient by channels and a forward operation by images."""
-        return _units(problem, workers), 0
+        return units_of(problem, workers), 0
 
     def run(
         self,
@@ -454,8 +404,7 @@ class ReferenceKernel:
         assert unit.shape is not None
         if problem.forward:
             return forward(problem, inputs, range(*unit.part), stop, change, parts)
-        part = Part(unit.part[:2], unit.part[2:4], unit.part[4:])
-        found = gradients(problem, part, inputs, stop, change, parts)
+        found = gradients(problem, Part.of(unit.part), inputs, stop, change, parts)
         return None if found is None else np.stack([arrange(each, problem) for each in found])
 
     def terms(self, problem: ConvProblem) -> Array:
@@ -512,20 +461,6 @@ def _meeting_taps(dims: Dims, axis: int) -> Array:
             start = low * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis]
             counts[start : start + max(0, high - low - 1) * dims.strides[axis] + 1 : dims.strides[axis]] += high > low
     return counts
-
-
-def arrange(gradient: Array, problem: ConvProblem) -> Array:
-    """Bring (groups, taps, wide, narrow) into the order of the weights."""
-    groups, count, wide, narrow = gradient.shape
-    letters = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
-    # the axis that groups do not divide holds the channels of all groups one after another
-    axes = {"X": [1], letters[0]: [2], letters[1]: [3]}
-    axes["O" if problem.groups_axis == "I" else "I"].insert(0, 0)
-    order = [axis for letter in problem.weights_format for axis in axes[letter]]
-    sizes = {"X": problem.kernel, letters[0]: (wide,), letters[1]: (narrow,)}
-    whole = "O" if problem.groups_axis == "I" else "I"
-    sizes[whole] = (groups * sizes[whole][0],)
-    return gradient.transpose(order).reshape([size for letter in problem.weights_format for size in sizes[letter]])
 
 
 REFERENCE = ReferenceKernel()

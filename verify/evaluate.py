@@ -14,9 +14,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kernels.chains.units import arrange
 from kernels.plan import Stop, Storage, box
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, Change, arrange, channels_first, read, taps, widen
+from kernels.reference import REFERENCE, Change, channels_first, read, taps, widen
 
 __all__ = ["CHUNK", "evaluate", "gradients", "pixel_chunks"]
 

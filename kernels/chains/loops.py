@@ -30,7 +30,8 @@ from kernels.forward.output import write
 from kernels.pack.panels import F32, Panel, pack_panels
 
 __all__ = [
-    "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pairs", "sum_pixels",
+    "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pairs",
+    "sum_pixels",
 ]  # fmt: skip
 
 F64 = 3

@@ -1,0 +1,149 @@
+"""Positions and tensors of a problem, as the loops of the reference see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.chains.loops import F64, Operand
+from kernels.emit.compiler import Table, values_of
+from kernels.pack.panels import KINDS
+from kernels.problem import ConvProblem
+
+__all__ = ["BOX_BYTES", "FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]
+
+Row = tuple[Any, ...]
+Sizes = Sequence[int]
+
+Stored = Callable[[int, int], npt.NDArray[Any]]
+"""Gives image so and so of an input, as it is stored or in float64; or the weights, whatever image is asked for."""
+
+FEW = 4
+"""Sums of a group up to which each one's products are summed in pairs."""
+
+BOX_BYTES = 1 << 19
+"""What the panels of a box should take: they stay in L2."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a unit has of a problem: groups, and channels of a group in the wide and in the narrow tensor."""
+
+    groups: tuple[int, int]
+    wide: tuple[int, int]
+    narrow: tuple[int, int]
+
+    @classmethod
+    def of(cls, part: tuple[int, ...]) -> Part:
+        """Return the part of a unit of weight gradients."""
+        a, b, c, d, e, f = part
+        return cls((a, b), (c, d), (e, f))
+
+
+class Geometry:
+    """Positions of a problem: of an axis whose kernel is 1 those that are read, all such axes as one."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        dims = problem.dims
+        self.wide, self.narrow, self.strides = list(dims.wide), list(dims.narrow), list(dims.strides)
+        self.steps = [[prod(sizes[axis + 1 :]) for axis in range(3)] for sizes in (dims.wide, dims.narrow)]
+        ones = [count == 1 and pad == 0 for count, pad in zip(dims.kernel, dims.pads, strict=True)]
+        for axis in range(3):
+            reads = dims.gathers or not problem.forward  # elsewhere the others are part of the result
+            if ones[axis] and reads and (self.narrow[axis] - 1) * self.strides[axis] < self.wide[axis]:
+                self.wide[axis] = self.narrow[axis]
+                self.steps[0][axis] *= self.strides[axis]
+                self.strides[axis] = 1
+        if all(ones) and self.wide == self.narrow and self.steps[0] == self.steps[1]:
+            count = prod(self.narrow)
+            self.wide, self.narrow, self.steps = [1, 1, count], [1, 1, count], [[count, count, 1]] * 2
+        ranges = []
+        for axis in range(3):
+            rows = np.zeros((dims.kernel[axis], 3), np.int64)
+            if ones[axis]:
+                rows[:, 1] = min(self.narrow[axis], ceil(self.wide[axis] / self.strides[axis]))
+            else:
+                rows[:, :2] = dims.tap_ranges(axis)
+                rows[:, 2] = np.arange(dims.kernel[axis]) * dims.dilations[axis] - dims.pads[axis]
+            ranges.append(rows)
+        self.shifts = [(int(rows[0, 2]), int(rows[-1, 2])) for rows in ranges]
+        places = np.indices(dims.kernel).reshape(3, -1)
+        self.taps: Table = np.stack([ranges[axis][places[axis], i] for i in range(3) for axis in range(3)], 1)
+
+    def reached(self, low: Sizes, counts: Sizes) -> list[int]:
+        """Return the box of wide positions that a box of narrow ones meets."""
+        first, sizes = [], []
+        for axis, (begin, count) in enumerate(zip(low, counts, strict=True)):
+            start = max(0, begin * self.strides[axis] + self.shifts[axis][0])
+            end = min(self.wide[axis], (begin + count - 1) * self.strides[axis] + self.shifts[axis][1] + 1)
+            first.append(start)
+            sizes.append(max(0, end - start))
+        return [*first, *sizes]
+
+    def reaching(self, low: Sizes, counts: Sizes) -> list[int]:
+        """Return the box of narrow positions that meet a box of wide ones."""
+        first, sizes = [], []
+        for axis, (begin, count) in enumerate(zip(low, counts, strict=True)):
+            start = max(0, -((self.shifts[axis][1] - begin) // self.strides[axis]))
+            end = min(self.narrow[axis], (begin + count - 1 - self.shifts[axis][0]) // self.strides[axis] + 1)
+            first.append(start)
+            sizes.append(max(0, end - start))
+        return [*first, *sizes]
+
+    def side(
+        self, problem: ConvProblem, kind: int, *, wide: bool, some: tuple[int, int], width: int, group: int = 0,
+        lanes: int = 0,
+    ) -> Row:  # fmt: skip
+        """Return one of both tensors: some channels of each group, from one on, or so many groups as `lanes`."""
+        dims, size = problem.dims, size_of(kind)
+        inside, sizes = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
+        whole, (first, end) = inside * dims.groups, some
+        channel, position = (prod(sizes), 1) if problem.data_format == "NCX" else (1, whole)
+        values = {
+            "kind": kind,
+            "start": size * channel * (group * inside + first),
+            "nbytes": size * whole * prod(sizes),
+            "strides": [size * position * step for step in self.steps[0 if wide else 1]],
+            "width": width,
+        }
+        return values_of(
+            Operand, **values, **lanes_of(size * channel, size * channel * inside, end - first, width, lanes)
+        )
+
+
+def lanes_of(
+    channel: int, group: int, channels: int, width: int, groups: int, *, turned: bool = False
+) -> dict[str, Any]:
+    """Say which channels are adjacent, given the bytes to the next channel and group: those of a group, or groups."""
+    if groups:
+        names = {"group": width * group, "channel": group, "channels": groups, "panel": channel, "panels": channels}
+    else:
+        panels = ceil(channels / width)
+        names = {"group": group, "channel": channel, "channels": channels, "panel": width * channel, "panels": panels}
+    return {**names, "lanewise": groups > 0, "turned": turned}
+
+
+def size_of(kind: int) -> int:
+    """Return the bytes of a value."""
+    return 8 if kind == F64 else 4 if kind == KINDS["f32"] else 2
+
+
+def cut(sizes: Sizes, most: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Cut a box into boxes of at most so many positions or one, whose positions follow each other in order."""
+    axis = next(axis for axis in range(3) if axis == 2 or prod(sizes[axis + 1 :]) <= most)
+    step = max(1, most // max(1, prod(sizes[axis + 1 :])))
+    step = ceil(sizes[axis] / max(1, ceil(sizes[axis] / step)))  # as equal as they can be
+    for place in np.ndindex(*sizes[:axis], ceil(sizes[axis] / max(1, step))):
+        low = [*place[:axis], place[axis] * step, *[0] * (2 - axis)]
+        counts = [*[1] * axis, min(step, sizes[axis] - place[axis] * step), *sizes[axis + 1 :]]
+        yield low, counts
+
+
+def up(count: int, step: int) -> int:
+    """Round up to a multiple of a step."""
+    return ceil(count / step) * step

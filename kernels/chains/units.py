@@ -1,0 +1,107 @@
+"""How the reference cuts a problem into units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.cache import cached
+from kernels.chains.geometry import Part
+from kernels.emit.doubles import LANES
+from kernels.plan import Unit
+from kernels.problem import ConvProblem
+
+__all__ = ["arrange", "units_of"]
+
+Array = npt.NDArray[np.float64]
+
+_PIXELS = 1 << 9
+"""Pixels of dst that are worth packing all weights for."""
+
+_LEAST_MACS, _MOST_SUMS = 4_000_000, 1 << 21
+"""Multiply-adds that are worth a unit of weight gradients, and the most sums of one, which is up to twice as many."""
+
+
+@cached
+def units_of(problem: ConvProblem, workers: int) -> list[Unit]:
+    """Cut a weight gradient by channels and a forward operation by images."""
+    if problem.computes == "diff_bias":
+        return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())]
+    if problem.forward:
+        return _image_units(problem, workers)
+    units: list[Unit] = []
+    for part in _parts(problem, workers):
+        box = [range(*part.groups), range(*part.wide), range(*part.narrow)]
+        offset, shape = _place(problem, part)
+        macs = problem.macs * prod(map(len, box)) // max(1, _weights(problem))
+        units.append(Unit(len(units), 0, offset, shape, macs, (*part.groups, *part.wide, *part.narrow)))
+    return units
+
+
+def _image_units(problem: ConvProblem, workers: int) -> list[Unit]:
+    """Cut a forward operation by images, of which those with few pixels share the packed weights."""
+    n, inside = problem.n, problem.output_shape[1:]
+    step = max(1, min(_PIXELS // max(1, prod(problem.dst_spatial)), n // (2 * workers)))
+    units: list[Unit] = []
+    for low in range(0, max(1, n), step):
+        offset, shape = (low, *(0,) * len(inside)), (min(step, n - low), *inside)
+        macs = problem.macs * shape[0] // max(1, n)
+        units.append(Unit(len(units), 0, offset, shape, macs, (low, low + shape[0])))
+    return units
+
+
+def _weights(problem: ConvProblem) -> int:
+    """Count pairs of channels."""
+    dims = problem.dims
+    return dims.groups * dims.wide_channels * dims.narrow_channels
+
+
+def _parts(problem: ConvProblem, workers: int) -> Iterator[Part]:
+    """Cut a weight gradient by groups, or by the more numerous channels, for some workers and their memory."""
+    dims = problem.dims
+    wide, narrow = dims.wide_channels, dims.narrow_channels
+    pieces = 1 if workers == 1 else min(2 * workers, ceil(problem.macs / _LEAST_MACS))
+    pieces = max(1, pieces, ceil(_weights(problem) * prod(dims.kernel) / _MOST_SUMS))
+    if dims.groups > 1:
+        for groups in _even(dims.groups, pieces, 1):
+            yield Part(groups, (0, wide), (0, narrow))
+    else:
+        for some in _even(max(wide, narrow), pieces, LANES):
+            yield Part((0, 1), some if wide > narrow else (0, wide), (0, narrow) if wide > narrow else some)
+
+
+def _even(count: int, pieces: int, multiple: int) -> Iterator[tuple[int, int]]:
+    """Cut a range into at most so many pieces, whose length is such a multiple."""
+    step = max(1, ceil(ceil(count / pieces) / multiple)) * multiple
+    return ((low, min(count, low + step)) for low in range(0, max(1, count), step))
+
+
+def _place(problem: ConvProblem, part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return offset and shape of a part of the weights."""
+    wide, narrow = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
+    spans = {wide: part.wide, narrow: part.narrow}
+    whole = "O" if problem.groups_axis == "I" else "I"
+    each = problem.dims.narrow_channels if whole == narrow else problem.dims.wide_channels
+    if problem.groups > 1:
+        spans[whole] = part.groups[0] * each, part.groups[1] * each
+    found = []
+    for letter in problem.weights_format:
+        found += [(0, size) for size in problem.kernel] if letter == "X" else [spans[letter]]
+    return tuple(low for low, _ in found), tuple(high - low for low, high in found)
+
+
+def arrange(gradient: Array, problem: ConvProblem) -> Array:
+    """Bring (groups, taps, wide, narrow) into the order of the weights."""
+    groups, _, wide, narrow = gradient.shape
+    letters = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
+    # the axis that groups do not divide holds the channels of all groups one after another
+    axes = {"X": [1], letters[0]: [2], letters[1]: [3]}
+    axes["O" if problem.groups_axis == "I" else "I"].insert(0, 0)
+    order = [axis for letter in problem.weights_format for axis in axes[letter]]
+    sizes = {"X": problem.kernel, letters[0]: (wide,), letters[1]: (narrow,)}
+    whole = "O" if problem.groups_axis == "I" else "I"
+    sizes[whole] = (groups * sizes[whole][0],)
+    return gradient.transpose(order).reshape([size for letter in problem.weights_format for size in sizes[letter]])
