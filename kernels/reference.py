@@ -144,14 +144,12 @@ def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], 
 def gradients(
     problem: ConvProblem, part: Part, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
-    """Compute a part of diff_weights as (parts, groups, taps, wide channels, narrow channels) in float64.
+    """Compute a part of diff_weights as (parts, groups, taps, wide channels, narrow channels) with NumPy.
 
     None when `stop` said so before one of the images, or of their kernel positions.
     """
     dims = problem.dims
     wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    if target().compiles and takes_gradient(problem, part, parts):
-        return gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
     places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
     for image in range(dims.n):
@@ -179,7 +177,8 @@ def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | No
 
     def stored(place: int, image: int) -> Storage:
         found = inputs[place][image : image + 1] if place == 0 or not problem.forward else inputs[place]
-        return found if change is None else read(found, problem.dtype, change, place)
+        found = found if change is None else read(found, problem.dtype, change, place)
+        return found if found.flags.c_contiguous else found.copy()
 
     return F64 if change is not None or problem.dtype == "f64" else KINDS[problem.dtype], stored
 
@@ -193,12 +192,10 @@ def _blocks(groups: int, size: int) -> Iterator[slice]:
 def forward(
     problem: ConvProblem, inputs: Sequence[Storage], images: range, stop: Stop, change: Change | None, parts: int
 ) -> Array | None:
-    """Compute dst of a forward operation for some images as (parts, images, ..) in float64, no bias added.
+    """Compute dst of a forward operation for some images as (parts, images, ..) with NumPy, no bias added.
 
-    None when `stop` said so.
+    None when `stop` said so before a kernel position.
     """
-    if _compiled(problem, parts):
-        return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
     found = []
     for image in images:
         src = read(inputs[0][image : image + 1], problem.dtype, change, 0)
@@ -403,8 +400,15 @@ class ReferenceKernel:
             return bias_gradient(problem, inputs[0], stop, change, parts)
         assert unit.shape is not None
         if problem.forward:
-            return forward(problem, inputs, range(*unit.part), stop, change, parts)
-        found = gradients(problem, Part.of(unit.part), inputs, stop, change, parts)
+            images = range(*unit.part)
+            if _compiled(problem, parts):
+                return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
+            return forward(problem, inputs, images, stop, change, parts)
+        part = Part.of(unit.part)
+        if target().compiles and takes_gradient(problem, part, parts):
+            found = gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
+        else:
+            found = gradients(problem, part, inputs, stop, change, parts)
         return None if found is None else np.stack([arrange(each, problem) for each in found])
 
     def terms(self, problem: ConvProblem) -> Array:

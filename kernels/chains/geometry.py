@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.loops import F64, Operand
+from kernels.chains.loops import F64, TERMS, Operand
 from kernels.emit.compiler import Table, values_of
 from kernels.pack.panels import KINDS
 from kernels.problem import ConvProblem
 
-__all__ = ["BOX_BYTES", "FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]
+__all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]
 
 Row = tuple[Any, ...]
 Sizes = Sequence[int]
@@ -26,8 +26,11 @@ Stored = Callable[[int, int], npt.NDArray[Any]]
 FEW = 4
 """Sums of a group up to which each one's products are summed in pairs."""
 
-BOX_BYTES = 1 << 19
+_BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""
+
+_LEAST_POSITIONS, _CALL_MACS = 1 << 6, 1 << 28
+"""Positions of a box, or its most multiply-adds: some milliseconds, after which a unit asks whether it should stop."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,9 @@ def size_of(kind: int) -> int:
     return 8 if kind == F64 else 4 if kind == KINDS["f32"] else 2
 
 
-def cut(sizes: Sizes, most: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Cut a box into boxes of at most so many positions or one, whose positions follow each other in order."""
+def cut(sizes: Sizes, position_bytes: int, position_macs: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Cut a box into boxes that a cache and a call should hold, whose positions follow each other in order."""
+    most = max(_LEAST_POSITIONS, min(max(TERMS, _BOX_BYTES // position_bytes), _CALL_MACS // max(1, position_macs)))
     axis = next(axis for axis in range(3) if axis == 2 or prod(sizes[axis + 1 :]) <= most)
     step = max(1, most // max(1, prod(sizes[axis + 1 :])))
     step = ceil(sizes[axis] / max(1, ceil(sizes[axis] / step)))  # as equal as they can be

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.geometry import BOX_BYTES, FEW, Geometry, Part, Stored, cut, up
-from kernels.chains.loops import F64, TERMS, Gradient, panel_values, sum_gradients, sum_pairs
+from kernels.chains.geometry import FEW, Geometry, Part, Stored, cut, up
+from kernels.chains.loops import F64, Gradient, panel_values, sum_gradients, sum_pairs
 from kernels.emit.compiler import row_of
 from kernels.emit.doubles import (
     BROAD,
@@ -90,7 +90,7 @@ class _Gradient:
         density = prod(ceil(a / max(1, b)) for a, b in zip(geometry.wide, geometry.narrow, strict=True))
         each = 8 * sum(both[0 if is_wide == self.lines_wide else 1] * (density if is_wide else 1) for is_wide in sides)
         self.boxes, self.values, self.spare = [], 0, 0
-        for low, counts in cut(geometry.narrow, max(TERMS, BOX_BYTES // each)):
+        for low, counts in cut(geometry.narrow, each, many * wide * narrow * len(self.taps)):
             reached = geometry.reached(low, counts)
             if prod(reached[3:]) == 0:
                 continue

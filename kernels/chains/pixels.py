@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena
 from kernels.cache import cached
-from kernels.chains.geometry import BOX_BYTES, Geometry, Stored, cut, lanes_of, size_of, up
-from kernels.chains.loops import F64, TERMS, Operand, Pixels, pack_side, panel_values, sum_pixels
+from kernels.chains.geometry import Geometry, Stored, cut, lanes_of, size_of, up
+from kernels.chains.loops import F64, Operand, Pixels, pack_side, panel_values, sum_pixels
 from kernels.emit.compiler import row_of, values_of
 from kernels.emit.doubles import EXACT, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
 from kernels.plan import Stop, Storage
@@ -111,7 +111,7 @@ class _Pixels:
         density = max(1.0, prod(src_sizes) / max(1, prod(dst_sizes)))
         each = int(8 * (width * density + across * parts * broad))
         self.boxes, self.values, self.sums = [], 0, 0
-        for low, counts in cut(dst_sizes, max(TERMS, BOX_BYTES // each)):
+        for low, counts in cut(dst_sizes, each, dims.groups * min(most, out) * channels * taps):
             source = (geometry.reached if dims.gathers else geometry.reaching)(low, counts)
             self.boxes.append(np.array([source, [*low, *counts]], np.int64))
             values = (

@@ -7,19 +7,22 @@ from dataclasses import replace
 from fractions import Fraction
 from hashlib import sha256
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from kernels import ConvProblem, plan
+from kernels.chains.geometry import Part
+from kernels.chains.units import arrange
 from kernels.expansion import add_product, pair
 from kernels.plan import box
-from kernels.reference import REFERENCE, add_products
+from kernels.reference import REFERENCE, forward, gradients, narrow
 from kernels.registry import compute
-from tests.kernels.harness import stored
+from tests.kernels.harness import problem_of, stored
 from tests.naive import DTYPES, round_to
+from tests.problems import random_case
 
 pytestmark = pytest.mark.path
 
@@ -109,17 +112,28 @@ def test_recorded_bits(name: str, dtype: str) -> None:
     assert _digest(problem) == RECORDED[name][list(DTYPES).index(dtype)]
 
 
-def _sums(rows: Array, columns: Array, parts: int) -> Array:
-    found = np.zeros((parts, *rows.shape[:2], columns.shape[1]))
-    add_products(found, rows, columns)
-    return found
+def _sums(rows: Array, columns: Array, parts: int, data_format: Literal["NCX", "NXC"] = "NCX") -> Array:
+    """Return products of (groups, rows, terms) and (groups, columns, terms), as a weight gradient of one tap."""
+    groups, terms = rows.shape[0], (rows.shape[2],)
+    problem = replace(
+        LAYER, dtype="f64", n=1, src_channels=groups * rows.shape[1], dst_channels=groups * columns.shape[1],
+        groups=groups, src_spatial=terms, dst_spatial=terms, kernel=(1,), strides=(1,), dilations=(1,),
+        pads_begin=(0,), data_format=data_format, weights_format="OIX",
+    )  # fmt: skip
+    inputs = [each.reshape(1, -1, *terms) for each in (rows, columns)]
+    if data_format == "NXC":
+        inputs = [np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in inputs]
+    (unit,) = plan(problem, reference=True).units
+    found = REFERENCE._sums(problem, unit, inputs, lambda: False, None, parts)
+    assert found is not None
+    return found.reshape(parts, groups, columns.shape[1], rows.shape[1]).swapaxes(2, 3)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("terms", [2, 255, 256, 257, 600])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (6, 16), (7, 17), (13, 40)])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (6, 16), (7, 17), (13, 40), (40, 13)])
 def test_each_sum_is_one_chain(rows: int, columns: int, terms: int, parts: int) -> None:
-    """Terms are added one after another, whatever the strides of the factors, and nothing else is written."""
+    """Terms are added one after another, whatever the layout of the factors."""
     rng = np.random.default_rng(terms)
     a, b = (rng.standard_normal((2, count, terms)) for count in (rows, columns))
     if parts == 1:  # products are exact
@@ -127,10 +141,56 @@ def test_each_sum_is_one_chain(rows: int, columns: int, terms: int, parts: int) 
     chain = np.zeros((parts, 2, rows, columns))
     for term in range(terms):
         add_product(chain, a[:, :, term, None], b[:, None, :, term])
-    x, y = (np.ascontiguousarray(each.transpose(0, 2, 1)).transpose(0, 2, 1) for each in (a, b))
-    backwards = _sums(a[:, ::-1], b, parts)[:, :, ::-1]
-    for found in (_sums(a, b, parts), _sums(x, y, parts), backwards):
+    for found in (_sums(a, b, parts), _sums(a, b, parts, "NXC"), _sums(a[:, ::-1], b, parts)[:, :, ::-1]):
         assert found.tobytes() == chain.tobytes()
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_numpy_alone_gives_the_same_bits(block: int) -> None:
+    """Compiled code and NumPy form the same sums, of every operation and dtype, also where some are not finite."""
+    rng = np.random.default_rng([29, block])
+    for number in range(60):
+        case = random_case(rng, macs=40_000)
+        problem = replace(problem_of(case), dtype=list(DTYPES)[number % 4])  # type: ignore[arg-type] # one
+        inputs = _inputs(problem)
+        if number % 5 == 0 and inputs[0].size:
+            inputs[0].reshape(-1)[-1:] = narrow(np.array([np.inf]), problem.dtype)
+        _assert_numpy_agrees(problem, inputs)
+
+
+@pytest.mark.parametrize("name", ["many pixels", "a long line", "many groups", "deep", "few pixels"])
+def test_numpy_alone_gives_the_same_bits_in_larger_layers(name: str) -> None:
+    """So it is where images, channels and images of a unit are cut."""
+    base = replace(LAYER, n=1, groups=1, strides=(1, 1), dst_spatial=LAYER.src_spatial)
+    sizes: dict[str, dict[str, Any]] = {
+        "many pixels": {"src_channels": 20, "dst_channels": 33, "src_spatial": (70, 60), "dst_spatial": (70, 60)},
+        "a long line": {"groups": 2, "src_channels": 2, "dst_channels": 2, "src_spatial": (3, 9001),
+                        "dst_spatial": (3, 9001)},
+        "many groups": {"groups": 37, "src_channels": 74, "dst_channels": 111},
+        "deep": {"src_channels": 600, "dst_channels": 70, "src_spatial": (5, 5), "dst_spatial": (5, 5)},
+        "few pixels": {"n": 9, "src_channels": 9, "dst_channels": 5, "src_spatial": (4, 3), "dst_spatial": (4, 3)},
+    }  # fmt: skip
+    for op, data_format in product(("ConvolutionBackwardWeights", "Convolution"), ("NCX", "NXC")):
+        problem = replace(base, op=op, data_format=data_format, **sizes[name])  # type: ignore[arg-type] # both literal
+        _assert_numpy_agrees(problem, _inputs(problem))
+
+
+def _assert_numpy_agrees(problem: ConvProblem, inputs: list[Any]) -> None:
+    parts = 3 if problem.dtype == "f64" else 1
+    for unit in plan(problem, reference=True, workers=3).units:
+        if problem.computes == "diff_bias" or not unit.macs:
+            continue
+        given = inputs, lambda: False, None, parts
+        found = REFERENCE._sums(problem, unit, *given)
+        assert found is not None
+        if problem.forward:
+            expected = forward(problem, inputs, range(*unit.part), *given[1:])
+            assert expected is not None
+        else:
+            sums = gradients(problem, Part.of(unit.part), *given)
+            assert sums is not None
+            expected = np.stack([arrange(each, problem) for each in sums])
+        np.testing.assert_array_equal(found, expected, err_msg=str(problem))
 
 
 def _exact(rows: Array, columns: Array) -> tuple[Fraction, Fraction]:
