@@ -45,7 +45,7 @@ _AT_ONCE = {"taps": 1 << 9, "phases": 1 << 8, "channels": 1 << 13, "positions": 
 """Planning takes a few milliseconds at most below these limits."""
 
 _REFERENCE_UNITS = 1 << 14
-"""Most units of the reference kernel: one per filter tap or, for ConvTranspose, per image."""
+"""Most images of a forward operation, or filter taps of a gradient, that the reference kernel takes."""
 
 _TAP_MACS = 1 << 18
 """Overhead of a verification for one tap of one image, in multiply-adds that take as long: 26 to 40 µs, where NumPy
