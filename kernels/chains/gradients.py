@@ -18,6 +18,7 @@ from kernels.emit.doubles import (
     LANES,
     LANEWISE,
     LEAF,
+    LEAF_F32,
     LEAF_LANES,
     LEAF_TERMS,
     PARTS,
@@ -145,7 +146,7 @@ class _Pairs:
             lines_wide=True,
             groups=self.groups,
             strides=geometry.strides,
-            tile=tile_address(LEAF),
+            tile=tile_address(LEAF if kind == F64 else LEAF_F32),
             tall=1,
             parts=1,
         )
@@ -162,19 +163,19 @@ class _Pairs:
         self.boxes = np.array([[0, 0, 0, *geometry.wide], [0, 0, 0, *geometry.narrow]], np.int64)
         values = [panel_values(prod(sizes), LEAF_LANES) for sizes in (geometry.wide, geometry.narrow)]
         rooms = [count * each for count, each in zip(self.parts, values, strict=True)]
-        self.values, self.spare = sum(rooms), max(rooms)
+        self.values = sum(rooms)
         self.places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros((self.groups, len(self.taps), *self.parts, LEAF_LANES))
         waiting = LEAF_LANES * (LEAF_TERMS + 64)
-        room = arena_address("panels", 2 * (self.values + waiting) + self.spare)
+        room = arena_address("panels", 2 * (self.values + waiting))
         leaf = room + 8 * self.values
         for image in range(n):
             if stop():
                 return None
             sides = [stored(place, image) for place in self.places]
-            call = np.array([*map(address, sides), room, leaf + 8 * waiting, leaf, address(totals)])
+            call = np.array([*map(address, sides), room, room, leaf, address(totals)])
             sum_pairs(self.job, self.taps, self.leaves, self.boxes, call)
         found = np.moveaxis(totals, -1, 1).reshape(-1, *totals.shape[1:-1])
         return found[None, : self.lanes]

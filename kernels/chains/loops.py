@@ -91,7 +91,7 @@ class Pixels(Record):
 
     A sum has so many `terms` for each kernel position. A line has so many (`across`) tiles. The result is stored as
     `kind`; `steps` are its bytes from part to part, from group to group, from tile to tile, from lane to lane and along
-    the axes.
+    the axes. With `by_lines` sums of all kernel positions stay in registers.
     """
 
     src: Operand
@@ -108,6 +108,7 @@ class Pixels(Record):
     tile: int
     tall: int
     parts: int
+    by_lines: bool
 
 
 def panel_values(positions: int, width: int) -> int:
@@ -122,7 +123,7 @@ _span = jit(panel_values)
 def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int) -> None:
     """Pack a box of positions, of which `box` has the first along each axis and their counts, as float64 panels.
 
-    Lanes past the last channel hold anything.
+    Lanes past the last channel hold anything. Where the room for f32 is that of the panels, they stay f32.
     """
     values, count = _span(box[3] * box[4] * box[5], side.width), side.panels
     source = base + side.start + group * side.group
@@ -156,6 +157,8 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
         panel.lanes, panel.valid = side.width, min(side.width, side.channels - first)
         panel.source, panel.address, panel.unit = place * side.panel, spare + 4 * place * values, 1
     pack_panels(side.kind, panels, sizes, steps, source, strides, side.channel, base + side.nbytes)
+    if spare == to:
+        return
     if not side.turned:
         widen_run(to, spare, count * values)
         return
@@ -255,7 +258,50 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
 
 
 @jit
-def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> None:
+def _sum_lines(job: Pixels, taps: Table, borders: Vector, boxes: Table, call: Vector, weights: int, panel: int) -> None:
+    """Sum a box line by line, of which stretches between `borders` meet the same kernel positions."""
+    source, target, broad, pixel = boxes[0], boxes[1], job.weights.width, 8 * job.src.width
+    positions = target[3] * target[4] * target[5]
+    block = 8 * broad * (positions + 1)
+    lines, runs, tiles = np.empty(job.tall, _LINE), np.empty(taps.shape[0], _RUN), np.empty(1, _TILE)
+    tile = tiles[0]
+    tile.begins, tile.ends, tile.part, tile.total = 1, 0, block, 0
+    tile.row_step, tile.column_step = 8, 8 * broad
+    for line in range(target[3] * target[4]):
+        d, h = target[0] + line // target[4], target[1] + line % target[4]
+        for border in range(borders.shape[0] - 1):
+            first, end = max(borders[border], target[2]), min(borders[border + 1], target[2] + target[5])
+            if first >= end:
+                continue
+            count = 0
+            for t in range(taps.shape[0]):
+                if taps[t, 0] <= d < taps[t, 3] and taps[t, 1] <= h < taps[t, 4] and taps[t, 2] <= first < taps[t, 5]:
+                    run = runs[count]
+                    place = (d * job.strides[0] + taps[t, 6] - source[0]) * source[4]
+                    place = (place + h * job.strides[1] + taps[t, 7] - source[1]) * source[5]
+                    run.row = call[2] + pixel * (place + first * job.strides[2] + taps[t, 8] - source[2])
+                    run.column, run.steps = weights + 8 * broad * job.terms * t, job.terms
+                    count += 1
+            if count == 0:
+                continue
+            tile.count = count
+            for c in range(job.across):
+                sums = call[4] + c * block
+                place = sums + 8 * broad * (line * target[5] + first - target[2])
+                for at in range(0, end - first, job.tall):
+                    for m in range(job.tall):
+                        each, x = lines[m], min(at + m, end - first - 1)
+                        each.row = pixel * job.strides[2] * x
+                        each.sums = place + 8 * broad * x if at + m < end - first else sums + 8 * broad * positions
+                    tile.lines, tile.runs = lines.ctypes.data, runs.ctypes.data
+                    call_batch(job.tile, tiles.ctypes.data)
+                for i in range(count):
+                    moved = runs[i]
+                    moved.column += panel
+
+
+@jit
+def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, call: Vector) -> None:
     """Compute a box of dst of one image, to which a bias is added if the result is not float64.
 
     `taps` are those of `sum_gradients`, `boxes` those of src and dst (see `_pack`), `call` the addresses of src, packed
@@ -281,7 +327,10 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
     for g in range(job.groups):
         _pack(job.src, call[0], g, source, call[2], call[3])
         fill_zero(call[4], across * block)
-        for t in range(taps.shape[0]):
+        weights = call[1] + g * group
+        if job.by_lines:
+            _sum_lines(job, taps, borders, boxes, call, weights, panel)
+        for t in range(0 if job.by_lines else taps.shape[0]):
             for axis in range(3):
                 low, high, stride = target[axis], target[axis] + target[3 + axis], job.strides[axis]
                 if not job.gathers:
@@ -309,7 +358,7 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, boxes: Table, call: Vector) -> N
                 line.row, line.sums = call[2], call[4] + 8 * broad * positions
                 count += 1
             for c in range(across):
-                run.column = call[1] + g * group + c * panel + 8 * broad * job.terms * t
+                run.column = weights + c * panel + 8 * broad * job.terms * t
                 tile.total = c * block
                 for first in range(0, count, tall):
                     tile.lines, tile.runs = lines.ctypes.data + 16 * first, runs.ctypes.data
@@ -358,16 +407,17 @@ def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, ca
     """
     job = jobs[0]
     wide, narrow = boxes[0], boxes[1]
-    wide_panel = 64 * wide[3] * wide[4] * wide[5] + 64
-    narrow_panel = 64 * narrow[3] * narrow[4] * narrow[5] + 64
+    size = 64 if job.lines.kind == F64 else 32
+    wide_panel = size * wide[3] * wide[4] * wide[5] + size
+    narrow_panel = size * narrow[3] * narrow[4] * narrow[5] + size
     columns = call[2] + job.lines.panels * wide_panel
     line, tiles, runs = np.empty(1, _LINE), np.empty(1, _TILE), np.empty(LEAF_TERMS, _RUN)
     tile, only, waiting = tiles[0], line[0], call[4] + 64 * LEAF_TERMS
-    tile.row_step, tile.column_step, tile.total = 64 * job.strides[2], 64, call[4]
+    tile.row_step, tile.column_step, tile.total = size * job.strides[2], size, call[4]
     total = call[5]
     for g in range(job.groups):
-        _pack(job.lines, call[0], g, wide, call[2], call[3])
-        _pack(job.columns, call[1], g, narrow, columns, call[3])
+        _pack(job.lines, call[0], g, wide, call[2], call[2])
+        _pack(job.columns, call[1], g, narrow, columns, columns)
         for t in range(taps.shape[0]):
             high, length = taps[t, 4] - taps[t, 1], taps[t, 5] - taps[t, 2]
             for i in range(job.lines.panels):
@@ -384,8 +434,8 @@ def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, ca
                             run.steps = min(left, taps[t, 5] - w)
                             place = (d * job.strides[0] + taps[t, 6] - wide[0]) * wide[4]
                             place = (place + h * job.strides[1] + taps[t, 7] - wide[1]) * wide[5]
-                            run.row = 64 * (place + w * job.strides[2] + taps[t, 8] - wide[2])
-                            run.column = other + 64 * ((d * narrow[4] + h) * narrow[5] + w)
+                            run.row = size * (place + w * job.strides[2] + taps[t, 8] - wide[2])
+                            run.column = other + size * ((d * narrow[4] + h) * narrow[5] + w)
                             at += run.steps
                             left -= run.steps
                             count += 1

@@ -12,7 +12,7 @@ from kernels.cache import cached
 from kernels.chains.geometry import Geometry, Stored, cut, lanes_of, size_of, up
 from kernels.chains.loops import F64, Operand, Pixels, pack_side, panel_values, sum_pixels
 from kernels.emit.compiler import row_of, values_of
-from kernels.emit.doubles import EXACT, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
+from kernels.emit.doubles import EXACT, FLUSHED, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 
@@ -21,6 +21,9 @@ __all__ = ["pixel_sums", "write_pixels"]
 Array = npt.NDArray[np.float64]
 
 _ONE = np.array([0, 0, 0, 1, 1, 1])
+
+_FEW_TERMS, _MOST_TAPS = 16, 1 << 7
+"""Terms of a kernel position below which sums stay in registers over all of them, and the most of these."""
 
 _WEIGHTS_BYTES = 1 << 20
 """What packed weights should take at a time: as much as a large L2."""
@@ -36,8 +39,14 @@ class _Pixels:
         lanes = 0
         if parts == 1 and 2 * up(dims.groups, broad) * out < dims.groups * up(out, broad):
             lanes = dims.groups
-        shape = EXACT if parts == PARTS else LANEWISE if lanes else TALL
-        self.parts, self.taps, self.groups = parts, geometry.taps, ceil(lanes / broad) or dims.groups
+        gathers, many = dims.gathers, geometry.taps
+        if not gathers and geometry.strides == [1, 1, 1]:  # each position of dst gathers from src
+            first, end, shift = many[:, :3], many[:, 3:6], many[:, 6:]
+            gathers, many = True, np.hstack([first + shift, end + shift, -shift])
+        by_lines = gathers and parts == 1 and taps <= _MOST_TAPS and channels <= (1 if lanes else _FEW_TERMS)
+        shape = EXACT if parts == PARTS else LANEWISE if lanes else FLUSHED if by_lines else TALL
+        self.borders = np.unique(many[:, [2, 5]])
+        self.parts, self.taps, self.groups = parts, many, ceil(lanes / broad) or dims.groups
         group, wide, narrow, tap = problem.weights_strides
         to, of = (narrow, wide) if dims.gathers else (wide, narrow)
         spatial = prod(dims.dst)
@@ -80,7 +89,7 @@ class _Pixels:
                 weights=weights,
                 bias=bias,
                 kind=result,
-                gathers=dims.gathers,
+                gathers=gathers,
                 groups=self.groups,
                 taps=taps,
                 terms=channels,
@@ -93,6 +102,7 @@ class _Pixels:
                 tile=tile_address(shape),
                 tall=SHAPES[shape][0],
                 parts=parts,
+                by_lines=by_lines,
             )  # fmt: skip
             sides = [np.array([each], Operand.dtype) for each in (weights, bias)]
             self.jobs.append((job, sides, stored * channel * first, self.groups * across * panel_values(1, broad)))
@@ -140,7 +150,7 @@ class _Pixels:
                 for boxes in self.boxes:
                     if stop():
                         return None
-                    sum_pixels(job, self.taps, boxes, call)
+                    sum_pixels(job, self.taps, self.borders, boxes, call)
         return result
 
 

@@ -24,8 +24,8 @@ from kernels.emit.simd import I64
 from kernels.target import target
 
 __all__ = [
-    "BROAD", "EXACT", "LANES", "LANEWISE", "LEAF", "LEAF_LANES", "LEAF_TERMS", "PARTS", "SHAPES", "TALL", "ChainLine",
-    "ChainRun", "ChainTile", "add_vector", "move", "round_lines", "tile_address", "widen_run",
+    "BROAD", "EXACT", "FLUSHED", "LANES", "LANEWISE", "LEAF", "LEAF_F32", "LEAF_LANES", "LEAF_TERMS", "PARTS", "SHAPES",
+    "TALL", "ChainLine", "ChainRun", "ChainTile", "add_vector", "move", "round_lines", "tile_address", "widen_run",
 ]  # fmt: skip
 
 LANES = target().lanes // 2
@@ -34,16 +34,16 @@ LANES = target().lanes // 2
 PARTS = 3
 """Float64 values of an exact sum."""
 
-SHAPES = ((6, 2, 1), (3, 4, 1), (2, 1, PARTS), (6, 2, 1))
+SHAPES = ((6, 2, 1), (3, 4, 1), (2, 1, PARTS), (6, 2, 1), (6, 2, 1))
 """Lines of a register tile, vectors of a line, and float64 values of each sum.
 
 The sums, a line of columns and a factor take 15 registers of 16, or of 32 wider ones, where two multiply-adds are done
 at a time. Where sums are exact, 22 operations a product hide every latency.
 """
 
-TALL, BROAD, EXACT, LANEWISE, LEAF = range(5)
-"""Places in `SHAPES`: broad tiles are for few lines, and lanewise ones have factors for each lane. The last is no tile
-(see `_emit_leaf`)."""
+TALL, BROAD, EXACT, LANEWISE, FLUSHED, LEAF, LEAF_F32 = range(7)
+"""Places in `SHAPES`: broad tiles are for few lines, lanewise ones have factors for each lane, flushed ones add each
+chain of a run to the sums. The last two are no tiles (see `_emit_leaf`)."""
 
 LEAF_TERMS, LEAF_LANES = 128, 8
 """Most terms of a leaf, and sums that are formed side by side; both are NumPy's."""
@@ -175,7 +175,11 @@ def _emit(builder: Any, number: int, place: Any) -> None:
     def run(carried: list[Any]) -> list[Any]:
         where, *sums = carried
         found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
-        sums = simd.loop(builder, found.steps, [found.row, found.column, *sums], term, "term")[2:]
+        chains = zeros if number == FLUSHED else sums
+        chains = simd.loop(builder, found.steps, [found.row, found.column, *chains], term, "term")[2:]
+        if number == FLUSHED:
+            chains = [builder.fadd(value, chain) for value, chain in zip(sums, chains, strict=True)]
+        sums = chains
         return [builder.add(where, I64(ChainRun.dtype.itemsize)), *sums]
 
     sums = simd.loop(builder, tile.count, [tile.runs, *start], run, "run", rolled=True)[1:]
@@ -191,7 +195,7 @@ def _emit(builder: Any, number: int, place: Any) -> None:
                 simd.store(builder, value, to, 8)
 
 
-def _emit_leaf(builder: Any, place: Any) -> None:
+def _emit_leaf(builder: Any, stored: Any, place: Any) -> None:
     """Emit the sum of up to LEAF_TERMS products of vectors in the order of NumPy's sums along contiguous memory.
 
     Of the `ChainTile` the first line alone has factors and a sum, and `total` is room for the products. They are summed
@@ -199,11 +203,13 @@ def _emit_leaf(builder: Any, place: Any) -> None:
     """
     tile = simd.fields(builder, place, ChainTile.dtype, "lines", "runs", "count", "row_step", "column_step", "total")
     line = simd.fields(builder, tile.lines, ChainLine.dtype, "row", "sums")
-    lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
+    lane, raw = ir.VectorType(ir.DoubleType(), LEAF_LANES), ir.VectorType(stored, LEAF_LANES)
 
     def term(carried: list[Any]) -> list[Any]:
         row, column, to = carried
-        a, b = (simd.load(builder, each, lane, 8) for each in (row, column))
+        a, b = (simd.load(builder, each, raw) for each in (row, column))
+        if stored == simd.F32:
+            a, b = (builder.fpext(each, lane) for each in (a, b))
         simd.store(builder, builder.fmul(a, b), to, 8)
         return [builder.add(row, tile.row_step), builder.add(column, tile.column_step), builder.add(to, I64(64))]
 
@@ -244,8 +250,8 @@ def _entry(number: int) -> Any:
 
     def typer(typingctx: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if number == LEAF:
-                _emit_leaf(builder, values[0])
+            if number >= LEAF:
+                _emit_leaf(builder, ir.DoubleType() if number == LEAF else simd.F32, values[0])
             else:
                 _emit(builder, number, values[0])
             return context.get_dummy_value()
@@ -262,7 +268,7 @@ def tile_address(number: int) -> int:
     return int(_entry(number).address)
 
 
-ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(LEAF + 1))
+ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(LEAF_F32 + 1))
 
 
 @_typed_intrinsic
