@@ -41,8 +41,8 @@ class _Pixels:
             lanes = dims.groups
         gathers, many = dims.gathers, geometry.taps
         if not gathers and geometry.strides == [1, 1, 1]:  # each position of dst gathers from src
-            first, end, shift = many[:, :3], many[:, 3:6], many[:, 6:]
-            gathers, many = True, np.hstack([first + shift, end + shift, -shift])
+            begin, end, shift = many[:, :3], many[:, 3:6], many[:, 6:]
+            gathers, many = True, np.hstack([begin + shift, end + shift, -shift])
         by_lines = gathers and parts == 1 and taps <= _MOST_TAPS and channels <= (1 if lanes else _FEW_TERMS)
         shape = EXACT if parts == PARTS else LANEWISE if lanes else FLUSHED if by_lines else TALL
         self.borders = np.unique(many[:, [2, 5]])

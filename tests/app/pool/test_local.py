@@ -23,6 +23,8 @@ from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
 from tests.app.pool.proc import descriptors, opened_since
 
 WIDE = dataclasses.replace(TINY, n=6, src_channels=40, dst_channels=48, src_spatial=(30, 30), dst_spatial=(28, 28))
+LONG = dataclasses.replace(WIDE, src_channels=160, dst_channels=192)
+"""Several units of some ten milliseconds each where workers are planned for."""
 PROBLEMS = [
     WIDE,
     dataclasses.replace(TINY, dtype="f16"),
@@ -108,7 +110,7 @@ def test_a_deadline_ends_a_running_job(two: Fleet) -> None:
     """If the deadline passes during the computation, the call fails, and no worker uses its memory any more."""
 
     async def scenario() -> None:
-        job = two.job(plan(WIDE, reference=True), random_inputs(WIDE), deadline=soon(0.05))
+        job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG), deadline=soon(0.05))
         with Frozen(two.pids):
             with pytest.raises(DeadlineExceeded):
                 await two.finish(job)
@@ -123,15 +125,15 @@ def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
     """A job whose deadline passes in the queue fails too, and the jobs before and after it succeed."""
 
     async def scenario() -> None:
-        inputs = random_inputs(WIDE)
-        chosen = plan(WIDE, reference=True)
+        inputs = random_inputs(LONG)
+        chosen = plan(LONG, workers=4, reference=True)
         before = [asyncio.create_task(two.finish(two.job(chosen, inputs))) for _ in range(2)]
         with pytest.raises(DeadlineExceeded):
             await two.finish(two.job(chosen, inputs, deadline=soon(-1.0)))
         behind = await two.compute(TINY, random_inputs(TINY))
         np.testing.assert_array_equal(behind, compute(TINY, *random_inputs(TINY)))
         for result, _ in await asyncio.gather(*before):
-            np.testing.assert_array_equal(result, compute(WIDE, *inputs, reference=True))
+            np.testing.assert_array_equal(result, compute(LONG, *inputs, reference=True))
 
     two.run(scenario())
 
@@ -140,7 +142,7 @@ def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
     """A caller that leaves after the first unit leaves no unit on a worker and no lease."""
 
     async def scenario() -> None:
-        job = two.job(plan(WIDE, reference=True), random_inputs(WIDE))
+        job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG))
         units = two.engine.run(job)
         await anext(units)
         await units.aclose()
@@ -161,17 +163,17 @@ def test_an_engine_before_its_start() -> None:
 
 def test_stop_lets_running_jobs_finish_and_refuses_new_ones() -> None:
     """Running jobs are completed within the drain time; a new job is rejected at once, also afterwards."""
-    inputs = random_inputs(WIDE)
+    inputs = random_inputs(LONG)
     with fleet(1) as one:
 
         async def scenario() -> None:
-            running = asyncio.create_task(one.compute(WIDE, inputs, reference=True))
+            running = asyncio.create_task(one.compute(LONG, inputs, reference=True))
             await one.until(one.busy)
             stopping = asyncio.create_task(one.engine.stop(60.0))
             await one.until(lambda: not one.engine.ready)
             with pytest.raises(ShuttingDown):
                 await one.compute(TINY, random_inputs(TINY))
-            np.testing.assert_array_equal(await running, compute(WIDE, *inputs, reference=True))
+            np.testing.assert_array_equal(await running, compute(LONG, *inputs, reference=True))
             await stopping
 
         one.run(scenario())

@@ -24,10 +24,11 @@ from kernels import Plan, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, gone, kill, random_inputs
 from tests.app.pool.proc import descriptors
 
-# One unit of some hundred milliseconds, which the float64 reference does not interrupt.
-SLOW = dataclasses.replace(
-    TINY, n=16, src_channels=96, dst_channels=96, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(1, 1)
-)
+# Some ten milliseconds of the reference.
+SLOW = dataclasses.replace(TINY, n=6, src_channels=128, dst_channels=128, src_spatial=(50, 50), dst_spatial=(48, 48))
+
+# Eight units where four workers are planned for.
+MANY = dataclasses.replace(TINY, op="Convolution", n=16)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +105,10 @@ def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
 
 def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
     """Workers prefetch a small unit of the only job; if a worker dies, another one runs that unit."""
-    inputs = random_inputs(TINY)
+    inputs = random_inputs(MANY)
 
     async def scenario() -> None:
-        job = two.job(plan(TINY, workers=2, reference=True), inputs)
+        job = two.job(plan(MANY, workers=4, reference=True), inputs)
         total = len(job.plan.units)
         with Frozen(two.pids):
             running = asyncio.create_task(two.finish(job))
@@ -118,7 +119,7 @@ def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
         result, units = await running
         assert job.times.retried_units == 1
         assert sorted(unit.index for unit in units) == list(range(total))
-        np.testing.assert_array_equal(result, compute(TINY, *inputs, reference=True))
+        np.testing.assert_array_equal(result, compute(MANY, *inputs, reference=True))
 
     two.run(scenario())
 
