@@ -21,8 +21,12 @@ Array = npt.NDArray[np.float64]
 _PIXELS = 1 << 9
 """Pixels of dst that are worth packing all weights for."""
 
-_LEAST_MACS, _MOST_SUMS = 4_000_000, 1 << 21
-"""Multiply-adds that are worth a unit of weight gradients, and the most sums of one, which is up to twice as many."""
+_LEAST_WORK, _MOST_WORK, _MOST_SUMS = 4_000_000, 1 << 30, 1 << 21
+"""Multiply-adds worth a unit of weight gradients; the most of one, some ten milliseconds, in which the units of
+another call wait; and its most sums, a few times as many where tiles are not full."""
+
+_EXACT_WORK = 16
+"""Multiply-adds that take as long as one whose sum is exact."""
 
 
 @cached
@@ -63,8 +67,10 @@ def _parts(problem: ConvProblem, workers: int) -> Iterator[Part]:
     """Cut a weight gradient by groups, or by the more numerous channels, for some workers and their memory."""
     dims = problem.dims
     wide, narrow = dims.wide_channels, dims.narrow_channels
-    pieces = 1 if workers == 1 else min(2 * workers, ceil(problem.macs / _LEAST_MACS))
-    pieces = max(1, pieces, ceil(_weights(problem) * prod(dims.kernel) / _MOST_SUMS))
+    work = problem.macs * (_EXACT_WORK if problem.dtype == "f64" else 1)
+    pieces = 1 if workers == 1 else min(2 * workers, ceil(work / _LEAST_WORK))
+    sums = _weights(problem) * prod(dims.kernel)
+    pieces = max(1, pieces, ceil(sums / _MOST_SUMS), ceil(work / _MOST_WORK))
     if dims.groups > 1:
         for groups in _even(dims.groups, pieces, 1):
             yield Part(groups, (0, wide), (0, narrow))

@@ -71,14 +71,14 @@ LARGE = doubled(1024, 1, 1)
 SLOW = Case(
     op="ConvolutionBackwardWeights",
     n=4,
-    src_channels=64,
-    dst_channels=160,
+    src_channels=48,
+    dst_channels=128,
     src_spatial=(40, 40),
     dst_spatial=(20, 20),
     kernel=(21, 21),
 )
 
-# Some tens of milliseconds for one worker with the reference kernel, with few bytes and early tiles.
+# Some tens of milliseconds of work for one worker with the reference kernel, with few bytes and early tiles.
 HEAVY = Case(
     op="ConvolutionBackwardWeights",
     n=4,
