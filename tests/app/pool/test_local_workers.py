@@ -24,8 +24,8 @@ from kernels import Plan, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, gone, kill, random_inputs
 from tests.app.pool.proc import descriptors
 
-# Some ten milliseconds of the reference.
-SLOW = dataclasses.replace(TINY, n=6, src_channels=128, dst_channels=128, src_spatial=(50, 50), dst_spatial=(48, 48))
+# One unit of some ten milliseconds of the reference.
+SLOW = dataclasses.replace(TINY, n=3, src_channels=128, dst_channels=128, src_spatial=(50, 50), dst_spatial=(48, 48))
 
 # Eight units where four workers are planned for.
 MANY = dataclasses.replace(TINY, op="Convolution", n=16)
