@@ -22,8 +22,8 @@ from kernels.chains.loops import F64
 from kernels.chains.pixels import pixel_sums, write_pixels
 from kernels.chains.units import arrange, units_of
 from kernels.emit.doubles import PARTS
+from kernels.emit.intrinsics import KINDS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
-from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kernels.chains.loops import F64, TERMS, Operand
 from kernels.emit.compiler import Table, values_of
-from kernels.pack.panels import KINDS
+from kernels.emit.intrinsics import KINDS
 from kernels.problem import ConvProblem
 
 __all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]

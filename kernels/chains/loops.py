@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import call_batch
 from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
 from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, round_lines, widen_run
-from kernels.emit.intrinsics import fill_zero
+from kernels.emit.intrinsics import F32, call_entry, fill_zero
 from kernels.forward.output import write
-from kernels.pack.panels import F32, Panel, pack_panels
+from kernels.pack.panels import Panel, Values, pack_panels
 
 __all__ = [
     "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pairs",
@@ -156,7 +155,7 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
         first = (group if side.lanewise else place) * side.width
         panel.lanes, panel.valid = side.width, min(side.width, side.channels - first)
         panel.source, panel.address, panel.unit = place * side.panel, spare + 4 * place * values, 1
-    pack_panels(side.kind, panels, sizes, steps, source, strides, side.channel, base + side.nbytes)
+    pack_panels(Values(side.kind, source, strides, side.channel, base + side.nbytes), panels, sizes, steps)
     if spare == to:
         return
     if not side.turned:
@@ -253,7 +252,7 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
                                     each.row = row_panels + 8 * row_values * min(r * tall + m, rows.panels - 1)
                                 each.sums = chains + 8 * broad * ((c * down + r) * tall + m)
                             tile.lines, tile.runs = lines.ctypes.data, runs.ctypes.data
-                            call_batch(job.tile, tiles.ctypes.data)
+                            call_entry(job.tile, tiles.ctypes.data)
                     terms = count = tile.begins = 0
 
 
@@ -294,7 +293,7 @@ def _sum_lines(job: Pixels, taps: Table, borders: Vector, boxes: Table, call: Ve
                         each.row = pixel * job.strides[2] * x
                         each.sums = place + 8 * broad * x if at + m < end - first else sums + 8 * broad * positions
                     tile.lines, tile.runs = lines.ctypes.data, runs.ctypes.data
-                    call_batch(job.tile, tiles.ctypes.data)
+                    call_entry(job.tile, tiles.ctypes.data)
                 for i in range(count):
                     moved = runs[i]
                     moved.column += panel
@@ -362,7 +361,7 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, c
                 tile.total = c * block
                 for first in range(0, count, tall):
                     tile.lines, tile.runs = lines.ctypes.data + 16 * first, runs.ctypes.data
-                    call_batch(job.tile, tiles.ctypes.data)
+                    call_entry(job.tile, tiles.ctypes.data)
         result = call[6] + g * job.steps[1]
         for axis in range(3):
             result += target[axis] * job.steps[4 + axis]
@@ -375,9 +374,8 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, c
                     _to_nearest(call[3], sums, bias, positions)
                 else:
                     _to_odd(call[3], sums, bias, positions)
-                write(
-                    job.kind, call[3], broad, valid, counts, place, job.steps[3:], job.steps[3], spare.ctypes.data
-                )  # fmt: skip
+                out = Values(job.kind, place, job.steps[3:], job.steps[3], 0)
+                write(out, call[3], broad, valid, counts, spare.ctypes.data)
                 continue
             for p in range(job.parts):
                 for d in range(target[3]):
@@ -441,7 +439,7 @@ def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, ca
                             count += 1
                         only.sums = waiting + 64 * depth
                         tile.lines, tile.runs, tile.count = line.ctypes.data, runs.ctypes.data, count
-                        call_batch(job.tile, tiles.ctypes.data)
+                        call_entry(job.tile, tiles.ctypes.data)
                         for _ in range(leaves[leaf, 1]):
                             depth -= 1
                             add_vector(waiting + 64 * depth, waiting + 64 * depth + 64)

@@ -264,7 +264,7 @@ def _entry(number: int) -> Any:
 
 
 def tile_address(number: int) -> int:
-    """Return the address of the compiled tile at a place in `SHAPES`, which `kernels.emit.brgemm.call_batch` calls."""
+    """Return the address of the compiled tile at a place in `SHAPES`, for `kernels.emit.intrinsics.call_entry`."""
     return int(_entry(number).address)
 
 
@@ -286,7 +286,7 @@ def widen_run(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
             return some
 
         to, source, count = values
-        simd.twice(builder, count, [to, source], 2 * LANES, body)
+        simd.runs(builder, count, [to, source], (2 * LANES, 1), body)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
