@@ -33,7 +33,8 @@ def resident() -> Iterator[Resident]:
 def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, api: str, moment: str) -> None:
     """Its request, call, units and memory are soon released, and the call of another client continues."""
     leave(resident, api, moment)
-    assert idle(resident)
+    # a unit that was sent ahead may begin, and stop, after the first moment without one
+    seconds_until(resident, lambda: None, lambda: idle(resident))
 
 
 def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:

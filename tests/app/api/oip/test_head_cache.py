@@ -41,7 +41,7 @@ def test_the_least_recently_used_head_is_dropped() -> None:
 def test_plans_are_counted() -> None:
     """HeadCache whose plans are large are dropped before the number of heads is reached."""
     attributes = {"strides": [1], "pads_begin": [0], "pads_end": [0], "dilations": [1], "weights_format": "OIX"}
-    metas = {"src": TensorMeta("f32", (4096, 1, 1)), "weights": TensorMeta("f32", (1, 1, 1))}
+    metas = {"src": TensorMeta("f32", (4096, 1, 512)), "weights": TensorMeta("f32", (1, 1, 1))}
     op = resolve("Convolution", attributes | {"data_format": "NCX"}, metas)
     options = parse_options({"reference": True})
     prepared = Prepared(op, plan_call(op, Settings(), reference=True), options, 0.0)
