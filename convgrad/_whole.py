@@ -74,7 +74,8 @@ class Whole:
             head = json.loads(self._head)
             for output in head["outputs"]:
                 name, kind, shape = output["name"], dtype_of_oip(output["datatype"]), tuple(output["shape"])
-                buffer = self._shared.get(name)
+                # one in shared memory has no parameters
+                buffer = None if "parameters" in output else self._shared.get(name)
                 sizes[name] = output["parameters"]["binary_data_size"] if buffer is None else buffer.size
                 outputs[name] = kind, shape, buffer
             op = head["model_name"]

@@ -1,4 +1,4 @@
-"""`options.algorithm`: which calls Winograd's algorithm can't compute, and what it costs and promises."""
+"""`options.algorithm`: calls that Winograd's algorithm can't compute, its cost, and its promises."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ __all__ = ["Compute", "Immediate", "RequestReceiver", "RunGraph", "Task", "Valid
 
 
 class Task(ABC):
-    """What a request asks for, about the operation `called`."""
+    """The work that a request wants done for the operation `called`."""
 
     called: CalledOperation
     need_data = True

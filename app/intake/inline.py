@@ -74,7 +74,7 @@ class InlineTensor:
 
     def _decoded(self, groups: bytes | memoryview) -> bytes:
         if self._padded:
-            raise TensorFault("base64 goes on after its padding", "base64")
+            raise TensorFault("base64 has characters after its padding", "base64")
         self._padded = groups[-1] == 0x3D
         try:
             done = pybase64.b64decode(groups, validate=True)

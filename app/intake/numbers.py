@@ -125,7 +125,7 @@ class Numbers:
         return self._rest.write(chunk, start)
 
     def result(self) -> Numbers:
-        """Return itself, which stands for the array in the document."""
+        """Return this object, as the value of the array in the document."""
         return self
 
     async def supply(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine takes: jobs, and what it measures and delivers of them."""
+"""The jobs of an engine, their measurements, and how their units are delivered."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Row = tuple[Any, ...]
 Sizes = Sequence[int]
 
 Stored = Callable[[int, int], npt.NDArray[Any]]
-"""Gives image so and so of an input, as it is stored or in float64; or the weights, whatever image is asked for."""
+"""Returns an image of an input, given both numbers, as stored or in float64; weights are the same for each image."""
 
 FEW = 4
 """Sums of a group up to which each one's products are summed in pairs."""
@@ -30,7 +30,7 @@ _BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""
 
 _LEAST_POSITIONS, _CALL_MACS = 1 << 6, 1 << 28
-"""Positions of a box, or its most multiply-adds: some milliseconds, after which a unit asks whether it should stop."""
+"""Positions of a box at least, multiply-adds at most: a unit checks every few milliseconds if it was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Geometry:
         self, problem: ConvProblem, kind: int, *, wide: bool, some: tuple[int, int], width: int, group: int = 0,
         lanes: int = 0,
     ) -> Row:  # fmt: skip
-        """Return one of both tensors: some channels of each group, from one on, or so many groups as `lanes`."""
+        """Return the operand of one tensor: a range of channels of each group, or of `lanes` groups side by side."""
         dims, size = problem.dims, size_of(kind)
         inside, sizes = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
         whole, (first, end) = inside * dims.groups, some

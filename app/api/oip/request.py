@@ -87,7 +87,7 @@ class RequestedOutput:
 class InferRequest:
     """A well-formed request; `timeout_us` is None if the caller set none.
 
-    A request without `outputs` asks for the operation's first one.
+    Without `outputs` the reply has the first output of the operation.
     """
 
     id: str | None
