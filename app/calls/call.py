@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from app.calls.outputs import CallOutput
 from app.calls.planning import Computation
-from app.calls.work import Begin, End, Event, Progress, Result, TileReady
+from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady
 from app.intake.options import Options
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import as_convgrad_error, current_context
@@ -86,6 +86,8 @@ class Resources:
 
 class Call:
     """Run one prepared call; created by `Service.call`, used once, with ``async with``."""
+
+    streams: ClassVar[Streams] = "tiles"
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Prepared
 from app.calls.outputs import HeldTensor
 from app.calls.planning import call_bytes, check_limits, plan_call, tensor_bytes
-from app.calls.work import Event, Progress, Result
+from app.calls.work import Event, Progress, Result, Streams
 from app.intake.graphs import GraphRequest, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
@@ -167,6 +167,8 @@ class GraphRun:
 
     `tensors` are the segments of the graph's inputs by id.
     """
+
+    streams: ClassVar[Streams] = "progress"
 
     def __init__(self, service: Service, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> None:
         self._service = service

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Prepared
@@ -16,7 +16,7 @@ from app.calls.planning import (
     work_of_taps,
     work_of_verification,
 )
-from app.calls.work import Result
+from app.calls.work import Result, Streams
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall
 from schemas.broken_rules import broken_rule, dims, invalid_params
@@ -82,6 +82,8 @@ def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> Non
 
 class Verification(Call):
     """A call whose output is a report."""
+
+    streams: ClassVar[Streams] = "progress"
 
     def result(self) -> Result:
         """Return the report of a finished verification."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from app.calls.outputs import CallOutput, HeldTensor
 from app.intake.options import Encoding
 
-__all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "TileReady", "Work", "finish"]
+__all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "Streams", "TileReady", "Work", "finish"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class End:
 
 Event = Begin | Progress | TileReady | End
 
+Streams = Literal["nothing", "progress", "tiles"]
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -73,6 +75,9 @@ class Result:
 
 class Work(Protocol):
     """Use with ``async with``: leaving the block stops it and frees its memory."""
+
+    streams: ClassVar[Streams]
+    """What a stream of messages has before the result, which after tiles has checksums instead of data."""
 
     @property
     def output_bytes(self) -> int:
@@ -98,6 +103,7 @@ class Work(Protocol):
 class Answered:
     """Work that is already done, such as a validation."""
 
+    streams: ClassVar[Streams] = "nothing"
     document: Mapping[str, Any]
     output_bytes: int = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from starlette.types import Send
@@ -67,7 +67,7 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
     `request_id` is the `id` of the JSON-RPC request, or another name of the call. Errors before the first message are
     raised.
     """
-    call = work if type(work) is Call else None
+    call = cast("Call", work) if work.streams == "tiles" else None
     try:
         async with aclosing(work.events()) as events:
             async for event in events:

@@ -20,7 +20,7 @@ from app.api.rpc.methods import METHODS, Method, PlainMethod, TaskMethod
 from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.service import Service
 from app.calls.tasks import RequestReceiver
-from app.calls.work import Answered, Work, finish
+from app.calls.work import Work, finish
 from app.http.exchange import Exchange, exchange_of
 from app.intake.body import begun_documents, declared_length, whole
 from app.intake.json import JsonIntake
@@ -242,14 +242,15 @@ class _Message:
             if isinstance(opened, bytes):
                 self._add_document(len(opened))
                 return _text(item.id, (opened,), len(opened))
-            if stream is not None and type(opened) is not Answered:
+            if stream is not None and opened.streams != "nothing":
                 await sse.stream_work(opened, stream, item.id)
                 return _Text((), 0)
             await finish(opened)
-            result = await encoded(opened.result(), JsonResult)
-            if type(opened) is Answered:  # others send tensors
-                self._add_document(result.length or 0)
-            return _text(item.id, context.timings.each("encode", result.pieces()), result.length)
+            result = opened.result()
+            text = await encoded(result, JsonResult)
+            if not result.outputs:
+                self._add_document(text.length or 0)
+            return _text(item.id, context.timings.each("encode", text.pieces()), text.length)
         except Cancelled as caught:
             if not running.cancelled:  # the caller is gone
                 raise
