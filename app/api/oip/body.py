@@ -16,13 +16,13 @@ import numpy as np
 
 from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.regions import Region, Regions
-from app.api.oip.request import InferRequest, InputTensor, read_request
+from app.api.oip.request import InferRequest, InputTensor, begun_request, read_request
 from app.intake.coding import Decompressor
 from app.intake.json import JsonIntake
 from app.intake.lease import Lease
-from app.intake.requests import Arrived, Known, RequestedCall, RequestEvent, RequestObject
+from app.intake.requests import Arrived, Begun, Known, RequestedCall, RequestEvent, RequestObject
 from app.intake.sinks import RawSink, TensorFault
-from app.intake.strict_json import parse_document
+from app.intake.strict_json import Partial, parse_document
 from app.intake.tensors import Elements, Input, Tensor
 from app.intake.values import TensorValues
 from convgrad._dtypes import DTYPES
@@ -92,6 +92,8 @@ class InferenceBody:
             if head is None:
                 text = chunk if self._head_left is None else chunk[: self._head_left]
                 if (head := await self._take_head(text)) is None:
+                    if isinstance(begun := await self._lists().begun(), Partial):
+                        yield Begun(begun_request(self._called, begun))
                     continue
                 rest = chunk[len(text) :]
                 known = await self._known(head, memoryview(rest))

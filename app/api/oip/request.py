@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from convgrad._dtypes import DType, dtype_of_oip
+from app.intake.strict_json import Partial
+from convgrad._dtypes import DTYPES, DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, unsupported
 from schemas.frameworks import dtype_here
@@ -22,7 +23,7 @@ from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import read_shape
 
-__all__ = ["InferRequest", "InputTensor", "MemoryRange", "RequestedOutput", "read_request"]
+__all__ = ["InferRequest", "InputTensor", "MemoryRange", "RequestedOutput", "begun_request", "read_request"]
 
 Source = Literal["json", "binary", "region"]
 
@@ -140,10 +141,27 @@ def read_request(called: CalledOperation, document: Any, lease: Lease) -> InferR
         if broken[0]["type"] == "unsupported_dtype":
             raise unsupported(broken[0]["msg"], broken)
         raise invalid_params(called.called_as, broken)
-    options = {name: parameters[name] for name in _OPTIONS if name in parameters}
+    options = _options(parameters)
     if asked:
         options["outputs"] = [output.name for output in outputs]
     return InferRequest(request_id, _attributes(called, parameters), options, timeout, inputs, outputs)
+
+
+def begun_request(called: CalledOperation, document: Partial) -> dict[str, Any]:
+    """Return what has arrived of an inference request in the members of a request object, for `check_begun`."""
+    request: dict[str, Any] = {}
+    parameters, inputs = document.get("parameters"), document.get("inputs")
+    if isinstance(parameters, Mapping):
+        complete = parameters.complete() if isinstance(parameters, Partial) else parameters
+        attributes = _attributes(called, complete)
+        request["attributes"] = Partial(attributes) if isinstance(parameters, Partial) else attributes
+        request["options"] = _options(complete)
+    for given in inputs if isinstance(inputs, list) else ():
+        tensor = given.complete() if isinstance(given, Partial) else given
+        if isinstance(tensor, Mapping) and isinstance(name := tensor.get("name"), str):
+            dtype = next((each.name for each in DTYPES.values() if each.oip == tensor.get("datatype")), None)
+            request.setdefault("inputs", {})[name] = {"dtype": dtype, "shape": tensor.get("shape")}
+    return request
 
 
 def _list(document: Mapping[str, Any], name: str, *, required: bool = False) -> list[Any]:
@@ -175,6 +193,10 @@ def _attributes(called: CalledOperation, parameters: Mapping[str, Any]) -> dict[
         for name, value in parameters.items()
         if name not in _RESERVED and name not in _OPTIONS and not name.startswith(_RESERVED_PREFIX)
     }
+
+
+def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: parameters[name] for name in _OPTIONS if name in parameters}
 
 
 def _value(called: CalledOperation, name: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from app.api.oip.request import begun_request
 from app.intake.requests import check_begun
 from app.intake.strict_json import partial_document
 from schemas.tables import CalledOperation, find_operation
@@ -19,13 +20,18 @@ from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SMALL
 from tests.live import LiveService
 
-REST, RPC = f"/v1/ops/{SMALL.op}", "/rpc"
+REST, RPC, OIP = f"/v1/ops/{SMALL.op}", "/rpc", f"/v2/models/{SMALL.op}/infer"
 SRC = {"dtype": "f32", "shape": list(SMALL.inputs()["src"].shape)}
 HUGE = {"dtype": "f32", "shape": [1 << 20, 1 << 20, 8]}
 
 
 def begun(path: str, tensor: dict[str, Any], **attributes: Any) -> tuple[bytes, str]:
     """Return the beginning of a call's body, up to the data of its first tensor, and its content type."""
+    if path == OIP:
+        described = {"name": "src", "datatype": "FP32", "shape": tensor["shape"], "data": "@"}
+        parameters = SMALL.attributes() | {"weights_shape": list(SMALL.weights_shape)} | attributes
+        infer = {"id": "a", "parameters": parameters, "inputs": [described]}
+        return json.dumps(infer).partition('"@"')[0].encode() + b"[" + b"1," * 500, "application/json"
     call: dict[str, Any] = {"attributes": SMALL.attributes() | attributes, "inputs": {"src": tensor | {"data": "@"}}}
     if path == RPC:
         call = {"jsonrpc": "2.0", "id": "a", "method": SMALL.op, "params": call}
@@ -36,6 +42,7 @@ def begun(path: str, tensor: dict[str, Any], **attributes: Any) -> tuple[bytes, 
 def ask(service: LiveService | Resident, path: str, body: bytes, content_type: str) -> tuple[int, Any]:
     """Send the head of a request with a long body, and the beginning of that; return the reply."""
     fields = f"host: localhost\r\ncontent-type: {content_type}\r\ncontent-length: 100000000"
+    fields += "\r\naccept: application/json, application/problem+json"  # the error of /v2 is then that of /v1
     head = f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n"
     with connected(service.url) as sock:
         sock.sendall(head.encode() + body)
@@ -49,7 +56,7 @@ def error_of(path: str, reply: Any) -> tuple[str, Any]:
     return data["code"], data["errors"][0]["loc"] if "errors" in data else data["loc"]
 
 
-@pytest.mark.parametrize("path", [REST, f"{REST}/verify", f"{REST}/validate", RPC])
+@pytest.mark.parametrize("path", [REST, f"{REST}/verify", f"{REST}/validate", RPC, OIP])
 def test_wrong_attributes(service: LiveService, path: str) -> None:
     """An attribute that breaks a rule by itself is an error before a tensor has arrived."""
     status, reply = ask(service, path, *begun(path, SRC, strides=[0, 0]))
@@ -58,7 +65,7 @@ def test_wrong_attributes(service: LiveService, path: str) -> None:
     assert path != RPC or reply["id"] == "a"
 
 
-@pytest.mark.parametrize("path", [REST, f"{REST}/verify", RPC])
+@pytest.mark.parametrize("path", [REST, f"{REST}/verify", RPC, OIP])
 def test_attributes_that_are_not_complete(service: LiveService, path: str) -> None:
     """So is one in an object that is still arriving."""
     text, content_type = begun(path, SRC, strides=[0, 0])
@@ -67,7 +74,7 @@ def test_attributes_that_are_not_complete(service: LiveService, path: str) -> No
     assert error_of(path, reply) == ("invalid_params", ["attributes", "strides", 0])
 
 
-@pytest.mark.parametrize("path", [REST, f"{REST}/verify", RPC])
+@pytest.mark.parametrize("path", [REST, f"{REST}/verify", RPC, OIP])
 def test_a_tensor_of_terabytes(service: LiveService, path: str) -> None:
     """A tensor that does not fit the memory is an error once its shape has arrived."""
     status, reply = ask(service, path, *begun(path, HUGE))
@@ -228,12 +235,12 @@ def test_a_complete_body_gets_all_errors(service: LiveService, path: str) -> Non
     assert found[0]["errors"] == found[1]["errors"]
 
 
-@pytest.mark.parametrize("path", [REST, RPC])
+@pytest.mark.parametrize("path", [REST, RPC, OIP])
 def test_a_valid_beginning_is_no_error(path: str) -> None:
     """Wherever a valid call is cut, nothing is wrong with it yet."""
     called = find_operation(SMALL.op)
     dump = {"attributes": {"id": 0, "name": "x", "kind": SMALL.op, "version": "3.8.0"}}
-    for text in (begun(path, SRC)[0], json.dumps(dump if path == REST else {"params": dump}).encode()):
+    for text in (begun(path, SRC)[0], json.dumps({"params": dump} if path == RPC else dump).encode()):
         check_beginnings(called, text, path)
 
 
@@ -241,5 +248,6 @@ def check_beginnings(called: CalledOperation, text: bytes, path: str) -> None:
     """Check every beginning of a body; raises what that raises."""
     for cut in range(len(text)):
         found = partial_document(text[:cut])
-        found = found.get("params", {}) if path == RPC and found else found
+        if found and path != REST:
+            found = found.get("params", {}) if path == RPC else begun_request(called, found)
         check_begun(called, found or {}, 1 << 30)
