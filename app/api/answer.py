@@ -9,7 +9,7 @@ from starlette.types import Send
 from app.calls.tasks import RequestReceiver, Task
 from app.calls.work import Work
 from app.http.exchange import Exchange
-from app.intake.body import declared_length, json_events, media_type, whole
+from app.intake.body import json_events, media_type, refuse_encoding, whole
 from app.intake.json import JsonIntake
 from app.intake.lease import Lease
 from app.intake.multipart import MultipartIntake
@@ -44,8 +44,10 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
 
 def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Read a body of one of the `REQUEST_TYPES`; raises `UnsupportedMediaType` for another."""
-    headers, limit = exchange.headers, int(task.service.settings.head_limit)
-    length, name = declared_length(headers), check_media_type(exchange, REQUEST_TYPES)
+    headers, length, limit = exchange.headers, exchange.length, int(task.service.settings.head_limit)
+    refuse_encoding(headers)
+    name = media_type(headers)
+    check_media_type(name, REQUEST_TYPES)
     if name == "application/json":
         document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit)
         return json_events(exchange.chunks(), document, task.read, lease, need_data=task.need_data)
@@ -62,10 +64,8 @@ def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterat
     return decode(exchange, task, lease)
 
 
-def check_media_type(exchange: Exchange, supported: Sequence[str]) -> str:
-    """Return the media type of the body; raises `UnsupportedMediaType` unless it is one of the `supported` ones."""
-    name = media_type(exchange.headers)
-    if name in supported:
-        return name
-    names = " or ".join(filter(None, supported))
-    raise UnsupportedMediaType(f"the Content-Type must be {names}", data={"supported": list(filter(None, supported))})
+def check_media_type(name: str, supported: Sequence[str]) -> None:
+    """Raise `UnsupportedMediaType` unless the media type of a body is one of the `supported` ones."""
+    if name not in supported:
+        names = list(filter(None, supported))
+        raise UnsupportedMediaType(f"the Content-Type must be {' or '.join(names)}", data={"supported": names})

@@ -93,10 +93,11 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._limits = limits
-        length = self.headers.get("content-length", "")
-        self._declared = int(length) if length.isdecimal() else None
+        length = self.headers.get("content-length")
+        self.length = None if length is None else int(length)
+        """Bytes of the body, if its head declares them."""
         # Whether the whole body was received: ASGI's next message is the disconnect.
-        self._complete = self._declared == 0 or (self._declared is None and "transfer-encoding" not in self.headers)
+        self._complete = self.length == 0 or (self.length is None and "transfer-encoding" not in self.headers)
         self._asked = self._replied = self._end_pending = False
         self._waited = 0.0
 
@@ -104,7 +105,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """Return the next message: the next piece of the body; after the last one, the disconnect."""
-        if self._declared is not None and self._declared > self._limits.body:
+        if self.length is not None and self.length > self._limits.body:
             raise self._too_large()
         self._asked = True
         if self._complete:
@@ -182,7 +183,7 @@ class Exchange:
         if timing := context.timings.header():
             headers.append((b"server-timing", timing.encode()))
         if not self._complete and (
-            self._declared is None or self._declared - context.received > _KEEP_ALIVE_REST or self._awaits_continue
+            self.length is None or self.length - context.received > _KEEP_ALIVE_REST or self._awaits_continue
         ):
             headers.append((b"connection", b"close"))
         return headers

@@ -1,4 +1,4 @@
-"""Read a JSON body as it arrives; the length and the media type that headers declare for any body."""
+"""Read a JSON body as it arrives; media type and content encoding of any body."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.intake.requests import Begun, Known, RequestEvent, RequestObject
 from app.intake.strict_json import Partial
 from convgrad._errors import UnsupportedMediaType
 
-__all__ = ["ReadRequest", "begun_documents", "declared_length", "json_events", "media_type", "whole"]
+__all__ = ["ReadRequest", "begun_documents", "json_events", "media_type", "refuse_encoding", "whole"]
 
 ReadRequest = Callable[[Any], Awaitable[RequestObject]]
 """Turns a parsed document into a request object."""
@@ -54,13 +54,10 @@ async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: J
         await document.supply()
 
 
-def declared_length(headers: Mapping[str, str]) -> int | None:
-    """Return the declared length of the body, or None; raises `UnsupportedMediaType` for a content encoding."""
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in ("", "identity"):
+def refuse_encoding(headers: Mapping[str, str]) -> None:
+    """Raise `UnsupportedMediaType` for a content encoding."""
+    if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType("the body must not have a content encoding")
-    length = headers.get("content-length", "")
-    return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
 
 def media_type(headers: Mapping[str, str]) -> str:

@@ -51,7 +51,8 @@ class RawSink:
         self._own = own
         self._bound = bound
         self._expect(expected, bound)
-        self._pieces: list[tuple[Segment, int]] = []
+        self._pieces: list[Segment] = []
+        self._used = 0  # bytes of the last piece; the others are full
         self._small = bytearray()
         self._shared: tuple[Segment, int] | None = None  # where a small tensor was moved once it was complete
         self._complete = self._counted = False
@@ -62,17 +63,12 @@ class RawSink:
         if expected is not None and bound is not None and expected > bound:
             raise TensorFault(f"dtype and shape need {expected} bytes, but at most {bound} can still arrive", "size")
 
-    @property
-    def small(self) -> bool:
-        """Whether the tensor needs no segment yet."""
-        return not self._own and (self.nbytes if self._expected is None else self._expected) <= _SMALL
-
     def write(self, data: bytes | memoryview) -> None:
         """Receive the next bytes; raises `TensorFault` when they are more than expected."""
         self.nbytes += len(data)
         if self._expected is not None and self.nbytes > self._expected:
             raise TensorFault(f"dtype and shape need {self._expected} bytes, but more arrived", "size")
-        rest = data if self._waiting or not self._pieces else self._put(memoryview(data))
+        rest = data if self._waiting or not self._pieces else self._put(data)
         if rest:
             self._waiting.append(rest)
 
@@ -90,7 +86,7 @@ class RawSink:
     @property
     def segment(self) -> Segment:
         """The segment with the bytes; only once they are `in_place`."""
-        return self._pieces[0][0]
+        return self._pieces[0]
 
     def room(self) -> memoryview:
         """Return the memory for the bytes that are still to come; empty while there is none."""
@@ -99,8 +95,7 @@ class RawSink:
     def placed(self, count: int) -> None:
         """Count bytes that were written to `room` directly."""
         self.nbytes += count
-        segment, used = self._pieces[-1]
-        self._pieces[-1] = (segment, used + count)
+        self._used += count
 
     def close(self) -> None:
         """Raise `TensorFault` unless all expected bytes have arrived."""
@@ -114,50 +109,56 @@ class RawSink:
 
     async def supply(self) -> None:
         """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
+        if self._own and self._expected is not None and not self._pieces:
+            await self._add_piece()
         waiting, self._waiting = self._waiting, []
-        if self.small:
-            for data in waiting:
-                self._small += data
-            if self._complete and not self._counted:
-                self._counted = True
-                self._shared = await self._lease.keep(self._small)
-                if self._shared is not None:
-                    self._small = bytearray()
+        if not self._own and (self.nbytes if self._expected is None else self._expected) <= _SMALL:
+            await self._keep(waiting)
             return
         if self._small:
             waiting.insert(0, bytes(self._small))
             self._small = bytearray()
         for data in waiting:
-            rest: bytes | memoryview = self._put(memoryview(data)) if self._pieces else data
+            rest = self._put(data) if self._pieces else memoryview(data)
             while rest:
-                self._pieces.append((await self._lease.acquire_async(self._next_size()), 0))
-                rest = self._put(memoryview(rest))
+                await self._add_piece()
+                rest = self._put(rest)
+
+    async def _keep(self, waiting: list[bytes | memoryview]) -> None:
+        """Add to a small tensor on the heap; once it is complete, it may be moved to a segment beside others."""
+        for data in waiting:
+            self._small += data
+        if self._complete and not self._counted:
+            self._counted = True
+            if (shared := await self._lease.keep(self._small)) is not None:
+                self._shared, self._small = shared, bytearray()
 
     async def collect(self) -> Segment:
         """Collect all bytes in one segment; each piece is returned to the pool once it is copied."""
         self.complete()
         await self.supply()
         if len(self._pieces) != 1:
-            whole, at = await self._lease.acquire_async(self.nbytes), 0
+            whole, start = await self._lease.acquire_async(self.nbytes), 0
             if not self._pieces:
                 whole.view[: self.nbytes] = self._small_bytes()
-            pieces, self._pieces = self._pieces, [(whole, self.nbytes)]
+            pieces, self._pieces = self._pieces, [whole]
             self._small, self._shared = bytearray(), None
-            for segment, used in pieces:
-                await asyncio.to_thread(_copy, whole, at, segment, used)
-                self._lease.release(segment)
-                at += used
-        return self._pieces[0][0]
+            for piece in pieces:
+                size = min(piece.size, self.nbytes - start)
+                await asyncio.to_thread(_copy, whole, start, piece, size)
+                self._lease.release(piece)
+                start += size
+        return self._pieces[0]
 
     def content(self) -> bytes:
         """Return a copy of all bytes; for small tensors."""
-        pieces = b"".join(bytes(segment.view[:used]) for segment, used in self._pieces)
-        return b"".join((pieces, self._small_bytes(), *self._waiting))
+        pieces = b"".join([bytes(piece.view) for piece in self._pieces])
+        return b"".join((pieces[: self.nbytes], self._small_bytes(), *self._waiting))
 
     def discard(self) -> None:
         """Return the memory to the pool."""
-        for segment, _ in self._pieces:
-            self._lease.release(segment)
+        for piece in self._pieces:
+            self._lease.release(piece)
         self._pieces.clear()
         self._waiting.clear()
         self._small, self._shared = bytearray(), None
@@ -165,28 +166,30 @@ class RawSink:
     def _small_bytes(self) -> bytearray | memoryview:
         if self._shared is None:
             return self._small
-        segment, at = self._shared
-        return segment.view[at : at + self.nbytes]
+        segment, start = self._shared
+        return segment.view[start : start + self.nbytes]
 
-    def _put(self, view: memoryview) -> memoryview:
+    def _put(self, data: bytes | memoryview) -> memoryview:
         """Write what fits the last piece; return the rest."""
-        segment, used = self._pieces[-1]
-        count = min(segment.size - used, len(view))
-        segment.view[used : used + count] = view[:count]
-        self._pieces[-1] = (segment, used + count)
+        piece, start, view = self._pieces[-1], self._used, memoryview(data)
+        count = min(piece.size - start, len(view))
+        piece.view[start : start + count] = view[:count]
+        self._used += count
         return view[count:]
 
-    def _next_size(self) -> int:
-        if self._expected is not None:
-            return self._expected
-        size = min(_FIRST_PIECE << len(self._pieces), _LARGEST_PIECE)
-        left = size if self._bound is None else self._bound - sum(used for _, used in self._pieces)
-        return max(1, min(size, left))
+    async def _add_piece(self) -> None:
+        size = self._expected
+        if size is None:
+            size = min(_FIRST_PIECE << len(self._pieces), _LARGEST_PIECE)
+            if self._bound is not None:
+                size = max(1, min(size, self._bound - sum(piece.size for piece in self._pieces)))
+        self._pieces.append(await self._lease.acquire_async(size))
+        self._used = 0
 
 
-def _copy(target: Segment, at: int, source: Segment, used: int) -> None:
+def _copy(target: Segment, start: int, source: Segment, size: int) -> None:
     # The caller may be cancelled before the copy ends: the views keep both segments from being reused.
-    np.copyto(np.frombuffer(target.view, np.uint8)[at : at + used], np.frombuffer(source.view, np.uint8)[:used])
+    np.copyto(np.frombuffer(target.view, np.uint8)[start : start + size], np.frombuffer(source.view, np.uint8)[:size])
 
 
 class NpySink(RawSink):

@@ -289,8 +289,10 @@ class SegmentPool:
             return self._lease(block, nbytes, owner)
 
     def _check_share(self, size: int, owner: str) -> None:
+        if not owner:
+            return
         mine, free = self._held[owner], self.limit - self._held.total()
-        if owner and mine and mine + size > free:
+        if mine and mine + size > free:
             self._refused += 1
             raise RateLimited(
                 f"the calls of this key or address use {mine} bytes of memory; only {free} are free",

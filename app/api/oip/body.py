@@ -96,24 +96,27 @@ class InferenceBody:
                         yield Begun(begun_request(self._called, begun))
                     continue
                 rest = chunk[len(text) :]
-                known = await self._known(head, memoryview(rest))
+                self._open(head)
+                known = self._known(head, head.shape_bytes(memoryview(rest)))
                 yield known
                 self._check_length(head.nbytes)
             await self._write(memoryview(rest))
             if self._coming and self._length is not None:
+                await self._coming[0].supply()
                 self._lease.place([self._coming[0].room()])
         if head is None:
             if self._head_left:
                 raise ParseError(f"the body is shorter than the {self._head_length} bytes of JSON that {_HEADER} gives")
             head = self._parse_head(await self._lists().finish_async())
-            known = await self._known(head, memoryview(b""))
+            self._open(head)
+            known = self._known(head, head.shape_bytes(memoryview(b"")))
         if self._coming:
             missing = sum(sink.missing for sink in self._coming)
             raise ParseError(f"the body is {missing} bytes too short for its binary tensors")
         assert known is not None
         shapes = b"".join([self._sinks[tensor.name].content() for tensor, _ in head.shapes])
         if known.prepared is None and head.shapes:
-            known = await self._known(head, memoryview(shapes), only_shapes=True)
+            known = self._known(head, shapes)
         yield known
         self._remember(head, shapes, known)
 
@@ -158,30 +161,28 @@ class InferenceBody:
             at += tensor.nbytes
         return CachedHead(request, binary, tuple(shapes), at)
 
-    async def _known(self, head: CachedHead, rest: memoryview, *, only_shapes: bool = False) -> Known:
-        """Return the call. Its shape input is read from `rest`, the bytes after the head, if it is there.
+    def _open(self, head: CachedHead) -> None:
+        """Find the regions of the request's tensors, and make a sink for each binary one."""
+        # A region may be unregistered meanwhile: this call keeps using the one it found.
+        self.regions = {name: self._regions.find(place) for name, place in head.request.places.items()}
+        for tensor in head.binary:
+            sink = RawSink(self._lease, expected=tensor.nbytes, bound=None, own=tensor.name not in head.shape_names)
+            self._sinks[tensor.name] = sink
+            if tensor.nbytes:
+                self._coming.append(sink)
+        self.request = head.request
 
-        The rest may also be `only_shapes`, one after the other.
-        """
-        request, named = head.request, {tensor.name for tensor, _ in head.shapes}
-        self.request = request
-        if not self._sinks:
-            # A region may be unregistered meanwhile: this call keeps using the one it found.
-            self.regions = {name: self._regions.find(place) for name, place in request.places.items()}
-            self._sinks = {
-                each.name: RawSink(self._lease, expected=each.nbytes, bound=None, own=each.name not in named)
-                for each in head.binary
-            }
-            self._coming = deque(sink for sink in self._sinks.values() if sink.missing)
-        shapes = bytes(rest) if only_shapes else head.shape_bytes(rest)
+    def _known(self, head: CachedHead, shapes: bytes | None) -> Known:
+        """Return the call; `shapes` are the bytes of its shape inputs, or None if they have not arrived."""
+        request = head.request
         inputs: dict[str, Input] = {}
-        at = 0
+        start = 0
         for tensor in request.inputs:
-            if shapes is not None and tensor.name in named:
-                inputs[tensor.name] = _integers(tensor, shapes[at : at + tensor.nbytes])
-                at += tensor.nbytes
+            if shapes is not None and tensor.name in head.shape_names:
+                inputs[tensor.name] = _integers(tensor, shapes[start : start + tensor.nbytes])
+                start += tensor.nbytes
             else:
-                inputs[tensor.name] = await self._input(tensor)
+                inputs[tensor.name] = self._input(tensor)
         call = RequestedCall(RequestObject(self._called, request.attributes, {}, request.options), inputs)
         if shapes is None:
             return Known(call, likely=head.last_call)
@@ -203,7 +204,7 @@ class InferenceBody:
         if (rest := self._length - self._head_length) != binary:
             raise ParseError(f"the binary tensors need {binary} bytes after the JSON, but the body has {rest}")
 
-    async def _input(self, tensor: InputTensor) -> Input:
+    def _input(self, tensor: InputTensor) -> Input:
         """Return an input, or the values of a shape; a shape that has not arrived is a tensor."""
         if tensor.numbers is not None:
             with _named(tensor.name):
@@ -214,13 +215,9 @@ class InferenceBody:
         if not self._is_shape(tensor):
             return Tensor(tensor.dtype, tensor.shape, elements)
         _check_shape(tensor)
-        if tensor.place is not None:
-            room = bytearray(tensor.nbytes)
-            await self.regions[tensor.name].read(tensor.place.offset, memoryview(room))
-            return _integers(tensor, room)
-        if tensor.numbers is not None:
-            return _integers(tensor, tensor.numbers.content())
-        return Tensor(DTYPES["s32"], tensor.shape)  # the rules accept only s32 here
+        if tensor.source == "binary" or elements is None:
+            return Tensor(DTYPES["s32"], tensor.shape)  # the rules accept only s32 here
+        return _integers(tensor, elements.content())
 
     def _is_shape(self, tensor: InputTensor) -> bool:
         return self._called.operation.is_shape(tensor.name)
@@ -230,18 +227,19 @@ class InferenceBody:
             if not self._coming:
                 raise ParseError(f"the body has {len(data)} bytes or more after its last tensor")
             sink = self._coming[0]
+            await sink.supply()
             count = min(sink.missing, len(data))
             sink.write(data[:count])
             data = data[count:]
-            if not sink.missing:
-                sink.close()
-                self._coming.popleft()
-            await sink.supply()
+            self._close_complete(sink)
 
     def _placed(self, count: int) -> None:
         """Count bytes that were read straight into their tensor."""
         sink = self._coming[0]
         sink.placed(count)
+        self._close_complete(sink)
+
+    def _close_complete(self, sink: RawSink) -> None:
         if not sink.missing:
             sink.close()
             self._coming.popleft()

@@ -35,6 +35,10 @@ class CachedHead:
     calls: dict[bytes, Prepared] = field(default_factory=dict)
     plan_bytes: int = 0
     """Size of the plans of `calls`."""
+    shape_names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape_names = frozenset(tensor.name for tensor, _ in self.shapes)
 
     def shape_bytes(self, rest: memoryview) -> bytes | None:
         """Return the shapes from the first bytes after the head; None when these are too few."""

@@ -73,17 +73,17 @@ class _Inference(Compute):
     def decode(self, exchange: Exchange, _: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
         """Read the body of the request."""
         headers, settings = exchange.headers, self.service.settings
-        if not media_type(headers).endswith("+json"):
-            check_media_type(exchange, _REQUEST_TYPES)
+        if not (name := media_type(headers)).endswith("+json"):
+            check_media_type(name, _REQUEST_TYPES)
         decompressor = decompressor_of(headers.get("content-encoding", ""), int(settings.body_limit))
         body = self._body = InferenceBody(
             self.called,
             lease,
             self._state.regions.of(exchange.context.key),
             self._state.heads,
-            head_length=_length(headers, HEAD_LENGTH),
+            head_length=_head_length(headers),
             # The decompressed length is not known in advance.
-            length=None if decompressor is not None else _length(headers, "content-length"),
+            length=None if decompressor is not None else exchange.length,
             head_limit=int(settings.head_limit),
         )
         chunks = exchange.chunks()
@@ -119,10 +119,10 @@ class _Inference(Compute):
         await send_inference(call, request, send, coding=coding, regions=self._body.regions)
 
 
-def _length(headers: Mapping[str, str], name: str) -> int | None:
-    text = headers.get(name)
+def _head_length(headers: Mapping[str, str]) -> int | None:
+    text = headers.get(HEAD_LENGTH)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise InvalidRequest(f"the header {name} must be a number of bytes")
+        raise InvalidRequest(f"the header {HEAD_LENGTH} must be a number of bytes")
     return int(text)

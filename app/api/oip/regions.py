@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +62,15 @@ class Region:
         return _RegionElements(self, place, lease)
 
     async def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
-        await _off_loop(len(into), self._read, offset, into)
+        """Fill `into` as `read_now` does, in a thread if it is large."""
+        await _off_loop(len(into), self.read_now, offset, into)
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Write `data` to an offset of the region; raises `InvalidRequest` when that fails."""
         await _off_loop(len(data), self._write, offset, data)
 
-    def _read(self, offset: int, into: memoryview) -> None:
+    def read_now(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
         done = 0
         while done < len(into):
             count = os.preadv(self._descriptor, [into[done:]], self.offset + offset + done)
@@ -104,7 +106,9 @@ class _RegionElements:
         return segment
 
     def content(self) -> bytes:
-        raise NotImplementedError  # shapes are read from a region without it
+        content = bytearray(self.place.byte_size)
+        self.region.read_now(self.place.offset, memoryview(content))
+        return bytes(content)
 
 
 class LentRegion(Region):
@@ -125,11 +129,11 @@ class Registry:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.lent: dict[str, LentRegion] = {}
-        self._owners: dict[str, Regions] = {}
+        self._owners = defaultdict[str, Regions](lambda: Regions(enabled=self.enabled, lent=self.lent))
 
     def of(self, owner: str) -> Regions:
         """Return the regions of a key."""
-        return self._owners.setdefault(owner, Regions(enabled=self.enabled, lent=self.lent))
+        return self._owners[owner]
 
 
 class Regions:
@@ -139,9 +143,9 @@ class Regions:
     the extension is disabled.
     """
 
-    def __init__(self, *, enabled: bool, lent: Mapping[str, LentRegion] | None = None) -> None:
+    def __init__(self, *, enabled: bool, lent: Mapping[str, LentRegion]) -> None:
         self._enabled = enabled
-        self._lent: Mapping[str, LentRegion] = {} if lent is None else lent
+        self._lent = lent
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:

@@ -22,7 +22,7 @@ from app.calls.service import Service
 from app.calls.tasks import RequestReceiver
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange, exchange_of
-from app.intake.body import begun_documents, declared_length, whole
+from app.intake.body import begun_documents, media_type, refuse_encoding, whole
 from app.intake.json import JsonIntake
 from app.intake.lease import Lease
 from app.intake.values import TensorValues
@@ -67,11 +67,11 @@ async def call(request: Request) -> None:
 
 async def answer_rpc(exchange: Exchange, service: Service, methods: Mapping[str, Method] = METHODS) -> None:
     """Read one HTTP request, execute its JSON-RPC requests, and reply."""
-    check_media_type(exchange, (*_CONTENT_TYPES, ""))
-    media_type = choose(exchange.headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
+    check_media_type(media_type(exchange.headers), (*_CONTENT_TYPES, ""))
+    reply_type = choose(exchange.headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
     exchange.context.session = session_of(exchange.headers)
     with ExitStack() as admission, service.lease() as lease:
-        await _Message(exchange, service, methods, lease, admission).answer(media_type)
+        await _Message(exchange, service, methods, lease, admission).answer(reply_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,8 @@ class _Message:
         limit, denied = int(self._service.settings.head_limit), self._context.denied
         error: ConvgradError | None = None
         try:
-            length = declared_length(self._exchange.headers)
+            refuse_encoding(self._exchange.headers)
+            length = self._exchange.length
             if denied is not None and (length is None or length > limit):
                 return _Unreadable(denied)  # don't read large bodies without a valid key
             document = JsonIntake(TensorValues(self._lease, self._refusal), length=length, max_skeleton=limit)
