@@ -11,7 +11,7 @@ import json
 import re
 from itertools import pairwise
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -89,7 +89,7 @@ class Numbers:
         self._levels = 0  # lists around each number; 0 until there is one
         self._sizes: list[int] = []  # numbers in a list of each level, from 1 for a number itself outwards; 0: unknown
         self._blank = b"["  # the brackets and commas so far while there is no number
-        self._commas = 0
+        self._separated = 0  # numbers that a comma follows
         self._peak, self._whole = 0.0, True  # the largest magnitude, and whether all are integers
         self._rest = self._skipper()
         self._sink = RawSink(lease, expected=None, bound=None)
@@ -243,36 +243,33 @@ class Numbers:
             self._sink.complete()
 
     def _structure(self, outline: bytes) -> int | None:
-        """Check the brackets and commas of a slice; return where the array ends, if it does.
-
-        Where numbers are nested like a tensor, each comma is between two numbers, and the i-th follows the ends of as
-        many lists as there are sizes of lists that divide i.
-        """
+        """Check the brackets and commas of a slice; return where the array ends, if it does."""
         codes = np.frombuffer(outline, np.uint8)
         depths = self._depth + np.cumsum((codes == _OPEN).astype(np.int8) - (codes == _CLOSE), dtype=np.int64)
-        ends = np.flatnonzero(depths == 0)
-        if len(ends):
-            size = int(ends[0]) + 1
-            outline, codes, depths = outline[:size], codes[:size], depths[:size]
+        closed = depths == 0
+        end = int(closed.argmax()) if closed.any() else None
+        if end is not None:
+            outline, codes, depths = outline[: end + 1], codes[: end + 1], depths[: end + 1]
         numbers = codes == _NUMBER
-        brackets = b"[" in outline or b"]" in outline
-        if brackets or not self._levels:  # where there are only numbers the parser itself reports extra commas
+        if not self._levels or b"[" in outline or b"]" in outline:  # in plain numbers the parser finds extra commas
             _check_order(self._before + outline, empty_lists=not (self._levels or numbers.any()))
-            if self._shape is not None:
-                self._check_levels(int(depths.max(initial=0)), self._shape)
-            if depths.max(initial=0) > _DEEPEST:
-                raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
+            self._check_depth(int(depths.max(initial=0)))
         if not self._levels:
             self._begin(outline, numbers, depths)
         if self._levels > 1:
             if (depths[numbers] != self._levels).any():
                 raise TensorFault(f"{_NESTED}: it has numbers beside lists", "nesting")
-            self._check_commas(self._levels - depths[codes == _COMMA], over=len(ends) > 0)
+            closing = self._levels - depths[codes == _COMMA]
+            self._check_lengths(closing if end is None else np.append(closing, self._levels))
         self._before = outline.rstrip(_SPACE)[-1:] or self._before
-        if not len(ends):
-            self._depth = int(depths[-1]) if len(depths) else self._depth
-            return None
-        return int(ends[0])
+        self._depth = int(depths[-1]) if len(depths) else self._depth
+        return end
+
+    def _check_depth(self, deepest: int) -> None:
+        if self._shape is not None:
+            self._check_levels(deepest, self._shape)
+        if deepest > _DEEPEST:
+            raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
 
     def _begin(self, outline: bytes, numbers: npt.NDArray[Any], depths: npt.NDArray[Any]) -> None:
         """Find the first number, and with it how deep all numbers are."""
@@ -292,33 +289,33 @@ class Numbers:
             if not self._sizes[-1]:
                 raise TensorFault("has more numbers than the 0 of its shape", "size")
 
-    def _check_commas(self, ended: npt.NDArray[Any], *, over: bool) -> None:
-        """Check how many lists have `ended` before each comma of a slice, and all of them if the array is `over`."""
-        at = self._commas + 1 + np.arange(len(ended))
-        self._commas += len(ended)
-        if over:
-            at, ended = np.append(at, self._commas + 1), np.append(ended, self._levels)
-        expected = np.zeros(len(at), np.int64)
-        for level in range(1, self._levels + 1):
-            if not self._sizes[level] and (found := np.flatnonzero(ended >= level)).size:
-                self._sizes[level] = int(at[found[0]])
-            if self._sizes[level]:
-                expected += at % self._sizes[level] == 0
-        wrong = np.flatnonzero(ended != expected)
-        if len(wrong):
-            self._report(int(at[wrong[0]]), int(ended[wrong[0]]))
+    def _check_lengths(self, closed: npt.NDArray[Any]) -> None:
+        """Check that all lists of a level have the same number of numbers.
 
-    def _report(self, count: int, ended: int) -> NoReturn:
-        """Raise the fault of the first list that is too short or too long: `ended` lists end after `count` numbers."""
-        sizes = self._sizes
-        short = [level for level in range(1, ended + 1) if count % sizes[level]]
-        level = short[0] if short else ended + 1
-        wanted = sizes[level] // sizes[level - 1]
-        index, rest = [], count - 1
-        for size in reversed(sizes[level : self._levels]):
-            index.append(rest // size if size else 0)
-            rest -= index[-1] * size
-        raise _wrong_length(index, count % sizes[level] // sizes[level - 1] if short else wanted + 1, wanted)
+        `closed` is how many lists end after each number of the slice that a comma or the end of the array follows.
+        """
+        counts = self._separated + 1 + np.arange(len(closed))  # numbers up to there
+        self._separated += len(closed)
+        faults = np.zeros((self._levels + 1, len(closed)), bool)
+        for level in range(1, self._levels + 1):
+            ends = closed >= level
+            if not self._sizes[level] and ends.any():
+                self._sizes[level] = int(counts[ends.argmax()])
+            if size := self._sizes[level]:
+                faults[level] = ends != (counts % size == 0)
+        if faults.any():
+            place = int(faults.any(axis=0).argmax())
+            level = int(faults[:, place].argmax())
+            raise self._wrong_list(int(counts[place]), level, too_short=bool(closed[place] >= level))
+
+    def _wrong_list(self, count: int, level: int, *, too_short: bool) -> TensorFault:
+        """Return the fault of the list of a level that the number `count` is in."""
+        size, inner = self._sizes[level], self._sizes[level - 1]
+        wanted, index, rest = size // inner, [], count - 1
+        for outer in reversed(self._sizes[level : self._levels]):
+            position, rest = divmod(rest, outer) if outer else (0, rest)
+            index.append(position)
+        return _wrong_length(index, count % size // inner if too_short else wanted + 1, wanted)
 
     def _parse(self, text: bytes) -> None:
         if not self._levels:
