@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import binascii
-import math
-from typing import Any
 
 import pybase64
 
 from app.intake.lease import Lease
 from app.intake.sinks import NpySink, RawSink, TensorFault
-from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError
 
-__all__ = ["InlineTensor", "nbytes_of"]
-
-MAX_RANK = 64
+__all__ = ["InlineTensor", "ReceivedData"]
 
 
-class InlineTensor:
-    """Replaces a long `data` or `npy` string in the parsed document; its bytes are in `sink`.
+class ReceivedData:
+    """The data of a tensor that was taken out of a JSON document; its bytes are in `sink`.
 
-    The string is base64: standard alphabet, padded, without white space, unused bits zero.
-
-    A fault does not stop the document: it is kept in `fault`, the memory is given back, the rest of the
-    string is skipped.
+    A fault does not stop the document: it is kept in `fault`, the memory is given back, the rest of the value is
+    skipped.
     """
 
-    __slots__ = ("_odd", "_padded", "fault", "key", "sink")
+    __slots__ = ("fault", "sink")
+
+    def __init__(self, sink: RawSink, fault: TensorFault | ConvgradError | None = None) -> None:
+        self.sink = sink
+        self.fault = fault
+
+    async def supply(self) -> None:
+        """Allocate the memory that the bytes so far need."""
+        if self.fault is None:
+            try:
+                await self.sink.supply()
+            except ConvgradError as fault:
+                self.fail(fault)
+
+    def fail(self, fault: TensorFault | ConvgradError) -> None:
+        """Keep the fault, and give the memory back."""
+        # The traceback would keep the frames, and their views of the chunk, alive until the reply is sent.
+        self.fault = fault.with_traceback(None)
+        self.sink.discard()
+
+
+class InlineTensor(ReceivedData):
+    """Replaces a long `data` or `npy` string in the parsed document.
+
+    The string is base64: standard alphabet, padded, without white space, unused bits zero. `expected` is the size of
+    its bytes, if known, and `raw_bound` the most text that can still arrive.
+    """
+
+    __slots__ = ("_odd", "_padded")
 
     def __init__(
         self,
@@ -39,24 +60,18 @@ class InlineTensor:
         refusal: ConvgradError | None = None,
     ) -> None:
         bound = None if raw_bound is None else raw_bound // 4 * 3
-        self.key = key
-        self.fault: TensorFault | ConvgradError | None = refusal
-        self.sink: RawSink | None = None
+        super().__init__(NpySink(lease, bound=bound) if key == "npy" else RawSink(lease, bound=bound), refusal)
         self._odd = b""  # the last characters, of a group of four
         self._padded = False
-        if refusal is not None:
-            return
-        try:
-            if key == "npy":
-                self.sink = NpySink(lease, bound=bound)
-            else:
-                self.sink = RawSink(lease, expected=expected, bound=bound)
-        except TensorFault as fault:
-            self.fault = fault
+        if expected is not None and refusal is None:
+            try:
+                self.sink.expect(expected, bound)
+            except TensorFault as fault:
+                self.fail(fault)
 
     def write(self, piece: bytes | memoryview) -> None:
         """Decode the next characters of the string, without escapes."""
-        if self.sink is None or self.fault is not None:
+        if self.fault is not None:
             return
         try:
             if self._odd:
@@ -70,7 +85,7 @@ class InlineTensor:
                 self.sink.write(self._decoded(piece[:whole]))
             self._odd = bytes(piece[whole:])
         except (TensorFault, ConvgradError) as fault:
-            self._fail(fault)
+            self.fail(fault)
 
     def _decoded(self, groups: bytes | memoryview) -> bytes:
         if self._padded:
@@ -86,36 +101,11 @@ class InlineTensor:
 
     def close(self) -> None:
         """Handle the end of the string."""
-        if self.sink is None or self.fault is not None:
+        if self.fault is not None:
             return
         try:
             if self._odd:
                 raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
             self.sink.close()
         except (TensorFault, ConvgradError) as fault:
-            self._fail(fault)
-
-    async def supply(self) -> None:
-        """Allocate the memory that the decoded bytes need."""
-        if self.sink is None or self.fault is not None:
-            return
-        try:
-            await self.sink.supply()
-        except ConvgradError as fault:
-            self._fail(fault)
-
-    def _fail(self, fault: TensorFault | ConvgradError) -> None:
-        # The traceback would keep the frames, and their views of the chunk, alive until the reply is sent.
-        self.fault = fault.with_traceback(None)
-        if self.sink is not None:
-            self.sink.discard()
-
-
-def nbytes_of(dtype: Any, shape: Any) -> int | None:
-    """Return the size in bytes of a tensor with this wire dtype and shape, or None if either is invalid."""
-    entry = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    if entry is None or not isinstance(shape, list | tuple) or len(shape) > MAX_RANK:
-        return None
-    if not all(type(dim) is int and 0 <= dim < 2**63 for dim in shape):
-        return None
-    return math.prod(shape) * entry.itemsize
+            self.fail(fault)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
-from app.intake.strict_json import BOM, parse_document, partial_document
+from app.intake.strict_json import BOM, STRING, end_of, parse_document, partial_document
+from app.intake.values import TensorValues, ValueReader
 from convgrad._errors import ParseError, TooLarge
 
-__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader", "Values"]
+__all__ = ["HEAD_LIMIT", "JsonIntake"]
 
 HEAD_LIMIT = 256 * 1024
 """Bytes of a document without its long values, by default."""
@@ -41,34 +41,6 @@ _MARK = b"NaN"
 _QUOTE = 0x22
 
 _GAP = re.compile(rb"[ \t\r\n]*+(:)?+[ \t\r\n]*+")
-_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-
-
-class ValueReader(Protocol):
-    """Reads one value. `slow`: whether the last piece took about a millisecond, so that others should get a turn."""
-
-    slow: bool
-
-    def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
-        """Read what follows the value's opening byte; return where it stopped and whether the value has ended."""
-
-    def result(self) -> object:
-        """Return what stands for the value in the document, or its bytes, if it is too short to be taken out."""
-
-    async def supply(self) -> None:
-        """Allocate the memory that the bytes so far need."""
-
-
-class Values(Protocol):
-    """The values that are taken out of a document: of members with one of `names`, beginning with one of `openings`."""
-
-    names: tuple[str, ...]
-    openings: bytes
-    plural: str
-    """What an error calls them."""
-
-    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
-        """Begin a value. `skeleton` ends with its name and colon; `bound`: the most bytes that can still arrive."""
 
 
 _State = Callable[[bytes, int], int]
@@ -83,18 +55,15 @@ class JsonIntake:
 
     def __init__(
         self,
-        values: Values,
+        values: TensorValues,
         *,
         length: int | None = None,
         max_skeleton: int = HEAD_LIMIT,
     ) -> None:
         self._values = values
         self._patterns = _patterns(values.names, values.openings)
-        self._begun = (
-            0,
-            False,
-        )  # what had arrived at the last call of `begun`, and the bytes that it has parsed in all
-        self._parsed = 0
+        self._begun = 0, False  # what had arrived at the last call of `begun`
+        self._parsed = 0  # bytes that `begun` has parsed in all
         self._remaining = length
         self._max_skeleton = max_skeleton
         self._skeleton = bytearray()
@@ -201,7 +170,7 @@ class JsonIntake:
     def _in_string(self, chunk: bytes, start: int) -> int:
         end = start + 1 if self._escaped else start
         self._escaped = False
-        end = end_of(_STRING, chunk, end)
+        end = end_of(STRING, chunk, end)
         if end < len(chunk):
             if chunk[end] == _QUOTE:
                 self._state = self._between
@@ -282,13 +251,6 @@ class _Patterns:
 
 
 _patterns = cache(_Patterns)
-
-
-def end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0, stop: int = sys.maxsize) -> int:
-    """Return where a pattern that matches at least the empty string ends."""
-    match = pattern.match(data, start, stop)
-    assert match is not None
-    return match.end()
 
 
 def _checked_start(piece: bytes) -> bytes:

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from app.intake.inline import ReceivedData
 from app.intake.lease import Lease
 from app.intake.sinks import RawSink, TensorFault
 from app.pool.buffers import Segment
@@ -56,12 +57,11 @@ _BF16 = DTYPES["bf16"].numpy
 _NAMES = {each.numpy: each.name for each in DTYPES.values()}
 
 
-class Numbers:
+class Numbers(ReceivedData):
     """Read the numbers of one JSON array, flat or nested, after its opening bracket.
 
     If dtype and shape are `declared` before the numbers, elements are converted as they arrive; otherwise they are kept
-    as float64. `bound` is the most text that can still arrive, `most` the most numbers that are allowed. A fault does
-    not stop the document: it is kept in `fault`, the memory is given back, the rest of the array is skipped. With a
+    as float64. `bound` is the most text that can still arrive, `most` the most numbers that are allowed. With a
     `refusal` the whole array is skipped. For text that is not JSON `write` raises `ParseError` instead.
     """
 
@@ -76,6 +76,7 @@ class Numbers:
         most: int | None = None,
         refusal: ConvgradError | None = None,
     ) -> None:
+        super().__init__(RawSink(lease), refusal)
         dtype, shape = declared or (None, None)
         self._dtype: DType | None = dtype
         self._shape: tuple[int, ...] | None = shape
@@ -91,17 +92,14 @@ class Numbers:
         self._blank = b"["  # the brackets and commas so far while there is no number
         self._separated = 0  # numbers that a comma follows
         self._peak, self._whole = 0.0, True  # the largest magnitude, and whether all are integers
-        self._rest = self._skipper()
-        self._sink = RawSink(lease, expected=None, bound=None)
+        self._rest = _Rest(self._depth)
         self.count = 0
-        self.fault: TensorFault | ConvgradError | None = refusal
         if refusal is None and shape is not None:
             try:
                 self._check_bounds(shape, bound)
+                self.sink.expect(prod(shape) * self._kind.itemsize, None)
             except TensorFault as fault:
-                self._fail(fault, self._rest)
-            else:
-                self._sink = RawSink(lease, expected=prod(shape) * self._kind.itemsize, bound=None)
+                self.fail(fault)
 
     @classmethod
     def of(
@@ -117,24 +115,17 @@ class Numbers:
     def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
         """Parse at most one slice of the text from `start`; return where it stopped and whether the array has ended."""
         if self.fault is None:
-            rest = self._skipper()
+            before = self._depth, self._word
             try:
                 return self._read(chunk, start)
             except TensorFault as fault:
-                self._fail(fault, rest)
+                self._depth, self._word = before
+                self.fail(fault)
         return self._rest.write(chunk, start)
 
     def result(self) -> Numbers:
         """Return this object, as the value of the array in the document."""
         return self
-
-    async def supply(self) -> None:
-        """Allocate the memory that the numbers so far need."""
-        if self.fault is None:
-            try:
-                await self._sink.supply()
-            except ConvgradError as fault:
-                self._fail(fault, self._skipper())
 
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
         """Check that the numbers, and the nesting of their lists, fit a tensor; raises its fault."""
@@ -152,12 +143,12 @@ class Numbers:
     def content(self) -> bytes:
         """Return the elements of a small tensor as the dtype that `check` was given."""
         assert self._dtype is not None
-        return _cast(np.frombuffer(self._sink.content(), self._kind), self._dtype.numpy).tobytes()
+        return _cast(np.frombuffer(self.sink.content(), self._kind), self._dtype.numpy).tobytes()
 
     async def collect(self) -> Segment:
         """Collect all elements in one segment, as the dtype that `check` was given."""
         assert self._dtype is not None
-        segment = await self._sink.collect()
+        segment = await self.sink.collect()
         if self._kind == self._dtype.numpy:
             return segment
         target = await self._lease.acquire_async(self.count * self._dtype.itemsize)
@@ -168,13 +159,10 @@ class Numbers:
         self._lease.release(segment)
         return target
 
-    def _skipper(self) -> _Rest:
-        return _Rest(self._depth, in_string=bool(self._word))
-
-    def _fail(self, fault: TensorFault | ConvgradError, rest: _Rest) -> None:
-        # The traceback would keep the frames, and what they hold of the chunk, alive until the reply is sent.
-        self.fault, self._rest = fault.with_traceback(None), rest
-        self._sink.discard()
+    def fail(self, fault: TensorFault | ConvgradError) -> None:
+        """Keep the fault, give the memory back, and skip what follows the last slice."""
+        super().fail(fault)
+        self._rest = _Rest(self._depth, in_string=bool(self._word))
         self._text = self._word = b""
 
     def _check_bounds(self, shape: tuple[int, ...], bound: int | None = None) -> None:
@@ -240,7 +228,7 @@ class Numbers:
                 raise TensorFault("has a number with too many digits", "number_type")
         self._text = text
         if over:
-            self._sink.complete()
+            self.sink.complete()
 
     def _structure(self, outline: bytes) -> int | None:
         """Check the brackets and commas of a slice; return where the array ends, if it does."""
@@ -338,7 +326,7 @@ class Numbers:
             raise _too_many(f"has more than {self._most} numbers", self._most)
         if self._shape is not None and self.count > prod(self._shape):
             raise TensorFault(f"has more numbers than the {prod(self._shape)} of its shape", "size")
-        self._sink.write(_cast(values, self._kind).view(np.uint8).data)
+        self.sink.write(_cast(values, self._kind).view(np.uint8).data)
 
     def _convert(self, source: Segment, target: Segment, dtype: DType) -> None:
         values = np.frombuffer(source.view, self._kind, self.count)

@@ -45,12 +45,14 @@ class RawSink:
     them take no more than the size of their body.
     """
 
-    def __init__(self, lease: Lease, *, expected: int | None, bound: int | None, own: bool = False) -> None:
+    def __init__(
+        self, lease: Lease, *, expected: int | None = None, bound: int | None = None, own: bool = False
+    ) -> None:
         self.nbytes = 0
         self._lease = lease
         self._own = own
         self._bound = bound
-        self._expect(expected, bound)
+        self._expected = expected
         self._pieces: list[Segment] = []
         self._used = 0  # bytes of the last piece; the others are full
         self._small = bytearray()
@@ -58,10 +60,11 @@ class RawSink:
         self._complete = self._counted = False
         self._waiting: list[bytes | memoryview] = []
 
-    def _expect(self, expected: int | None, bound: int | None) -> None:
-        self._expected = expected
-        if expected is not None and bound is not None and expected > bound:
-            raise TensorFault(f"dtype and shape need {expected} bytes, but at most {bound} can still arrive", "size")
+    def expect(self, nbytes: int, bound: int | None) -> None:
+        """Set the exact size; raises `TensorFault` if it exceeds the bytes that can still arrive."""
+        if bound is not None and nbytes > bound:
+            raise TensorFault(f"dtype and shape need {nbytes} bytes, but at most {bound} can still arrive", "size")
+        self._expected = nbytes
 
     def write(self, data: bytes | memoryview) -> None:
         """Receive the next bytes; raises `TensorFault` when they are more than expected."""
@@ -206,7 +209,7 @@ class NpySink(RawSink):
         own: bool = False,
         on_header: Callable[[NpyHeader], None] | None = None,
     ) -> None:
-        super().__init__(lease, expected=None, bound=bound, own=own)
+        super().__init__(lease, bound=bound, own=own)
         self._on_header = on_header
         self._head = bytearray()
         self.header: NpyHeader | None = None
@@ -226,7 +229,7 @@ class NpySink(RawSink):
             return
         if self._on_header is not None:
             self._on_header(self.header)
-        self._expect(self.header.nbytes, None if self._bound is None else self._bound - self.header.offset)
+        self.expect(self.header.nbytes, None if self._bound is None else self._bound - self.header.offset)
         self._head = bytearray()
         super().write(memoryview(data)[self.header.offset - before :])
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from json import JSONDecoder
 from typing import Any
 
 from convgrad._errors import ParseError
 
-__all__ = ["BOM", "MAX_DEPTH", "Partial", "PartialList", "members_before", "parse_document", "partial_document"]
+__all__ = [
+    "BOM",
+    "MAX_DEPTH",
+    "STRING",
+    "Partial",
+    "PartialList",
+    "end_of",
+    "members_before",
+    "parse_document",
+    "partial_document",
+]
 
 BOM = b"\xef\xbb\xbf"
+
+STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+"""The content of a string, without its quotes."""
 
 MAX_DEPTH = 64
 """The most levels of nested objects and lists."""
@@ -28,6 +42,13 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
 _COMMA = re.compile(r"[ \t\r\n]*,")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0, stop: int = sys.maxsize) -> int:
+    """Return where a pattern that matches at least the empty string ends."""
+    match = pattern.match(data, start, stop)
+    assert match is not None
+    return match.end()
 
 
 def parse_document(skeleton: bytes, values: Sequence[object] = (), marks: list[tuple[int, int]] | None = None) -> Any:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
-from app.intake.inline import InlineTensor, nbytes_of
+from app.intake.inline import InlineTensor, ReceivedData
 from app.intake.lease import Lease
 from app.intake.numbers import Numbers
 from app.intake.sinks import NpySink, RawSink, TensorFault
+from app.intake.values import declared_size
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
@@ -76,9 +78,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Size of the elements in bytes."""
-        size = nbytes_of(self.dtype.name, self.shape)
-        assert size is not None
-        return size
+        return prod(self.shape) * self.dtype.itemsize
 
 
 Input = Tensor | list[int]
@@ -125,14 +125,14 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
 
     Raises `InvalidParams` if the body can't contain it, and `TooLarge` if it exceeds the `memory` of the service.
     """
-    loc, size = ["inputs", safe_key(name)], nbytes_of(given.get("dtype"), given.get("shape"))
+    loc, size = ["inputs", safe_key(name)], declared_size(given)
     if size is not None and size > memory:
         shape = tuple(given["shape"])
         message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: its shape is {dims(shape)}"
         raise TooLarge(message, data={"reason": "memory", "limit": memory, "value": size, "loc": loc})
     for member in ("data", "npy"):
         data = given.get(member)
-        if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
+        if isinstance(data, ReceivedData) and isinstance(data.fault, TensorFault):
             message = _fault_message(member, loc[1], data, data.fault)
             raise invalid_params(_WHAT, [broken_rule([*loc, member], message, data.fault.kind)])
 
@@ -262,7 +262,6 @@ def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> Ra
         raise TensorFault("must be base64 text", "string_type")
     if value.fault is not None:
         raise value.fault.with_traceback(None)
-    assert value.sink is not None
     return value.sink
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
-from app.intake.inline import InlineTensor, nbytes_of
-from app.intake.json import ValueReader, end_of
+from app.intake.inline import InlineTensor
 from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.strict_json import members_before
+from app.intake.strict_json import STRING, end_of, members_before
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 from schemas.rows import MAX_DIMS
 from schemas.tensors import MAX_NUMBERS
 
-__all__ = ["LONG_STRING", "TensorValues"]
+__all__ = ["LONG_STRING", "TensorValues", "ValueReader", "declared_size", "declared_tensor"]
 
 LONG_STRING = 512
 """A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
@@ -29,8 +29,7 @@ _MOST_TENSORS = 4096
 _ESCAPED_STEP = 16 * 1024
 
 _QUOTE = 0x22
-_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-# Like _STRING, but stops before an incomplete or invalid escape.
+# Like STRING, but stops before an incomplete or invalid escape.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
 _ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
 _ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
@@ -60,16 +59,13 @@ class TensorValues:
         if opening == _QUOTE:
             return _String(self, name, skeleton, bound)
         self._add()
-        declared = _declared(members_before(skeleton))
+        declared = declared_tensor(members_before(skeleton))
         return Numbers(self._lease, declared, bound=bound, most=self._most, refusal=self._refusal)
 
     def begin_long(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
         """Begin to decode a string; dtype and shape, if they come before it, give its length."""
         self._add()
-        expected = None
-        if name == "data":
-            members = members_before(skeleton)
-            expected = nbytes_of(members.get("dtype"), members.get("shape"))
+        expected = declared_size(members_before(skeleton)) if name == "data" else None
         return InlineTensor(name, self._lease, expected=expected, raw_bound=bound, refusal=self._refusal)
 
     def _add(self) -> None:
@@ -79,7 +75,8 @@ class TensorValues:
             raise TooLarge(msg, data={"reason": "head", "limit": _MOST_TENSORS})
 
 
-def _declared(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
+def declared_tensor(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
+    """Return the dtype and shape that the members of a tensor declare, or None if one is missing or invalid."""
     name, shape = members.get("dtype", members.get("datatype")), members.get("shape")
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None or not isinstance(shape, list) or len(shape) > MAX_DIMS:
@@ -87,8 +84,17 @@ def _declared(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | Non
     return (dtype, tuple(shape)) if all(type(size) is int and 0 <= size < 2**63 for size in shape) else None
 
 
+def declared_size(members: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a tensor by the dtype and shape that its members declare, or None."""
+    declared = declared_tensor(members)
+    return None if declared is None else prod(declared[1]) * declared[0].itemsize
+
+
 class _String:
-    """Reads one string after its opening quote."""
+    """Read one string after its opening quote.
+
+    `slow` is whether the last piece took about a millisecond, so that others should get a turn.
+    """
 
     __slots__ = ("_begin", "_bound", "_cut_escape", "_name", "_skeleton", "_tensor", "_text", "_values", "slow")
 
@@ -119,7 +125,7 @@ class _String:
             return self._decode(self._tensor, chunk, start)
         before = len(self._begin)
         self._begin += chunk[start : start + LONG_STRING + 1 - before]
-        end = end_of(_STRING, self._begin)
+        end = end_of(STRING, self._begin)
         if end < len(self._begin) and self._begin[end] == _QUOTE:
             self._text = b'"' + self._begin[: end + 1]
             return start + end + 1 - before, True
@@ -171,3 +177,7 @@ def _plain(text: bytes) -> bytes:
     """
     text = text.replace(b"\\/", b"/")
     return text.replace(b"\\u002B", b"+").replace(b"\\u002b", b"+") if b"\\" in text else text
+
+
+ValueReader = _String | Numbers
+"""Reads one value, from the byte after its first."""

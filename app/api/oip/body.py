@@ -166,7 +166,7 @@ class InferenceBody:
         # A region may be unregistered meanwhile: this call keeps using the one it found.
         self.regions = {name: self._regions.find(place) for name, place in head.request.places.items()}
         for tensor in head.binary:
-            sink = RawSink(self._lease, expected=tensor.nbytes, bound=None, own=tensor.name not in head.shape_names)
+            sink = RawSink(self._lease, expected=tensor.nbytes, own=tensor.name not in head.shape_names)
             self._sinks[tensor.name] = sink
             if tensor.nbytes:
                 self._coming.append(sink)
