@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from app.intake.strict_json import BOM, STRING, end_of, parse_document, partial_document
+from app.intake.strict_json import BOM, end_of, parse_document, partial_document, string_end
 from app.intake.values import TensorValues, ValueReader
 from convgrad._errors import ParseError, TooLarge
 
@@ -170,7 +170,7 @@ class JsonIntake:
     def _in_string(self, chunk: bytes, start: int) -> int:
         end = start + 1 if self._escaped else start
         self._escaped = False
-        end = end_of(STRING, chunk, end)
+        end = string_end(chunk, end)
         if end < len(chunk):
             if chunk[end] == _QUOTE:
                 self._state = self._between

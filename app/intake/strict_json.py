@@ -14,19 +14,16 @@ from convgrad._errors import ParseError
 __all__ = [
     "BOM",
     "MAX_DEPTH",
-    "STRING",
     "Partial",
     "PartialList",
     "end_of",
     "members_before",
     "parse_document",
     "partial_document",
+    "string_end",
 ]
 
 BOM = b"\xef\xbb\xbf"
-
-STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-"""The content of a string, without its quotes."""
 
 MAX_DEPTH = 64
 """The most levels of nested objects and lists."""
@@ -41,6 +38,7 @@ _DELIMITERS = (",", "]", "}", " ", "\t", "\r", "\n")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
 _COMMA = re.compile(r"[ \t\r\n]*,")
+_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -49,6 +47,11 @@ def end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0, 
     match = pattern.match(data, start, stop)
     assert match is not None
     return match.end()
+
+
+def string_end(data: bytes | bytearray, start: int) -> int:
+    """Return where the text of a string ends: at its quote, or before an incomplete escape, or with the data."""
+    return end_of(_STRING, data, start)
 
 
 def parse_document(skeleton: bytes, values: Sequence[object] = (), marks: list[tuple[int, int]] | None = None) -> Any:

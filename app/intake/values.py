@@ -10,7 +10,7 @@ from typing import Any
 from app.intake.inline import InlineTensor
 from app.intake.lease import Lease
 from app.intake.numbers import Numbers
-from app.intake.strict_json import STRING, end_of, members_before
+from app.intake.strict_json import end_of, members_before, string_end
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 from schemas.rows import MAX_DIMS
@@ -29,7 +29,7 @@ _MOST_TENSORS = 4096
 _ESCAPED_STEP = 16 * 1024
 
 _QUOTE = 0x22
-# Like STRING, but stops before an incomplete or invalid escape.
+# The text of a string, up to an incomplete or invalid escape.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
 _ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
 _ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
@@ -125,7 +125,7 @@ class _String:
             return self._decode(self._tensor, chunk, start)
         before = len(self._begin)
         self._begin += chunk[start : start + LONG_STRING + 1 - before]
-        end = end_of(STRING, self._begin)
+        end = string_end(self._begin, 0)
         if end < len(self._begin) and self._begin[end] == _QUOTE:
             self._text = b'"' + self._begin[: end + 1]
             return start + end + 1 - before, True
