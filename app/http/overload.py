@@ -35,7 +35,9 @@ _MORE = getattr(socket, "MSG_MORE", 0)
 _LINE = re.compile(rb"([A-Z]++) ([^ ?\r\n]*+)[^ \r\n]*+ HTTP/1\.[01]\r?\n")
 _GIVEN_ID = re.compile(rb"\nx-request-id: *+([^\r\n]*+)\r?\n", re.IGNORECASE)
 _PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *+:", re.IGNORECASE)
-_CALL = re.compile(r"/v1/ops/[^/]+(?:/verify)?|/v1/graphs|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_CALL = re.compile(
+    r"/v1/ops/[^/]+(?:/verify)?|/v1/graphs|/v1/checks/[^/]+/submit|/v2/models/[^/]+(?:/versions/[^/]+)?/infer"
+)
 _PLACE = "<request id>"
 
 

@@ -228,6 +228,18 @@ def test_malformed_heads_can_be_answered(data: bytes) -> None:
     assert rejection(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
 
 
+CALLS = ["ops/x", "ops/x/verify", "graphs", "checks/1/submit"]
+
+
+@pytest.mark.parametrize(
+    "path", [*(f"/v1/{each}" for each in CALLS), "/v2/models/x/infer", "/v2/models/x/versions/1/infer"]
+)
+def test_every_page_that_computes_is_known_by_its_head(path: str) -> None:
+    """A full service can reject each of them without reading the body."""
+    assert RequestStart(f"POST {path} HTTP/1.1\r\n".encode()).is_call
+    assert not RequestStart(f"GET {path} HTTP/1.1\r\n".encode()).is_call
+
+
 def test_only_complete_heads_are_let_in_beyond_the_limit() -> None:
     """A head that has no end yet would occupy a place that is reserved for health and metrics."""
     requests = [(b"GET /healthz", b""), (b"GET /v2/health/ready", b""), (b"HEAD /metrics", b"host: localhost\r\n")]
