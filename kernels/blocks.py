@@ -263,6 +263,9 @@ class Steps:
     together_lanes: int = 256
     """Groups whose pixels are summed before the next groups: lines of src that several taps meet stay in L1."""
 
+    together_bytes: int = CACHES.l2 * 3 // 8
+    """Packed weights of dst channels that are done line by line: they stay in L2, and dst is written in its order."""
+
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""
 

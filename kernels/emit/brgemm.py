@@ -228,7 +228,7 @@ class _Tile:
     def emit(self) -> list[Any]:
         """Emit the tile, which gives no values."""
         builder, batch = self.builder, self.batch
-        for m in range(self.rows):
+        for m in range(self.rows, 2 * self.rows):  # those of the tile that is likely next
             for line in range(0, _LINE * self.vectors, 64):
                 simd.prefetch(builder, builder.add(self._at(batch.c, batch.c_row, m), simd.I64(line)), write=True)
         sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[

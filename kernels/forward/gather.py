@@ -285,7 +285,7 @@ def gather(
     batch.totals, batch.step, batch.rounds = call.products if share.flushes else 0, share.line, 1 if direct else 0
     batch.apart = 1 if share.flushes else 0
     batch.b_vector = share.block_bytes
-    step = share.lanes if lanewise else 2 * WIDTH
+    step = share.lanes if lanewise else 2 * WIDTH * share.together
     for item in range(first, last):
         rest = item
         for axis in range(3, -1, -1):
@@ -318,12 +318,14 @@ def gather(
             for channel in range(0, one.channels, step):
                 valid = min(step, one.channels - channel)
                 vectors = (valid + WIDTH - 1) // WIDTH
+                work.blocks = 1 if lanewise else (vectors + 1) // 2
+                wide, narrow = (1, 1) if lanewise else (min(vectors, 2), vectors - 2 * (work.blocks - 1))
                 lanes, to = vectors * WIDTH, place + channel * dst.lane
                 batch.start, batch.start_row = line + 4 * channel, 0
-                batch.valid = WIDTH if lanewise else valid - (vectors - 1) * WIDTH
+                work.pair, work.valid = 2 * WIDTH * dst.lane, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * share.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
-                work.limit = share.limits[vectors - 1] if not lanewise else share.limits[0]
+                work.limit = share.limits[wide - 1]
                 if DOTS and work.micro == PAIRS:
                     work.limit = PAIRS_ROWS
                 shift = 0
@@ -341,7 +343,8 @@ def gather(
                     fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
                 work.start += shift
                 work.source, work.shift, work.brought = start, shift, channel
-                entry = table[work.micro + (0 if lanewise else vectors - 1)]
+                entry = table[work.micro + wide - 1]
+                work.last = share.lines if share.lines != 0 else table[work.micro + narrow - 1]
                 _sum_block(entry, share, tables, works[0], lists, batches[0], one, call)
                 work.start -= shift
                 if not direct:

@@ -11,8 +11,11 @@ from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
+from kernels.target import target
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lists"]
+
+WIDTH = target().lanes
 
 MOST_ELEMENTS = 2048
 """Elements of a batch at the most; the sums of longer ones are stored in between."""
@@ -98,20 +101,25 @@ def _sum_tiles(
         axes[two].dst_step * dst[two],
         axes[three].dst_step * dst[three],
     )
-    place = work.place
+    place, b, start = work.place, batch.b, batch.start
     for axis in range(4):
         place += (phases[work.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
     for i in range(end[one] - at[one]):
         for j in range(end[two] - at[two]):
             for k in range(end[three] - at[three]):
-                batch.a = work.start + i * a_one + j * a_two + k * a_three
-                batch.c = place + i * c_one + j * c_two + k * c_three
-                for _ in range(work.repeat):
-                    if begun:
-                        batch.start, batch.start_row = batch.c, c_row
-                    call_entry(entry, address_of(batch))
-                    batch.a += batch.rows * a_row
-                    batch.c += batch.rows * c_row
+                a, c = work.start + i * a_one + j * a_two + k * a_three, place + i * c_one + j * c_two + k * c_three
+                for block in range(work.blocks):
+                    final = block == work.blocks - 1
+                    call, batch.valid = (work.last, work.valid) if final else (entry, WIDTH)
+                    batch.a, batch.b, batch.c = a, b + 2 * block * share.block_bytes, c + block * work.pair
+                    batch.start = start + 2 * block * share.line
+                    for _ in range(work.repeat):
+                        if begun:
+                            batch.start, batch.start_row = batch.c, c_row
+                        call_entry(call, address_of(batch))
+                        batch.a += batch.rows * a_row
+                        batch.c += batch.rows * c_row
+    batch.b, batch.start = b, start
 
 
 @jit

@@ -163,8 +163,8 @@ class GatherShare(Record):
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
     a line if `inside`. Only with `flushes` are they then added up by themselves.
 
-    With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Src that
-    is not `packed` is read in place. With `joined` taps side by side are one run of words. With `far` src is packed tap
+    With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Otherwise
+    so many pairs of vectors of dst channels (`together`) are done line by line. Src that is not `packed` is read in place. With `joined` taps side by side are one run of words. With `far` src is packed tap
     by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself. `covered`
     says that every dst position meets a tap. With a `lines` address lines of `kernel[2]` taps are summed by that
     micro-kernel (see `kernels.emit.depthwise_lines`), and src has `width` positions along w.
@@ -191,6 +191,7 @@ class GatherShare(Record):
     lanewise: bool
     multiplier: int
     lanes: int
+    together: int
     packed: bool
     joined: bool
     far: bool
@@ -253,6 +254,12 @@ class Work(Record):
     repeat: int
     micro: int
     limit: int
+    blocks: int
+    """Pairs of vectors of dst channels, `pair` bytes apart in dst."""
+    pair: int
+    last: int
+    """The micro-kernel of the last one, of whose last vector `valid` lanes are written."""
+    valid: int
     source: int
     """Where the src of a block of lanes is packed from."""
     shift: int

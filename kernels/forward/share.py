@@ -207,6 +207,7 @@ class _Gather(Share):
             lanewise=self.lanewise,
             multiplier=many,
             lanes=self._lanes() if self.lanewise else LANES,
+            together=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if direct and not self.lanewise else 1,
             packed=packed,
             joined=joined,
             far=far,

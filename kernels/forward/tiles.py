@@ -90,22 +90,26 @@ class ForwardTiles:
         return _way(problem) == "gather"
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
+        """Share out images, dst lines, groups, then lane blocks; lanes first where weights are the larger tensor.
+
+        Units of lines pack all weights each, so where these are not small, blocks come before lines.
+        """
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
         cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])  # the last vector of groups is a whole one
-        images, groups, blocks = cells[:3]
         wanted = int(max(1, min(4 * workers, problem.macs // STEPS.unit_macs)))
-        large = prod(problem.weights_shape) > prod(problem.src_shape)
-        lanes_first = large and blocks * groups >= wanted
-        by_image = 1 if lanes_first else min(max(1, images), wanted)
-        by_group = min(groups, ceil(wanted / by_image))
-        left = ceil(wanted / (by_image * by_group)) if by_group == groups else 1
-        by_block = min(blocks, left)
-        left = ceil(left / by_block) if by_block == blocks else 1
-        axis = next((a for a in range(3, 6) if cells[a] >= 2 * left), 5)
-        counts = [by_image, by_group, by_block, 1, 1, 1]
-        counts[axis] = min(left, max(1, cells[axis]))
+        weights, src = prod(problem.weights_shape), prod(problem.src_shape)
+        lanes_first = weights > src and cells[1] * cells[2] >= wanted
+        lines_first = wanted * weights < src and _way(problem) == "gather"
+        counts, left = [1] * 6, wanted
+        for some in (
+            ([1, 2], [3, 4, 5]) if lanes_first else ([0], [3, 4, 5], [1, 2]) if lines_first else ([0, 1, 2], [3, 4, 5])
+        ):
+            if some[0] == 3:
+                some = [next((axis for axis in some if cells[axis] >= 2 * left), 5)]
+            for axis in some:
+                counts[axis] = min(left, max(1, cells[axis]))
+                left = ceil(left / counts[axis])
         return cut_units(problem, sizes, steps, cells, counts), 0
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
