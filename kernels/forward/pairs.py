@@ -11,6 +11,7 @@ import numpy as np
 from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import fill_zero
 from kernels.forward.records import Call, Data, GatherShare, Pass, Work
+from kernels.pack.halves import SPREAD, spread1, spread3
 from kernels.pack.magnitudes import magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
 from kernels.target import target
@@ -71,6 +72,19 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
         positions *= sizes[axis]
     if positions == 0:
         return
+    fill_zero(scratch + positions * steps[3], LINE)
+    channels, run = share.channels, sizes[3]
+    if (channels == 1 or channels == 3) and data.channel == 2 and strides[3] == 2 * channels and run >= SPREAD:
+        for n in range(sizes[0]):
+            for d in range(sizes[1]):
+                for h in range(sizes[2]):
+                    line = source + n * strides[0] + d * strides[1] + h * strides[2]
+                    to = scratch + ((n * sizes[1] + d) * sizes[2] + h) * steps[2]
+                    if channels == 1:
+                        spread1(to, line, run)
+                    else:
+                        spread3(to, line, run)
+        return
     for axis in range(3):
         box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
     box.sizes[3], packing.strides[3] = share.channels, data.channel
@@ -80,7 +94,6 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     whole = share.channels % 2 == 0
     call_packer(share.packer, packings[0], boxes, boxes if whole else boxes[:0])
     boxes[0].place = packings[0].parts  # the tables are named once more: that keeps them
-    fill_zero(scratch + positions * steps[3], LINE)
 
 
 @jit

@@ -17,7 +17,7 @@ from kernels.emit.compiler import emitted, jit
 from kernels.emit.intrinsics import F32, transpose_panel
 from kernels.pack.split import Pixels, below
 
-__all__ = ["move16", "pack_line", "pack_line_pairs", "split_f16", "transpose16"]
+__all__ = ["SPREAD", "move16", "pack_line", "pack_line_pairs", "split_f16", "spread1", "spread3", "transpose16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -148,8 +148,33 @@ def _copy(width: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
     body([builder.add(place, last) for place in (dst, src)])
 
 
+def _spread(channels: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
+    """Bring `count` (at least `SPREAD`) adjacent pixels of an odd number of channels to pairs of channels.
+
+    A zero follows the last channel. The last pixels overlap.
+    """
+    width, size = SPREAD // (channels + 1), 2 * channels
+    kind = ir.VectorType(_I16, channels * width)
+    zero, places = ir.Constant(kind, [0] * kind.count), range(channels + 1)
+    order = [p * channels + c if c < channels else kind.count for p in range(width) for c in places]
+
+    def body(carried: list[Any]) -> list[Any]:
+        pixels = simd.load(builder, carried[1], kind, 2)
+        pairs = builder.shuffle_vector(pixels, zero, ir.Constant(ir.VectorType(_I32, len(order)), order))
+        simd.store(builder, pairs, carried[0], 2)
+        return [builder.add(carried[0], _I64(2 * SPREAD)), builder.add(carried[1], _I64(width * size))]
+
+    simd.loop(builder, builder.udiv(count, _I64(width)), [dst, src], body, "spread")
+    last = builder.sub(count, _I64(width))
+    body([builder.add(dst, builder.mul(last, _I64(size + 2))), builder.add(src, builder.mul(last, _I64(size)))])
+
+
+SPREAD = 32
+"""Values that are spread at a time, zeros included."""
+
 _interleave16, _interleave8 = (emitted(partial(_interleave, channels)) for channels in (16, 8))
 _copy16, _copy8 = (emitted(partial(_copy, width)) for width in (16, 8))
+spread1, spread3 = (emitted(partial(_spread, channels)) for channels in (1, 3))
 
 
 @emitted
