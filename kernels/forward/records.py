@@ -164,10 +164,10 @@ class GatherShare(Record):
     a line if `inside`. Only with `flushes` are they then added up by themselves.
 
     With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Without,
-    so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place. With `joined`
-    taps side by side are one run of words. With `far` src is packed tap by tap, because all that a band meets would be
-    too much. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a tap. With a
-    `lines` address lines of `kernel[2]` taps are summed by that
+    so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place. With
+    `joined` taps side by side are one run of words. With `far` src is packed tap by tap, because all that a band meets
+    would be too much. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a
+    tap. With a `lines` address lines of `kernel[2]` taps are summed by that
     micro-kernel (see `kernels.emit.depthwise_lines`), and src has `width` positions along w.
     """
 
