@@ -57,7 +57,7 @@ def counts(code: list[str]) -> dict[str, int]:
     products = [line for line in code if PRODUCT.match(line)]
     others = [line for line in code if not PRODUCT.match(line)]
     memory = re.compile(r"\(%|\[x")
-    stack = [line for line in code if re.search(r"\(%r[sb]p\)|\[sp", line)]
+    stack = [line for line in code if re.search(r"\(%rsp\)|\[sp", line)]
     moves = [line for line in others if MOVE.fullmatch(line.split()[0]) and not memory.search(line)]
     return {
         "products": len(products),
