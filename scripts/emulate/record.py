@@ -1,7 +1,7 @@
 """Record calls of compiled kernels, and build the image that replays them on an emulated processor.
 
     record.py calls OUT COUNT SEED    run problems here on imitated instructions and write each call's memory
-    record.py objects FOLDER          compile the same functions for Sapphire Rapids, with a table of them in C
+    record.py objects FOLDER PATH     compile the same functions for Sapphire Rapids, with a table of them in C
 
 The two run in separate processes, because the path is chosen when the kernels are imported.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,22 @@ def _functions() -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
+def _callbacks() -> dict[str, Any]:
+    """Return every function that compiled code calls by its address, by name."""
+    from kernels.emit.compiler import ENTRIES
+
+    made = {entry.name: entry.make() for entry in ENTRIES}
+    return {name: compiled for name, compiled in made.items() if hasattr(compiled, "address")}
+
+
 class _Recorder:
     """Replaces a compiled function and records the memory before and after each of its calls."""
 
     def __init__(self, out: Any, index: dict[str, int], watched: Callable[[], list[Any]]) -> None:
         self.out, self.index, self.watched, self.calls = out, index, watched, 0
+        addresses = [compiled.address for compiled in _callbacks().values()]
+        self.number = {address: number for number, address in enumerate(addresses)}
+        self.addresses = np.array(addresses, np.uint64)
 
     def wrap(self, name: str, function: Any) -> Callable[..., Any]:
         """Return a function that records `function` and calls it."""
@@ -48,70 +58,67 @@ class _Recorder:
         def call(*arguments: Any) -> Any:
             arrays = [np.zeros(8, np.int64)]
             words = [arrays[0].ctypes.data, arrays[0].ctypes.data + 32]  # where Numba writes its result and its error
-            for value in arguments:
+            for value in _flat(arguments):
                 if isinstance(value, np.ndarray):
                     arrays.append(value)
                     words += [0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides]
                 else:
+                    assert isinstance(value, (int, np.integer)), name
+                    assert value not in self.number, name
                     words.append(int(value) % (1 << 64))
-            callbacks = [place for array in arrays for place in _callbacks(array)]
-            spans = _spans([*arrays, *self.watched()], callbacks)
-            before = [ctypes.string_at(start, size) for start, size in spans]
+            spans = [piece for span in _spans([*arrays, *self.watched()]) for piece in self._pieces(*span)]
+            before = [ctypes.string_at(start, size) for start, size, _ in spans]
             result = function(*arguments)
             assert result is None or isinstance(result, (int, bool)), name
-            self._write(name, words, spans, before, callbacks)
+            arrays[0][0] = int(result or 0)
+            self._write(name, words, spans, before)
             return result
 
         return call
 
-    def _write(
-        self, name: str, words: list[int], spans: list[tuple[int, int]], before: list[bytes], callbacks: list[int]
-    ) -> None:
+    def _pieces(self, start: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Cut memory at the addresses of callbacks: give start, size and kind of each piece.
+
+        The emulated side has these functions elsewhere: it fills in their addresses by the kind.
+        """
+        first = start + -start % 8
+        words = np.frombuffer(ctypes.string_at(first, max(0, start + size - first) // 8 * 8), np.uint64)
+        for at in np.flatnonzero(np.isin(words, self.addresses)).tolist():
+            place = first + 8 * at
+            if start < place:
+                yield start, place - start, 0
+            yield place, 8, 1 + self.number[int(words[at])]
+            size, start = start + size - place - 8, place + 8
+        if size:
+            yield start, size, 0
+
+    def _write(self, name: str, words: list[int], spans: list[tuple[int, int, int]], before: list[bytes]) -> None:
         self.calls += 1
         self.out.write(struct.pack("<QQ", self.index[name], len(words)))
         self.out.write(b"".join(struct.pack("<Q", word % (1 << 64)) for word in words))
-        tables = [(table.ctypes.data, table.nbytes, kind) for kind, table in enumerate(_tables(), 1)]
-        tables += [(place, 8, len(tables) + 1) for place in callbacks]
-        self.out.write(struct.pack("<Q", len(spans) + len(tables)))
-        for (start, size), old in zip(spans, before, strict=True):
-            pad = b"\0" * (-size % 8)
-            self.out.write(struct.pack("<QQQ", start, size, 0) + old + pad + ctypes.string_at(start, size) + pad)
-        for table in tables:
-            self.out.write(struct.pack("<QQQ", *table))
+        self.out.write(struct.pack("<Q", len(spans)))
+        for (start, size, kind), old in zip(spans, before, strict=True):
+            self.out.write(struct.pack("<QQQ", start, size, kind))
+            if not kind:
+                pad = b"\0" * (-size % 8)
+                self.out.write(old + pad + ctypes.string_at(start, size) + pad)
 
 
-def _tables() -> list[Any]:
-    from kernels.emit.dots import dot_table
-    from kernels.emit.tile_table import tile_table
-
-    return [tile_table(), dot_table()]
-
-
-def _callbacks(array: Any) -> list[int]:
-    """Return the addresses of the words with a `kernels.pack.pairs.packer` address in a table of records."""
-    if "packer" not in (array.dtype.names or ()):
-        return []
-    first = array["packer"]
-    return [first.ctypes.data + i * first.strides[0] for i in range(len(first))]
+def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
+    """Yield arguments as compiled code gets them: those of a tuple one by one."""
+    for value in arguments:
+        yield from _flat(value) if isinstance(value, tuple) else [value]
 
 
-def _spans(arrays: list[Any], holes: list[int]) -> list[tuple[int, int]]:
-    """Return the memory of arrays as disjoint spans, without tables of tiles or parts of them, and words in `holes`."""
-    ends = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
-    tables = [(table.ctypes.data, table.ctypes.data + table.nbytes) for table in _tables()]
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(set(ends)):
-        if any(low <= start < high for low, high in tables):
-            continue
-        if found and start <= sum(found[-1]):
-            found[-1] = (found[-1][0], max(end, sum(found[-1])) - found[-1][0])
+def _spans(arrays: list[Any]) -> list[tuple[int, int]]:
+    """Return the memory of arrays as disjoint spans."""
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted({(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays}):
+        if spans and start <= sum(spans[-1]):
+            spans[-1] = (spans[-1][0], max(end, sum(spans[-1])) - spans[-1][0])
         elif end > start:
-            found.append((start, end - start))
-    for hole in holes:
-        at, (start, size) = next((i, span) for i, span in enumerate(found) if span[0] <= hole < sum(span))
-        parts = (start, hole - start), (hole + 8, start + size - hole - 8)
-        found[at : at + 1] = [part for part in parts if part[1]]
-    return found
+            spans.append((start, end - start))
+    return spans
 
 
 def _cases(count: int, seed: int) -> Iterator[Any]:
@@ -162,48 +169,29 @@ def objects(folder: Path, path: str) -> None:
     """Compile everything for the emulated processor; write the object files and their table."""
     functions = _functions()
     from kernels import warmup
-    from kernels.emit import dots
-    from kernels.emit import tile_table as tiles
-    from kernels.pack.pairs import compiled_packer
     from kernels.target import target
 
     assert (target().dots, target().lanes) == (path, 16), target()
     list(warmup())
-    symbols, number = [], 0
-
-    def write(library: Any) -> None:
-        nonlocal number
+    callbacks = _callbacks().values()
+    # `jit` compiles for one signature
+    compiled = [next(iter(function.overloads.values())) for function in functions.values()]
+    libraries = [*(each.library for each in compiled), *(each._library for each in callbacks)]
+    for number, library in enumerate(libraries):
         _, _, (code, _) = library.serialize_using_object_code()
         (folder / f"k{number}.o").write_bytes(code)
-        number += 1
-
-    for function in functions.values():
-        (compiled,) = function.overloads.values()  # `jit` compiles for one signature
-        write(compiled.library)
-        symbols.append(compiled.fndesc.llvm_func_name)
-    rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles.tile_entries()}
-    columns = tiles.LANE_ROWS + tiles.LINES_KEPT + 1
-    entries = [rows.get(divmod(place, columns)) for place in range((5 + len(tiles.DIRECT)) * columns)]
-    table = [[entry._wrapper_name if entry else "0" for entry in entries]]
-    table.append([dots._entry(e)._wrapper_name if e in dots.USED else "0" for e in range(dots.ENTRIES)])
-    packer = compiled_packer()
-    table.append([packer._wrapper_name])
-    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in sorted(dots.USED)), packer]:
-        write(cfunc._library)
-    _write_table(folder / "table.c", list(functions), symbols, table)
+    symbols = [each.fndesc.llvm_func_name for each in compiled]
+    _write_table(folder / "table.c", list(functions), symbols, [each._wrapper_name for each in callbacks])
 
 
-def _write_table(path: Path, names: list[str], symbols: list[str], tables: list[list[str]]) -> None:
-    known = [symbol for symbol in chain(symbols, *tables) if symbol != "0"]
-    alias = {symbol: f"f{i}" for i, symbol in enumerate(known)}
-    lines = [f'extern char {alias[symbol]}[] __asm__("{symbol}");' for symbol in known]
-    refer = {"0": "0", **{symbol: f"(unsigned long){name}" for symbol, name in alias.items()}}
-    lines.append(f"const unsigned long functions[] = {{{', '.join(refer[s] for s in symbols)}}};")
+def _write_table(path: Path, names: list[str], functions: list[str], callbacks: list[str]) -> None:
+    alias = {symbol: f"f{number}" for number, symbol in enumerate(dict.fromkeys([*functions, *callbacks]))}
+    lines = [f'extern char {name}[] __asm__("{symbol}");' for symbol, name in alias.items()]
+    for table, symbols in (("functions", functions), ("callbacks", callbacks)):
+        addresses = ", ".join(f"(unsigned long){alias[symbol]}" for symbol in symbols)
+        lines.append(f"const unsigned long {table}[] = {{{addresses}}};")
     quoted = ", ".join(f'"{name}"' for name in names)
     lines.append(f"const char *const names[] = {{{quoted}}};")
-    for i, table in enumerate(tables):
-        lines.append(f"static const unsigned long table{i}[] = {{{', '.join(refer[s] for s in table)}}};")
-    lines.append(f"const unsigned long *const tables[] = {{{', '.join(f'table{i}' for i in range(len(tables)))}}};")
     path.write_text("\n".join(lines) + "\n")
 
 

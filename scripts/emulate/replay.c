@@ -2,7 +2,7 @@
  *
  * The recording (see record.py) is a module that the boot loader put into memory, made of 64-bit words:
  *   calls: number; each: index of the function, number of arguments, arguments, number of ranges,
- *          each range: virtual address, bytes, kind (0 data, else 1 + index of a table of tiles), then for kind 0
+ *          each range: virtual address, bytes, kind (0 data, else 1 + index of a callback, whose address it is), then for kind 0
  *          the bytes before, padded to 8, and the bytes expected after.
  * Ranges are mapped at the addresses that they had, so that every pointer of the recording is valid.
  */
@@ -14,9 +14,9 @@ typedef uint64_t u64;
 
 extern u64 idt[][2], pml4[];
 extern char vectors[], _end[];
-extern const u64 functions[];        /* made by build.py: addresses of the kernels, then of the tables of tiles */
+extern const u64 functions[];        /* made by record.py: addresses of the kernels */
 extern const char *const names[];
-extern const u64 *const tables[];
+extern const u64 callbacks[];
 u64 invoke(u64 function, const u64 *arguments, u64 count);
 
 static void outb(uint16_t port, uint8_t value) { __asm__ volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
@@ -129,7 +129,7 @@ void kmain(u64 boot) {
         for (u64 r = 0; r < ranges; r++) {
             u64 address = word[0], size = word[1], kind = word[2], padded = (size + 7) / 8;
             for (u64 at = address & ~4095ull; at < address + size; at += 4096) map(at);
-            memcpy((void *)address, kind ? (const void *)tables[kind - 1] : (const void *)(word + 3), size);
+            memcpy((void *)address, kind ? (const void *)&callbacks[kind - 1] : (const void *)(word + 3), size);
             word += 3 + (kind ? 0 : 2 * padded);
         }
         running = names[function];
