@@ -1,7 +1,7 @@
-"""Attributes of a call: validated by one frozen Pydantic model per operation and dialect.
+"""Attributes of a call: read by the tables' rules, and described as models for the API documents.
 
-The models are made from `schemas.tables`. They accept both spellings of a name, any case of `auto_pad`, values wrapped
-as in oneDNN's graph dumps (`{"type": "s64[]", "value": [2, 2]}`), and null for an absent value.
+Both accept both spellings of a name, any case of `auto_pad`, values wrapped as in oneDNN's graph dumps
+(`{"type": "s64[]", "value": [2, 2]}`), and null for an absent value.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
     ValidationError,
     create_model,
-    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema
 
 from schemas.broken_rules import BrokenRule, broken_rule, members_rule, number
 from schemas.frameworks import format_here
@@ -54,23 +52,11 @@ class Given:
 
 
 class Attributes(BaseModel):
-    """Base of the generated models: frozen, strict about integers, no unknown names."""
+    """Base of the models of the API documents, whose JSON Schema has all accepted forms of each attribute."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid")
 
     called: ClassVar[CalledOperation]
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Attributes]) -> Attributes:
-        unusable = members_rule(data, ["attributes"])
-        if unusable is not None:
-            raise ValidationError.from_exception_data(cls.__name__, [_line(unusable)], hide_input=True)
-        values, _, broken = canonical(cls.called, data)
-        if not broken:
-            return handler(values)
-        lines: list[InitErrorDetails] = [_line(found) for found in broken]
-        raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -139,12 +125,6 @@ def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list
 def _is_known(called: CalledOperation, found: BrokenRule) -> bool:
     loc = found["loc"]
     return len(loc) > 1 and loc[1] in called.operation.attribute_spellings
-
-
-def _line(found: BrokenRule) -> InitErrorDetails:
-    # Pydantic formats messages with braces; ours are final.
-    text = found["msg"].replace("{", "{{").replace("}", "}}")
-    return InitErrorDetails(type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None)
 
 
 _OTHER_CHANNELS = str.maketrans("IO", "OI")

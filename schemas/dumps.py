@@ -22,7 +22,10 @@ from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
 from schemas.rows import Operation
 from schemas.tables import CalledOperation, find_operation
 
-__all__ = ["Dump", "call_of_dump", "from_dump", "is_dump", "read_dump"]
+__all__ = ["Dump", "call_of_dump", "is_dump", "read_dump"]
+
+# In a call a dump takes the place of the attributes.
+_LOC = ("attributes",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +43,13 @@ def is_dump(value: object) -> bool:
     return isinstance(value, Mapping) and ("attrs" in value or "kind" in value or "graph" in value)
 
 
-def from_dump(value: object) -> tuple[str, Mapping[Any, Any], dict[str, Any]]:
-    """Return (name, attributes, inputs) of a dumped op, the arguments of `schemas.ops.resolve`.
-
-    Raises `InvalidParams` when it is not a dumped op.
-    """
-    dump = read_dump(value)
-    return dump.name, dump.attributes, dump.inputs
-
-
 def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `attributes`, `inputs` and `options` of a request that is itself a dumped op.
 
     Its tensors may be the dump's logical tensors with `data` or `npy` added, by index or by name; `options` are as in
     any request. Raises what `read_dump` raises.
     """
-    dump = read_dump(body, called=called)
+    dump = read_dump(body, called)
     spec = {
         "kind": dump.name,
         "attrs": dump.attributes,
@@ -75,66 +69,60 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
     return found | ({"options": body["options"]} if "options" in body else {})
 
 
-def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
+def read_dump(value: object, called: CalledOperation) -> Dump:
     """Return a dumped op as a call; a dumped graph must have exactly one op.
 
-    With `called`, the dump's kind may be absent, but must not be another operation. Raises `InvalidParams`, or
-    `UnknownOperation` for an unknown kind.
+    The dump's kind may be absent, but must not be another operation than the one called. Raises `InvalidParams`.
     """
-    # In a call the dump takes the place of the attributes.
-    loc = [] if called is None else ["attributes"]
-    op = _only_op(value, loc)
-    kind = op.get("kind")
-    if kind is None and called is not None:
-        kind = called.called_as
+    op = _only_op(value)
+    kind = called.called_as if op.get("kind") is None else op["kind"]
     if not isinstance(kind, str):
-        raise invalid_params("not a dumped op", [broken_rule([*loc, "kind"], "kind must name an operation", "missing")])
+        raise invalid_params(
+            "not a dumped op", [broken_rule([*_LOC, "kind"], "kind must name an operation", "missing")]
+        )
     try:
-        found = find_operation(kind)
-    except UnknownOperation as error:
-        if called is None:
-            raise
-        # The operation called exists: the error is in the dump.
-        wrong = broken_rule([*loc, "kind"], f"kind: {error.message}", "kind")
+        operation = find_operation(kind).operation
+    except UnknownOperation as error:  # the operation called exists: the error is in the dump
+        wrong = broken_rule([*_LOC, "kind"], f"kind: {error.message}", "kind")
         raise invalid_params(called.called_as, [wrong]) from None
-    if called is not None and found.operation.name != called.operation.name:
+    if operation.name != called.operation.name:
         msg = f"kind must be {called.operation.name}, the operation called, but is {kind}"
-        raise invalid_params(called.called_as, [broken_rule([*loc, "kind"], msg, "kind")])
+        raise invalid_params(called.called_as, [broken_rule([*_LOC, "kind"], msg, "kind")])
     attributes = op.get("attrs", {})
     broken: list[BrokenRule] = []
     if not isinstance(attributes, Mapping):
-        broken.append(broken_rule([*loc, "attrs"], "attrs must be an object", "object_type"))
-    inputs = _inputs(found.operation, op.get("inputs", []), loc, broken)
-    output = _output(op.get("outputs", []), loc, broken)
+        broken.append(broken_rule([*_LOC, "attrs"], "attrs must be an object", "object_type"))
+    inputs = _inputs(operation, op.get("inputs", []), broken)
+    output = _output(op.get("outputs", []), broken)
     if broken:
         raise invalid_params(kind, broken)
     return Dump(kind, attributes, inputs, output)
 
 
-def _only_op(value: object, loc: list[str]) -> Mapping[Any, Any]:
+def _only_op(value: object) -> Mapping[str, Any]:
     graph = value.get("graph") if isinstance(value, Mapping) else None
     if isinstance(graph, list | tuple):
         if len(graph) != 1:
             msg = f"a dumped graph must have 1 op, but has {len(graph)}: give one of them"
-            raise invalid_params("not a dumped op", [broken_rule([*loc, "graph"], msg, "graph")])
+            raise invalid_params("not a dumped op", [broken_rule([*_LOC, "graph"], msg, "graph")])
         value = graph[0]
     if not isinstance(value, Mapping):
         msg = "a dumped op must be an object with kind, attrs, inputs and outputs"
-        raise invalid_params("not a dumped op", [broken_rule(loc, msg, "object_type")])
+        raise invalid_params("not a dumped op", [broken_rule(_LOC, msg, "object_type")])
     return value
 
 
-def _inputs(operation: Operation, given: object, loc: list[str], broken: list[BrokenRule]) -> dict[str, Any]:
+def _inputs(operation: Operation, given: object, broken: list[BrokenRule]) -> dict[str, Any]:
     """Return the inputs by name; a list is in the operation's index order."""
     if isinstance(given, Mapping):
         return dict(given)
     if not isinstance(given, list | tuple):
-        broken.append(broken_rule([*loc, "inputs"], "inputs must be a list", "list_type"))
+        broken.append(broken_rule([*_LOC, "inputs"], "inputs must be a list", "list_type"))
         return {}
     rows = [row for row in operation.inputs if row.only_for is None]  # oneDNN's own
     if len(given) > len(rows):
         msg = f"{operation.name} has at most {len(rows)} inputs, but the dump has {len(given)}"
-        broken.append(broken_rule([*loc, "inputs"], msg, "too_long"))
+        broken.append(broken_rule([*_LOC, "inputs"], msg, "too_long"))
     return {row.name: tensor for row, tensor in zip(rows, given, strict=False)}
 
 
@@ -153,10 +141,10 @@ def _is_unknown(shape: object) -> bool:
     return isinstance(shape, list | tuple) and (not shape or any(type(size) is int and size < 0 for size in shape))
 
 
-def _output(given: object, loc: list[str], broken: list[BrokenRule]) -> Any:
+def _output(given: object, broken: list[BrokenRule]) -> Any:
     """Return the output's logical tensor, or None when its shape is unknown."""
     if not isinstance(given, list | tuple) or len(given) > 1:
-        broken.append(broken_rule([*loc, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
+        broken.append(broken_rule([*_LOC, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
         return None
     tensor = given[0] if given else None
     shape = tensor.get("shape") if isinstance(tensor, Mapping) else None

@@ -10,7 +10,7 @@ from typing import Any
 from convgrad._dtypes import DTYPES
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, unsupported
 from schemas.call import Call, read_call
-from schemas.dumps import from_dump, is_dump, read_dump
+from schemas.dumps import is_dump, read_dump
 from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
 from schemas.resolved import ResolvedOp
@@ -19,7 +19,7 @@ from schemas.shapes import INT64_MAX, data_shape, elements
 from schemas.tables import find_operation
 from schemas.tensors import TensorMeta, TensorSpec
 
-__all__ = ["ResolvedOp", "TensorMeta", "TensorSpec", "from_dump", "require_reference", "resolve"]
+__all__ = ["ResolvedOp", "TensorMeta", "TensorSpec", "require_reference", "resolve"]
 
 
 def resolve(
@@ -60,7 +60,7 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tupl
     called = find_operation(name)
     given, expected = attributes, output
     if is_dump(attributes):
-        dump = read_dump(attributes, called=called)
+        dump = read_dump(attributes, called)
         # A dump's output is checked against its own inputs only; with other inputs it may just give the weights'
         # shape.
         expected = output if inputs and dump.inputs else dump.output

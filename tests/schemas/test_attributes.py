@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
-from pydantic import ValidationError
 
 from schemas.attributes import attributes_model, read_attributes
 from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names
@@ -251,18 +251,13 @@ def test_too_many_names_are_one_error() -> None:
 
 @pytest.mark.parametrize("name", [operation.name for operation in OPERATIONS if operation.convolves])
 def test_models_and_reader_agree(name: str) -> None:
-    """A generated model, used by itself, accepts both spellings and wrappers, and rejects what the reader rejects."""
+    """The JSON Schema of a model accepts both spellings and wrappers, and rejects what the reader rejects."""
     called = find_operation(name)
-    model = attributes_model(called)
-    given = attributes(auto_pad="SAME_UPPER", filter_format={"type": "string", "value": "IOX"})
-    made = model.model_validate(given)
-    read, _ = read_attributes(called, given)
-    for field in model.model_fields:
-        assert getattr(made, field) == getattr(read, field)
+    schema = jsonschema.Draft202012Validator(attributes_model(called).model_json_schema())
+    accepted = attributes(auto_pad="SAME_UPPER", filter_format={"type": "string", "value": "IOX"})
+    assert not read_attributes(called, accepted)[1]
+    assert schema.is_valid(accepted)
     wrongs: tuple[dict[str, Any], ...] = ({"unknown{}": 1}, {"strides": [0, 1]}, {"filter_format": {}})
-    for wrong in wrongs:
-        with pytest.raises(ValidationError) as caught:
-            model.model_validate(attributes() | wrong)
-        assert caught.value.error_count() == 1
-    with pytest.raises(ValidationError):
-        model.model_validate(3)
+    for wrong in (*(attributes() | wrong for wrong in wrongs), 3):
+        assert read_attributes(called, wrong)[1]
+        assert not schema.is_valid(wrong)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel
 
 from schemas.describe import example
 from schemas.tables import find_operation, operation_names
 from schemas.wire import CallOptions, request_model, validate_model
+
+
+def accepts(model: type[BaseModel], call: Any) -> bool:
+    """Return whether the JSON Schema of a model accepts a call."""
+    return jsonschema.Draft202012Validator(model.model_json_schema()).is_valid(call)
+
 
 DATA = {"dtype": "f32", "shape": [1], "data": "AAAAAA=="}
 
@@ -23,7 +30,7 @@ def test_requests_mirror_the_table(name: str) -> None:
     assert set(inputs.model_fields) == set(called.operation.input_spellings)
     call: dict[str, Any] = example(called)
     given = {key: value if isinstance(value, list) else DATA for key, value in call["inputs"].items()}
-    model.model_validate(call | {"inputs": given, "options": {"encoding": "npy", "deadline_ms": 5}})
+    assert accepts(model, call | {"inputs": given, "options": {"encoding": "npy", "deadline_ms": 5}})
     wrongs: list[dict[str, Any]] = [
         {"unknown": 1},
         {"inputs": {"unknown": DATA}},
@@ -32,16 +39,14 @@ def test_requests_mirror_the_table(name: str) -> None:
         *([{"attributes": {}}] if called.operation.convolves else []),
     ]
     for wrong in wrongs:
-        with pytest.raises(ValidationError):
-            model.model_validate(call | {"inputs": given} | wrong)
+        assert not accepts(model, call | {"inputs": given} | wrong)
 
 
 def test_a_description_is_enough_to_validate() -> None:
     """`validate` accepts tensors without data, a call does not."""
     called = find_operation("ConvTransposeBackwardWeights")
-    validate_model(called).model_validate(example(called))
-    with pytest.raises(ValidationError):
-        request_model(called).model_validate(example(called))
+    assert accepts(validate_model(called), example(called))
+    assert not accepts(request_model(called), example(called))
 
 
 @pytest.mark.parametrize(
@@ -50,5 +55,4 @@ def test_a_description_is_enough_to_validate() -> None:
 )
 def test_wrong_options(options: Any) -> None:
     """Options of the wrong type are rejected."""
-    with pytest.raises(ValidationError):
-        CallOptions.model_validate(options)
+    assert not accepts(CallOptions, options)
