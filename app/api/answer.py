@@ -50,17 +50,15 @@ def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[Reques
     check_media_type(name, REQUEST_TYPES)
     if name == "application/json":
         document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit)
-        return json_events(exchange.chunks(), document, task.read, lease, need_data=task.need_data)
-    parts = MultipartIntake(
-        headers["content-type"], task.read, lease, length=length, need_data=task.need_data, max_request=limit
-    )
+        return json_events(exchange.chunks(), document, task.read, lease)
+    parts = MultipartIntake(headers["content-type"], task.read, lease, length=length, max_request=limit)
     return parts.events(exchange.chunks())
 
 
 def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Read a body that may be missing, which counts as an empty object."""
     if exchange.headers.get("content-length", "0") == "0" and "transfer-encoding" not in exchange.headers:
-        return whole({}, task.read, lease, need_data=task.need_data)
+        return whole({}, task.read, lease)
     return decode(exchange, task, lease)
 
 

@@ -24,21 +24,17 @@ async def json_events(
     document: JsonIntake,
     read_request: ReadRequest,
     lease: Lease,
-    *,
-    need_data: bool = True,
 ) -> AsyncIterator[RequestEvent]:
     """Read a JSON body; yield what has arrived."""
     async for begun in begun_documents(chunks, document):
         yield begun
-    async for known in whole(await document.finish_async(), read_request, lease, need_data=need_data):
+    async for known in whole(await document.finish_async(), read_request, lease):
         yield known
 
 
-async def whole(
-    document: Any, read_request: ReadRequest, lease: Lease, *, need_data: bool = True
-) -> AsyncIterator[RequestEvent]:
+async def whole(document: Any, read_request: ReadRequest, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Yield the request of a document that has arrived as a whole."""
-    yield Known(await (await read_request(document)).read(lease, need_data=need_data))
+    yield Known(await (await read_request(document)).read(lease))
 
 
 async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:

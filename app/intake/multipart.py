@@ -40,10 +40,9 @@ _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 class MultipartIntake:
     """Read a multipart body; `events` yields what has arrived.
 
-    `read_request` makes a request object of the JSON in the first part, of at most `max_request` bytes. With
-    `need_data=False` a tensor may be just dtype and shape. Raises `UnsupportedMediaType` for a content type without a
-    usable boundary, `ParseError` for a body that is not multipart, `InvalidRequest` when the request does not come
-    first, and `InvalidParams` for unknown parts and invalid tensors.
+    `read_request` makes a request object of the JSON in the first part, of at most `max_request` bytes. Raises
+    `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for a body that is not multipart,
+    `InvalidRequest` when the request does not come first, and `InvalidParams` for unknown parts and invalid tensors.
     """
 
     def __init__(
@@ -53,13 +52,11 @@ class MultipartIntake:
         lease: Lease,
         *,
         length: int | None = None,
-        need_data: bool = True,
         max_request: int = HEAD_LIMIT,
     ) -> None:
         self._read_request = read_request
         self._max_request = max_request
         self._lease = lease
-        self._need_data = need_data
         self._bound = length
         self._request: RequestObject | None = None
         self._told = self._begun = False  # whether `Known`, and `Begun`, was yielded
@@ -90,7 +87,7 @@ class MultipartIntake:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
-        yield Known(await self._call(need_data=self._need_data))
+        yield Known(await self._call())
 
     async def _take(self, event: PartEvent) -> None:
         if isinstance(event, dict):
@@ -122,7 +119,7 @@ class MultipartIntake:
             return None
         if not self._missing:
             self._told = True
-            return Known(await self._call(need_data=False), whole=False)
+            return Known(await self._call(), whole=False)
         if self._begun:
             return None
         self._begun = True
@@ -167,10 +164,10 @@ class MultipartIntake:
         self._missing.add(row)
         return part
 
-    async def _call(self, *, need_data: bool) -> RequestedCall:
+    async def _call(self) -> RequestedCall:
         assert self._request is not None
         parts = {row: (part.name, part.input()) for row, part in self._parts.items()}
-        return await self._request.read(self._lease, parts=parts, need_data=need_data)
+        return await self._request.read(self._lease, parts=parts)
 
 
 class _TensorPart:

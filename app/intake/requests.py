@@ -62,13 +62,12 @@ class RequestObject:
         lease: Lease,
         *,
         parts: Mapping[str, tuple[str, Input]] | None = None,
-        need_data: bool = True,
     ) -> RequestedCall:
         """Read the inputs; those that came as separate `parts`, by canonical name, replace their descriptions."""
         replaced = parts or {}
         spellings = self.called.operation.input_spellings
         rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in replaced}
-        inputs = await read_inputs(self.called.operation, rest | dict(replaced.values()), lease, need_data=need_data)
+        inputs = await read_inputs(self.called.operation, rest | dict(replaced.values()), lease)
         return RequestedCall(self, inputs)
 
 

@@ -84,16 +84,12 @@ class Tensor:
 Input = Tensor | list[int]
 
 
-async def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: bool = True) -> dict[str, Input]:
+async def read_inputs(operation: Operation, inputs: Mapping[str, Any], lease: Lease) -> dict[str, Input]:
     """Read the `inputs` member of a call, yielding to other requests; tensors in short strings are decoded now.
 
-    An input that is a shape becomes a list of integers, whatever its form. With `need_data=False` a tensor may be
-    just dtype and shape. Raises `InvalidParams` with every fault, and the errors of allocating memory.
+    An input that is a shape becomes a list of integers, whatever its form; a tensor may be just dtype and shape.
+    Raises `InvalidParams` with every fault, and the errors of allocating memory.
     """
-    if inputs is None:
-        inputs = {}
-    if not isinstance(inputs, Mapping):
-        raise invalid_params(_WHAT, [broken_rule(["inputs"], "inputs must be an object", "object_type")])
     read: dict[str, Input] = {}
     broken: list[BrokenRule] = []
     for number, (name, value) in enumerate(inputs.items(), 1):
@@ -109,7 +105,7 @@ async def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_d
         if is_shape and isinstance(value, list):
             read[name] = value  # its elements are checked with the attributes
             continue
-        tensor = _read(value, ["inputs", name], broken, lease, need_data=need_data)
+        tensor = _read(value, ["inputs", name], broken, lease)
         if tensor is not None:
             has_values = is_shape and tensor.sink is not None
             read[name] = _values(tensor, ["inputs", name], broken) if has_values else tensor
@@ -138,7 +134,17 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
 
 
 async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
-    """Collect each tensor in one segment, in C order and little-endian; return the segments by name."""
+    """Collect each tensor in one segment, in C order and little-endian; return the segments by name.
+
+    Raises `InvalidParams` for tensors that were only described.
+    """
+    broken = [
+        broken_rule(["inputs", name], f"{name} has no data: send its elements as base64 or as numbers", "missing")
+        for name, tensor in inputs.items()
+        if isinstance(tensor, Tensor) and tensor.sink is None
+    ]
+    if broken:
+        raise invalid_params(_WHAT, broken)
     segments = {}
     for number, (name, tensor) in enumerate(inputs.items(), 1):
         if number % _AT_ONCE == 0:
@@ -180,10 +186,7 @@ def _values(tensor: Tensor, loc: list[str | int], broken: list[BrokenRule]) -> l
         return []
 
 
-def _read(
-    value: Any, loc: list[str | int], broken: list[BrokenRule], lease: Lease, *, need_data: bool
-) -> Tensor | None:
-    before = len(broken)
+def _read(value: Any, loc: list[str | int], broken: list[BrokenRule], lease: Lease) -> Tensor | None:
     wire = read_tensor(value, loc, broken)
     if wire is None:
         return None
@@ -199,11 +202,6 @@ def _read(
         tensor = _described(wire, loc, broken)
         if tensor is not None and wire.member == "data":
             tensor.sink = _data(wire.payload, tensor, lease)
-        elif need_data and len(broken) == before:
-            broken.append(
-                broken_rule(loc, f"{loc[-1]} has no data: send its elements as base64 or as numbers", "missing")
-            )
-            return None
     except TensorFault as fault:
         member = wire.member or "data"
         message = _fault_message(member, loc[-1], wire.payload, fault)

@@ -276,7 +276,7 @@ class _Message:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         task, document = method.read(self._service, item.params)
-        events = whole(document, task.read, self._lease, need_data=task.need_data)
+        events = whole(document, task.read, self._lease)
         work = await RequestReceiver(task, self._lease).receive(events)
         self._add_tensors(work.output_bytes)
         running.add(work)

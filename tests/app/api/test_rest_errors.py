@@ -51,6 +51,18 @@ def test_an_unknown_operation_is_404_with_a_hint(http: httpx.Client) -> None:
     problem(http.get("/v1/ops/no"), 404, "unknown_operation")
 
 
+def test_a_tensor_or_a_shape_without_data_is_named(http: httpx.Client) -> None:
+    """An input that is only described is rejected by its name; the same request can be validated."""
+    call = document(SMALL, SMALL.inputs())
+    for name, described in (("src", {"dtype": "f32"}), ("weights_shape", {"dtype": "s32"})):
+        shape = list(SMALL.inputs()["src"].shape) if name == "src" else [len(SMALL.weights_shape)]
+        inputs = call["inputs"] | {name: described | {"shape": shape}}
+        found = problem(http.post(URL, json=call | {"inputs": inputs}), 422, "invalid_params")
+        assert found["errors"][0]["msg"] == f"{name} has no data: send its elements as base64 or as numbers"
+    inputs = call["inputs"] | {"src": {"dtype": "f32", "shape": list(SMALL.inputs()["src"].shape)}}
+    assert http.post(f"{URL}/validate", json=call | {"inputs": inputs}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/v1", "/v1/ops/a/b/c", "/nothing", "/v1/ops/%2e%2e/x"])
 def test_other_pages_are_404(http: httpx.Client, path: str) -> None:
     """FastAPI's own 404 is a problem object too."""

@@ -349,7 +349,7 @@ async def begin_to_send(resident: Resident, check: str) -> Any:
     RequestContext("test", key="one").enter()
     task = CheckTask(resident.service, "check.next")
     with resident.service.lease() as lease:
-        call = await (await task.read({"check": check})).read(lease, need_data=False)
+        call = await (await task.read({"check": check})).read(lease)
         work = await task.answer(call, 0.0)
     return await work.__aenter__()
 
