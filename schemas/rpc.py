@@ -16,7 +16,6 @@ from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, member
 from schemas.tables import near_miss
 
 __all__ = [
-    "CALL_PARAMS",
     "Batch",
     "Id",
     "Invalid",
@@ -28,9 +27,6 @@ __all__ = [
 ]
 
 Id = str | int | float | None
-
-# By-position order of the parameters of an operation's method.
-CALL_PARAMS = ("attributes", "inputs", "options")
 
 _MAX_ID = 4096
 

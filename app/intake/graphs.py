@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.intake.options import parse_options, refuse_options
-from app.intake.requests import RequestedCall, RequestObject, stand_in
+from app.intake.requests import RequestedCall, RequestObject, check_members, stand_in
 from app.intake.tensors import Tensor
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, some
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
 from schemas.rows import TensorRow
-from schemas.tables import near_miss
 from schemas.tensors import TensorMeta
 
 __all__ = ["GRAPH", "MEMBERS", "GraphRequest", "read_graph_request", "resolved_of"]
@@ -48,12 +47,7 @@ def read_graph_request(request: Any) -> GraphRequest:
     broken: list[BrokenRule] = []
     if not isinstance(request, Mapping):
         broken.append(broken_rule([], "the request must be an object", "object_type"))
-    for name in given:
-        if name not in MEMBERS:
-            hint = near_miss(name, MEMBERS, broken)
-            rule = f"a request for a graph has only the members {', '.join(MEMBERS)}"
-            rule += f"; did you mean {hint}?" if hint else ""
-            broken.append(broken_rule([safe_key(name)], rule, "unknown_member"))
+    check_members(given, MEMBERS, f"a request for a graph has only the members {', '.join(MEMBERS)}", broken)
     inputs = {} if given.get("inputs") is None else given["inputs"]
     if not isinstance(inputs, Mapping):
         broken.append(broken_rule(["inputs"], "inputs must be an object", "object_type"))

@@ -32,6 +32,7 @@ __all__ = [
     "RequestObject",
     "RequestedCall",
     "check_begun",
+    "check_members",
     "read_request_object",
     "stand_in",
 ]
@@ -162,9 +163,7 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
         given = call_of_dump(called, given)
     parts = {name: {} if given.get(name) is None else given[name] for name in ("attributes", "inputs")}
     broken: list[BrokenRule] = []
-    for name in given:
-        if name not in MEMBERS:
-            broken.append(broken_rule([safe_key(name)], _unknown(name, broken), "unknown_member"))
+    check_members(given, MEMBERS, "a request has only the members attributes, inputs and options", broken)
     broken += [
         broken_rule([name], f"{name} must be an object", "object_type")
         for name, value in parts.items()
@@ -180,7 +179,10 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
     return RequestObject(called, attributes, inputs, given.get("options"))
 
 
-def _unknown(name: str, broken: list[BrokenRule]) -> str:
-    hint = near_miss(name, MEMBERS, broken)
-    rule = "a request has only the members attributes, inputs and options"
-    return f"{rule}; did you mean {hint}?" if hint else rule
+def check_members(request: Mapping[str, Any], known: tuple[str, ...], rule: str, broken: list[BrokenRule]) -> None:
+    """Append the rule that each unknown member of a request breaks."""
+    for name in request:
+        if name not in known:
+            hint = near_miss(name, known, broken)
+            message = f"{rule}; did you mean {hint}?" if hint else rule
+            broken.append(broken_rule([safe_key(name)], message, "unknown_member"))

@@ -48,11 +48,12 @@ _PANEL, _RUN, _LINE, _TILE = (each.dtype for each in (Panel, ChainRun, ChainLine
 
 
 class Operand(Record):
-    """A tensor whose values are stored as `kind`: bytes to its first value, all of it, and to the next of each kind.
+    """A tensor of the dtype `kind` and its layout; `group`, `channel`, `panel` and `strides` are distances in bytes.
 
-    Of a group so many `channels` are packed, `width` side by side: a panel begins `panel` bytes after the one before.
-    Where lanes are groups they count as channels, and as groups so many of them; each of the `panels` has other
-    channels. With `turned` the last two axes change places as they are packed.
+    Panels of `width` channels are packed, until all `channels` of a group are. In a `lanewise` operand the lanes of a
+    panel are groups: then `channels` is the number of groups, `group` the distance between blocks of `width` groups,
+    and each of the `panels` has another channel of its groups. A `turned` operand is packed with its last two axes
+    transposed.
     """
 
     kind: int

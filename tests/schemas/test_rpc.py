@@ -9,7 +9,6 @@ import pytest
 
 from convgrad._errors import InvalidParams
 from schemas.rpc import (
-    CALL_PARAMS,
     Batch,
     Invalid,
     Request,
@@ -17,6 +16,8 @@ from schemas.rpc import (
     error_response,
     parse_message,
 )
+
+PARAMS = ("attributes", "inputs", "options")
 
 
 def message(**members: Any) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def test_a_mixed_batch() -> None:
 )
 def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
     """The positional order is attributes, inputs, options."""
-    assert bind_params(params, CALL_PARAMS) == found
+    assert bind_params(params, PARAMS) == found
 
 
 @pytest.mark.parametrize(
@@ -124,20 +125,20 @@ def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
 def test_params_that_do_not_fit(params: Any, where: list[str]) -> None:
     """A surplus, unknown or missing parameter is reported by its name."""
     with pytest.raises(InvalidParams) as caught:
-        bind_params(params, CALL_PARAMS, required=("attributes",))
+        bind_params(params, PARAMS, required=("attributes",))
     assert where in [problem["loc"] for problem in caught.value.errors]
 
 
 def test_a_misspelt_param_gets_a_hint() -> None:
     """The error for an unknown parameter suggests the intended one."""
     with pytest.raises(InvalidParams, match="did you mean attributes"):
-        bind_params({"atributes": 1}, CALL_PARAMS)
+        bind_params({"atributes": 1}, PARAMS)
 
 
 def test_too_many_params_are_one_error() -> None:
     """An object with very many parameters is rejected as a whole."""
     with pytest.raises(InvalidParams) as caught:
-        bind_params({f"a{index}": 1 for index in range(10_000)}, CALL_PARAMS)
+        bind_params({f"a{index}": 1 for index in range(10_000)}, PARAMS)
     assert len(caught.value.errors) == 1
 
 

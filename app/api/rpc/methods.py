@@ -10,7 +10,7 @@ from typing import Any, cast
 from app.calls.sealed_tasks import CheckTask, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
-from app.intake.graphs import MEMBERS
+from app.intake import graphs, requests
 from app.replies.body import json_bytes
 from convgrad._errors import UnknownOperation
 from schemas.broken_rules import broken_rule, invalid_params
@@ -18,7 +18,7 @@ from schemas.checks import CHECK_METHODS
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
 from schemas.openrpc import openrpc_document
-from schemas.rpc import CALL_PARAMS, bind_params
+from schemas.rpc import bind_params
 from schemas.tables import CalledOperation, find_operation, operation_names
 
 __all__ = ["METHODS", "Method", "Params", "PlainMethod", "TaskMethod"]
@@ -42,12 +42,12 @@ class TaskMethod:
     """
 
     make: Callable[[Service, CalledOperation | None], Task]
-    params: tuple[str, ...] = CALL_PARAMS
+    params: tuple[str, ...] = requests.MEMBERS
     required: tuple[str, ...] = ()
 
     def read(self, service: Service, params: Params) -> tuple[Task, Mapping[str, Any]]:
         """Return the task and its request object; raises `InvalidParams`."""
-        if is_dump(params) and self.params is not MEMBERS:
+        if is_dump(params) and self.params is not graphs.MEMBERS:
             given = dict(cast("Mapping[str, Any]", params))
             given.setdefault("op", _kind(given))
         else:
@@ -102,7 +102,7 @@ def _operation(called: CalledOperation) -> TaskMethod:
 
 
 def _of_named(task: Callable[[Service, CalledOperation], Task]) -> TaskMethod:
-    return TaskMethod(task, ("op", *CALL_PARAMS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
+    return TaskMethod(task, ("op", *requests.MEMBERS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
 
 
 def _check(name: str) -> TaskMethod:
@@ -118,8 +118,8 @@ METHODS: dict[str, Method] = {
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _of_named(Validate),
     "ops.verify": _of_named(Verify),
-    "graph.run": TaskMethod(lambda service, _: RunGraph(service), MEMBERS, ("graph",)),
-    "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), MEMBERS, ("graph",)),
+    "graph.run": TaskMethod(lambda service, _: RunGraph(service), graphs.MEMBERS, ("graph",)),
+    "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), graphs.MEMBERS, ("graph",)),
     **{name: _check(name) for name in CHECK_METHODS},
     "rpc.discover": _plain(_discover),
 }
