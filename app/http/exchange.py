@@ -81,9 +81,9 @@ class Exchange:
             self.headers |= {"accept": ", ".join(accept)} if accept else {}
         self.direct_body: DirectBody | None = scope.get(DIRECT_BODY)
         self._transport: asyncio.Transport | None = scope.get(TRANSPORT)
-        given, peer = self.headers.get("x-request-id", ""), scope.get("client")
+        request_id, peer = self.headers.get("x-request-id", ""), scope.get("client")
         self.context = RequestContext(
-            given if REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
+            request_id if REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex(),
             api=api_of(scope["path"]),
             address=address_of(peer[0]) if peer else ANYONE,
         )

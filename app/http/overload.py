@@ -72,8 +72,8 @@ class RequestStart:
     @property
     def request_id(self) -> str:
         """The id that it gives, or a new one."""
-        given = _GIVEN_ID.search(self._data)
-        text = "" if given is None else given[1].decode("latin-1").strip()
+        match = _GIVEN_ID.search(self._data)
+        text = "" if match is None else match[1].decode("latin-1").strip()
         return text if REQUEST_ID.fullmatch(text) else os.urandom(16).hex()
 
     @property

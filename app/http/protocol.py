@@ -135,8 +135,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._add_to_scope({TRANSPORT: self.transport, RELEASE: self.release_reservation})
         self._arm_head_timer()
 
-    def _add_to_scope(self, given: dict[str, Any]) -> None:
-        cast("Scope", self.scope).update(given)
+    def _add_to_scope(self, members: dict[str, Any]) -> None:
+        cast("Scope", self.scope).update(members)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a field to the head."""

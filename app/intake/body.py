@@ -28,8 +28,8 @@ async def json_events(
     """Read a JSON body; yield what has arrived."""
     async for begun in begun_documents(chunks, document):
         yield begun
-    async for known in whole(await document.finish_async(), read_request, lease):
-        yield known
+    async for event in whole(await document.finish_async(), read_request, lease):
+        yield event
 
 
 async def whole(document: Any, read_request: ReadRequest, lease: Lease) -> AsyncIterator[RequestEvent]:

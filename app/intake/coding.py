@@ -41,14 +41,14 @@ class Decompressor:
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """Decompress the next bytes of the body, in pieces of at most 128 KiB; at an empty one others get a turn."""
-        at, view = 0, memoryview(chunk)
-        while at < len(chunk):
+        start, view = 0, memoryview(chunk)
+        while start < len(chunk):
             step = _PIECE
             if self._inflate is None or (self._ended and self._coding == "gzip"):
-                self._inflate, self._ended, step = self._start(chunk[at]), False, _FIRST
+                self._inflate, self._ended, step = self._start(chunk[start]), False, _FIRST
             elif self._ended:
                 raise ParseError(f"the {self._coding} body has data after its end")
-            fed = view[at : at + step]
+            fed = view[start : start + step]
             try:
                 piece = self._inflate.decompress(fed, _PIECE)
             except zlib.error:
@@ -60,7 +60,7 @@ class Decompressor:
                     data={"reason": "body", "limit": self._limit},
                 )
             self._ended = self._inflate.eof
-            at += len(fed) - len(self._inflate.unused_data if self._ended else self._inflate.unconsumed_tail)
+            start += len(fed) - len(self._inflate.unused_data if self._ended else self._inflate.unconsumed_tail)
             if piece or (self._ended and self._members % _MEMBERS_PER_TURN == 0):
                 yield piece
 

@@ -43,46 +43,47 @@ def read_graph_request(request: Any) -> GraphRequest:
 
     Raises `InvalidParams` with every fault of the graph's structure; `resolved_of` checks attributes and shapes.
     """
-    given = request if isinstance(request, Mapping) else {}
+    members = request if isinstance(request, Mapping) else {}
     broken: list[BrokenRule] = []
     if not isinstance(request, Mapping):
         broken.append(broken_rule([], "the request must be an object", "object_type"))
-    check_members(given, MEMBERS, f"a request for a graph has only the members {', '.join(MEMBERS)}", broken)
-    inputs = {} if given.get("inputs") is None else given["inputs"]
+    check_members(members, MEMBERS, f"a request for a graph has only the members {', '.join(MEMBERS)}", broken)
+    inputs = {} if members.get("inputs") is None else members["inputs"]
     if not isinstance(inputs, Mapping):
         broken.append(broken_rule(["inputs"], "inputs must be an object", "object_type"))
-    layout = "logical" if given.get("layout") is None else given["layout"]
+    layout = "logical" if members.get("layout") is None else members["layout"]
     if layout not in _LAYOUTS:
         broken.append(broken_rule(["layout"], f"layout must be {' or '.join(_LAYOUTS)}", "choice"))
     if broken:
         raise invalid_params("graph", broken)
-    refuse_options(parse_options(given.get("options")), ("outputs",), "a graph")
-    graph = read_graph(given.get("graph"))
-    wanted = _wanted(graph, given.get("outputs"))
+    refuse_options(parse_options(members.get("options")), ("outputs",), "a graph")
+    graph = read_graph(members.get("graph"))
+    wanted = _wanted(graph, members.get("outputs"))
     shapes = _shape_inputs(graph)
     rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
-    document = {"graph": given.get("graph")}
-    return GraphRequest(stand_in("graph", rows), document, inputs, given.get("options"), graph, wanted, layout)
+    document = {"graph": members.get("graph")}
+    return GraphRequest(stand_in("graph", rows), document, inputs, members.get("options"), graph, wanted, layout)
 
 
-def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
+def _wanted(graph: Graph, outputs: Any) -> tuple[int, ...]:
     """Return the ids of the requested tensors: any that a node computes, by default those that no node reads."""
-    if asked is None:
+    if outputs is None:
         return tuple(graph.outputs)
-    made = {node.output for node in graph.nodes}
-    named = {str(number): number for number in made}
-    known = some(sorted(made))
-    if not isinstance(asked, list) or not asked:
+    computed = {node.output for node in graph.nodes}
+    named = {str(number): number for number in computed}
+    choices = some(sorted(computed))
+    if not isinstance(outputs, list) or not outputs:
         raise invalid_params("graph", [broken_rule(["outputs"], "outputs must be a list of tensor ids", "list_type")])
-    if len(asked) > len(made):
-        msg = f"outputs must have at most {len(made)} ids, as the nodes compute no more tensors, but has {len(asked)}"
+    if len(outputs) > len(computed):
+        most = f"{len(computed)} ids, as the nodes compute no more tensors"
+        msg = f"outputs must have at most {most}, but has {len(outputs)}"
         raise invalid_params("graph", [broken_rule(["outputs"], msg, "too_long")])
     wanted: list[int] = []
     broken: list[BrokenRule] = []
-    for index, entry in enumerate(asked):
+    for index, entry in enumerate(outputs):
         number = named.get(entry) if isinstance(entry, str) else entry
-        if type(number) is not int or number not in made:
-            msg = f"outputs[{index}] must be the id of a tensor that a node computes: {known}"
+        if type(number) is not int or number not in computed:
+            msg = f"outputs[{index}] must be the id of a tensor that a node computes: {choices}"
             broken.append(broken_rule(["outputs", index], msg, "unknown_output"))
         elif number in wanted:
             broken.append(broken_rule(["outputs", index], f"tensor {number} is requested twice", "conflict"))
@@ -101,12 +102,12 @@ def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = 
     resolved = resolve_graph(request.graph) if request.graph.known else None
     needed = {str(tensor.id): tensor for tensor in request.graph.inputs}
     shapes = _shape_inputs(request.graph)
-    known = some(needed)
+    names = some(needed)
     broken: list[BrokenRule] = []
     metas: dict[int, TensorMeta] = {}
     for name, value in call.inputs.items():
         if name not in needed:
-            msg = f"{safe_key(name)} is not an input of the graph: its inputs are {known}"
+            msg = f"{safe_key(name)} is not an input of the graph: its inputs are {names}"
             broken.append(broken_rule(["inputs", safe_key(name)], msg, "unknown_input"))
         elif isinstance(value, Tensor):
             metas[int(name)] = value.meta

@@ -237,7 +237,7 @@ class _Patterns:
 
     def __init__(self, names: tuple[str, ...], openings: bytes) -> None:
         name, opens = "|".join(names).encode(), b"[%b]" % re.escape(openings)
-        self.keys = [b'"%b"' % each.encode() for each in names]
+        self.keys = [b'"%b"' % key.encode() for key in names]
         # Complete strings and everything between them, up to: the name of a value (or what may become one with the next
         # chunk), an unfinished string, or an N or I outside strings (JSON has neither; Python's parser would read NaN
         # and Infinity). The outer loop is not possessive, which does not change what it matches here: before Python

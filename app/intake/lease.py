@@ -74,10 +74,10 @@ class Lease:
         if self._shared is None or self._shared[1] + len(data) > self._shared[0].size:
             self._shared = await self.acquire_async(min(self._next_shared, self._pool.limit)), 0
             self._next_shared = min(2 * self._next_shared, _LARGEST_SHARED)
-        segment, at = self._shared
-        segment.view[at : at + len(data)] = data
-        self._shared = segment, at + len(data)
-        return segment, at
+        segment, start = self._shared
+        segment.view[start : start + len(data)] = data
+        self._shared = segment, start + len(data)
+        return segment, start
 
     def adopt(self, segment: Segment) -> Segment:
         """Own a segment that is not from the pool; return it."""

@@ -78,8 +78,8 @@ class MultipartIntake:
                     await self._take(event)
                 if self._bound is not None:
                     self._bound -= len(chunk)
-                if (known := await self._known()) is not None:
-                    yield known
+                if (call := await self._known()) is not None:
+                    yield call
                 await self._supply()
                 if self._body is not None and self._reader.in_body:
                     self._lease.place([self._body.sink.room()])
@@ -147,14 +147,14 @@ class MultipartIntake:
         called = self._request.called
         row = called.operation.input_spellings.get(name)
         if row is None:
-            known = ", ".join(called.operation.input_spellings)
-            message = f"there is no part {safe_key(name)}: the parts are request, {known}"
+            names = ", ".join(called.operation.input_spellings)
+            message = f"there is no part {safe_key(name)}: the parts are request, {names}"
             raise _refusal(called, safe_key(name), message, "unknown_input")
         if row in self._parts:
             raise _refusal(called, name, f"the part {name} is given twice", "conflict")
         broken: list[BrokenRule] = []
-        given = self._request.described(row)
-        wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], broken)
+        description = self._request.described(row)
+        wire = WireTensor(None, None) if description is None else read_tensor(description, ["inputs", name], broken)
         if broken or wire is None:
             raise invalid_params(called.called_as, broken)
         if wire.member is not None:
@@ -229,8 +229,8 @@ class _TensorPart:
         except TensorFault as fault:
             raise _refusal(self._called, self.name, f"{self.name}: {fault.message}", fault.kind) from None
         except InvalidParams as error:
-            found = error.errors[0]
-            raise _refusal(self._called, self.name, f"{self.name}: {found['msg']}", found["type"]) from None
+            rule = error.errors[0]
+            raise _refusal(self._called, self.name, f"{self.name}: {rule['msg']}", rule["type"]) from None
         except Unsupported as error:
             wrong = broken_rule(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
             raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
@@ -266,18 +266,20 @@ def _boundary(content_type: str) -> bytes:
 def _needed(request: RequestObject) -> set[str]:
     """Return the inputs whose dtype or shape is still missing."""
     operation = request.called.operation
-    described = {operation.input_spellings.get(name): given for name, given in request.inputs.items()}
+    described = {operation.input_spellings.get(name): description for name, description in request.inputs.items()}
     needed = {row.name for row in operation.inputs if row.required or described.get(row.name) is not None}
     if operation.shape_input is not None and not _names_shape(request):
         needed.add(operation.shape_input)
     return {row for row in needed if not _has_meta(described.get(row))}
 
 
-def _has_meta(given: Any) -> bool:
+def _has_meta(description: Any) -> bool:
     """Whether the request's description of an input is all that the check needs."""
-    if isinstance(given, list):
+    if isinstance(description, list):
         return True
-    return isinstance(given, Mapping) and ("npy" in given or ("dtype" in given and "shape" in given))
+    return isinstance(description, Mapping) and (
+        "npy" in description or ("dtype" in description and "shape" in description)
+    )
 
 
 def _names_shape(request: RequestObject) -> bool:

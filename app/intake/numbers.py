@@ -107,9 +107,9 @@ class Numbers(ReceivedData):
     ) -> Numbers:
         """Read a list that was not taken out of its document, because its name was written with escapes."""
         numbers, text = cls(lease, declared, most=most), json.dumps(values).encode()
-        at, over = 1, False
+        position, over = 1, False
         while not over:
-            at, over = numbers.write(text, at)
+            position, over = numbers.write(text, position)
         return numbers
 
     def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
@@ -346,12 +346,12 @@ class _Rest:
         """Skip the next bytes; return where it stopped and whether the array has ended."""
         piece = chunk[start : start + NUMBER_SLICE]
         codes = np.frombuffer(self._outside(piece), np.uint8)
-        at = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
-        depths = self._depth + np.cumsum(np.where(codes[at] == _OPEN, 1, -1))
+        brackets = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
+        depths = self._depth + np.cumsum(np.where(codes[brackets] == _OPEN, 1, -1))
         ends = np.flatnonzero(depths == 0)
         if len(ends):
-            return start + int(at[ends[0]]) + 1, True
-        self._depth = int(depths[-1]) if len(at) else self._depth
+            return start + int(brackets[ends[0]]) + 1, True
+        self._depth = int(depths[-1]) if len(brackets) else self._depth
         return start + len(piece), False
 
     def _outside(self, piece: bytes) -> bytes:
@@ -392,13 +392,13 @@ def _zeros(match: re.Match[bytes]) -> bytes:
 def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     """Round to a dtype, once, to nearest even; infinity only comes from infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
-        made = (_round_to_odd(values) if kind == _BF16 else values).astype(kind)
-    lost = made != values if kind.kind == "i" else np.isfinite(made) != np.isfinite(values)
+        rounded = (_round_to_odd(values) if kind == _BF16 else values).astype(kind)
+    lost = rounded != values if kind.kind == "i" else np.isfinite(rounded) != np.isfinite(values)
     if lost.any():
         limits = np.iinfo if kind.kind == "i" else ml_dtypes.finfo  # NumPy's finfo does not take bf16
         end = float(limits(kind).max)
         raise TensorFault(f"has a number outside the range of {_NAMES[kind]}, which ends at {end:.8g}", "range")
-    return made
+    return rounded
 
 
 def _round_to_odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -406,11 +406,11 @@ def _round_to_odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
 
     ml_dtypes rounds float64 to float32, to nearest, and then again.
     """
-    made = values.astype(np.float32)
-    bits = made.view(np.int32)
-    bits -= np.abs(made) > np.abs(values)
-    bits |= np.not_equal(made, values, where=np.isfinite(values), out=np.zeros(len(values), bool))
-    return made
+    rounded = values.astype(np.float32)
+    bits = rounded.view(np.int32)
+    bits -= np.abs(rounded) > np.abs(values)
+    bits |= np.not_equal(rounded, values, where=np.isfinite(values), out=np.zeros(len(values), bool))
+    return rounded
 
 
 def _not_json(what: str) -> ParseError:

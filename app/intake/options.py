@@ -43,21 +43,21 @@ _NAMES = tuple(field.name for field in fields(Options))
 _CHOICES: dict[str, tuple[str, ...]] = {"encoding": ENCODINGS, "algorithm": get_args(Algorithm)}
 
 
-def parse_options(given: object) -> Options:
+def parse_options(options: object) -> Options:
     """Check `options` as a caller wrote them; null means the default.
 
     Raises `InvalidParams` with every broken rule, an unknown option among them.
     """
-    if given is None:
+    if options is None:
         return Options()
-    if not isinstance(given, Mapping):
+    if not isinstance(options, Mapping):
         raise _invalid([_error([], "options must be an object", "type")])
     errors = [
         _error([name], f"there is no such option; the options are {', '.join(_NAMES)}", "unknown_option")
-        for name in given
+        for name in options
         if name not in _NAMES
     ]
-    values = {name: given[name] for name in _NAMES if given.get(name) is not None}
+    values = {name: options[name] for name in _NAMES if options.get(name) is not None}
     errors += [
         _error([name], rule, "value") for name, value in values.items() if (rule := _broken(name, value)) is not None
     ]
@@ -94,7 +94,7 @@ def _broken(name: str, value: Any) -> str | None:
         kept, rule = type(value) is int and 1 <= value <= _LONGEST_MS, f"an integer from 1 to {_LONGEST_MS}"
         rule += f", but is {number(value)}" if type(value) is int else ""
     elif name == "outputs":
-        names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        names = isinstance(value, list) and all(isinstance(output, str) for output in value)
         kept = names and 1 <= len(value) <= _MOST_OUTPUTS
         rule = f"a list of 1 to {_MOST_OUTPUTS} names of outputs"
     elif name in _CHOICES:

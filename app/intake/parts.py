@@ -1,7 +1,7 @@
 """Split a multipart/form-data body into its parts as it arrives, without copying them.
 
-The next boundary is found with one `bytes.find` per chunk. A parser that examines every byte in Python took longer
-than everything else in a small request.
+The next boundary is found with one `bytes.find` per chunk. Unlike python-multipart's parser, this one accepts all that
+RFC 2046 allows around boundaries.
 """
 
 from __future__ import annotations
@@ -47,51 +47,51 @@ class PartReader:
 
     def feed(self, chunk: bytes) -> Iterator[PartEvent]:
         """Parse the next bytes; yield what is in them."""
-        data, at, after = self._rest + chunk if self._rest else chunk, 0, 0
-        while at < len(data) and after >= 0 and not self.ended:
-            after = self._state(data, at)
-            at = max(at, after)
+        data, start, after = self._rest + chunk if self._rest else chunk, 0, 0
+        while start < len(data) and after >= 0 and not self.ended:
+            after = self._state(data, start)
+            start = max(start, after)
             yield from self._events
             self._events.clear()
-        self._rest = b"" if self.ended else data[at:]
+        self._rest = b"" if self.ended else data[start:]
 
     # Each state parses the bytes from a position and returns the position after them, or -1 if it needs more.
 
-    def _start(self, data: bytes, at: int) -> int:
+    def _start(self, data: bytes, start: int) -> int:
         first, most = self._delimiter[2:], self._max_header_bytes
-        if not data.startswith(first, at):  # RFC 2046 allows text before the first part
-            before = data.find(b"\n" + first, at, at + most)
-            if before < 0 and len(data) - at < most:
+        if not data.startswith(first, start):  # RFC 2046 allows text before the first part
+            before = data.find(b"\n" + first, start, start + most)
+            if before < 0 and len(data) - start < most:
                 return -1
             if before < 0:
                 raise _not_multipart()
-            at = before + 1
+            start = before + 1
         self._state = self._after_delimiter
-        return at + len(first)
+        return start + len(first)
 
-    def _after_delimiter(self, data: bytes, at: int) -> int:
-        if data.startswith(b"--", at):
+    def _after_delimiter(self, data: bytes, start: int) -> int:
+        if data.startswith(b"--", start):
             self.ended = True
-            return at + 2
-        padding = _PADDING.match(data, at, at + self._max_header_bytes)
+            return start + 2
+        padding = _PADDING.match(data, start, start + self._max_header_bytes)
         assert padding is not None
         if data.startswith(b"\r\n", padding.end()):
             self._state = self._headers
             return padding.end() + 2
-        if data[padding.end() :] in (b"", b"\r") or data[at:] == b"-":
+        if data[padding.end() :] in (b"", b"\r") or data[start:] == b"-":
             return -1
         raise _not_multipart()
 
-    def _headers(self, data: bytes, at: int) -> int:
-        if data.startswith(b"\r\n", at):  # no headers at all
-            block, after = [], at + 2
+    def _headers(self, data: bytes, start: int) -> int:
+        if data.startswith(b"\r\n", start):  # no headers at all
+            block, after = [], start + 2
         else:
-            end = data.find(b"\r\n\r\n", at, at + self._max_header_bytes)
+            end = data.find(b"\r\n\r\n", start, start + self._max_header_bytes)
             if end < 0:
-                if len(data) - at >= self._max_header_bytes:
+                if len(data) - start >= self._max_header_bytes:
                     raise _not_multipart()
                 return -1
-            block, after = data[at:end].split(b"\r\n"), end + 4
+            block, after = data[start:end].split(b"\r\n"), end + 4
         lines = [_HEADER.fullmatch(line) for line in block]
         if len(lines) > _MAX_HEADERS or not all(lines):
             raise _not_multipart()
@@ -99,20 +99,20 @@ class PartReader:
         self._state = self._body
         return after
 
-    def _body(self, data: bytes, at: int) -> int:
-        end = data.find(self._delimiter, at)
+    def _body(self, data: bytes, start: int) -> int:
+        end = data.find(self._delimiter, start)
         if end >= 0:
-            if end > at:
-                self._events.append(memoryview(data)[at:end])
+            if end > start:
+                self._events.append(memoryview(data)[start:end])
             self._events.append(None)
             self._state = self._after_delimiter
             return end + len(self._delimiter)
         # The last bytes may be the beginning of a delimiter, which has only one line break.
-        end = data.rfind(b"\r", max(at, len(data) - len(self._delimiter) + 1))
+        end = data.rfind(b"\r", max(start, len(data) - len(self._delimiter) + 1))
         if end < 0 or not self._delimiter.startswith(data[end:]):
             end = len(data)
-        if end > at:
-            self._events.append(memoryview(data)[at:end])
+        if end > start:
+            self._events.append(memoryview(data)[start:end])
             return end
         return -1
 

@@ -128,10 +128,10 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
     attributes = request.get("attributes")
     if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
         if isinstance(attributes, Partial):  # also of a dump, which only its other members show
-            known = called.operation.attribute_spellings
-            attributes = {name: value for name, value in attributes.complete().items() if name in known}
+            spellings = called.operation.attribute_spellings
+            attributes = {name: value for name, value in attributes.complete().items() if name in spellings}
             _, broken = read_attributes(called, attributes)
-            broken = [found for found in broken if found["type"] != "missing"]
+            broken = [rule for rule in broken if rule["type"] != "missing"]
         else:
             _, broken = read_attributes(called, attributes)
         if broken:
@@ -140,9 +140,10 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
     if not isinstance(options, Partial):
         parse_options(options)
     inputs = request.get("inputs")
-    for name, given in inputs.items() if isinstance(inputs, Mapping) else ():
-        if isinstance(given, Mapping):
-            check_begun_tensor(name, given.complete() if isinstance(given, Partial) else given, memory)
+    for name, description in inputs.items() if isinstance(inputs, Mapping) else ():
+        if isinstance(description, Mapping):
+            complete = description.complete() if isinstance(description, Partial) else description
+            check_begun_tensor(name, complete, memory)
 
 
 def stand_in(name: str, inputs: tuple[TensorRow, ...] = ()) -> CalledOperation:
@@ -156,14 +157,14 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
 
     Raises `InvalidParams` when it has neither form.
     """
-    given = {} if request is None else request
-    if not isinstance(given, Mapping):
+    members = {} if request is None else request
+    if not isinstance(members, Mapping):
         raise invalid_params(called.called_as, [broken_rule([], "the request must be an object", "object_type")])
-    if is_dump(given):
-        given = call_of_dump(called, given)
-    parts = {name: {} if given.get(name) is None else given[name] for name in ("attributes", "inputs")}
+    if is_dump(members):
+        members = call_of_dump(called, members)
+    parts = {name: {} if members.get(name) is None else members[name] for name in ("attributes", "inputs")}
     broken: list[BrokenRule] = []
-    check_members(given, MEMBERS, "a request has only the members attributes, inputs and options", broken)
+    check_members(members, MEMBERS, "a request has only the members attributes, inputs and options", broken)
     broken += [
         broken_rule([name], f"{name} must be an object", "object_type")
         for name, value in parts.items()
@@ -176,13 +177,13 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
         # The inputs are still the dump's own, so its output must match them.
         own = call_of_dump(called, attributes)
         attributes, inputs = own["attributes"], own["inputs"]
-    return RequestObject(called, attributes, inputs, given.get("options"))
+    return RequestObject(called, attributes, inputs, members.get("options"))
 
 
-def check_members(request: Mapping[str, Any], known: tuple[str, ...], rule: str, broken: list[BrokenRule]) -> None:
+def check_members(request: Mapping[str, Any], members: tuple[str, ...], rule: str, broken: list[BrokenRule]) -> None:
     """Append the rule that each unknown member of a request breaks."""
     for name in request:
-        if name not in known:
-            hint = near_miss(name, known, broken)
+        if name not in members:
+            hint = near_miss(name, members, broken)
             message = f"{rule}; did you mean {hint}?" if hint else rule
             broken.append(broken_rule([safe_key(name)], message, "unknown_member"))

@@ -119,21 +119,21 @@ def partial_document(skeleton: bytes, values: Sequence[object] = ()) -> Any:
 
 def _partial(text: str, start: int, decoder: JSONDecoder, left: Iterator[object], depth: int) -> tuple[Any, int | None]:
     """Return a value and where it ends, which is None if it is not complete; (None, None) if nothing is known of it."""
-    at = _SPACE.match(text, start).end()  # type: ignore[union-attr] # matches the empty string
-    opening = text[at : at + 1]
+    position = _SPACE.match(text, start).end()  # type: ignore[union-attr] # matches the empty string
+    opening = text[position : position + 1]
     if opening not in ("{", "[") or not depth:
-        return _plain(text, at, decoder, left)
+        return _plain(text, position, decoder, left)
     value_so_far: Any = Partial() if opening == "{" else PartialList()
-    closing, at = "}" if opening == "{" else "]", at + 1
+    closing, position = "}" if opening == "{" else "]", position + 1
     while True:
         key = None
-        if (end := _closes(text, at, closing)) is not None:
+        if (end := _closes(text, position, closing)) is not None:
             return (dict(value_so_far) if opening == "{" else list(value_so_far)), end
         if opening == "{":
-            if (key := _KEY.match(text, at)) is None:
+            if (key := _KEY.match(text, position)) is None:
                 return value_so_far, None
-            at = key.end()
-        value, end = _partial(text, at, decoder, left, depth - 1)
+            position = key.end()
+        value, end = _partial(text, position, decoder, left, depth - 1)
         if end is not None or value is not None:
             if key is None:
                 value_so_far.append(value)
@@ -143,23 +143,23 @@ def _partial(text: str, start: int, decoder: JSONDecoder, left: Iterator[object]
                 return value_so_far, None
         comma = None if end is None else _COMMA.match(text, end)
         if comma is not None:
-            at = comma.end()
+            position = comma.end()
         elif end is None or _closes(text, end, closing) is None:
             return value_so_far, None
         else:
-            at = end
+            position = end
 
 
-def _closes(text: str, at: int, closing: str) -> int | None:
-    end = _SPACE.match(text, at).end()  # type: ignore[union-attr] # matches the empty string
+def _closes(text: str, start: int, closing: str) -> int | None:
+    end = _SPACE.match(text, start).end()  # type: ignore[union-attr] # matches the empty string
     return end + 1 if text[end : end + 1] == closing else None
 
 
-def _plain(text: str, at: int, decoder: JSONDecoder, left: Iterator[object]) -> tuple[Any, int | None]:
-    if at == len(text):  # where the value that is still arriving was taken out
+def _plain(text: str, start: int, decoder: JSONDecoder, left: Iterator[object]) -> tuple[Any, int | None]:
+    if start == len(text):  # where the value that is still arriving was taken out
         return next(left, None), None
     try:
-        value, end = decoder.raw_decode(text, at)
+        value, end = decoder.raw_decode(text, start)
     except (ValueError, RecursionError, ParseError):
         return None, None
     # A number may go on.

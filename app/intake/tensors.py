@@ -116,18 +116,18 @@ async def read_inputs(operation: Operation, inputs: Mapping[str, Any], lease: Le
     return read
 
 
-def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None:
+def check_begun_tensor(name: str, description: Mapping[str, Any], memory: int) -> None:
     """Check the size of a tensor that is still arriving, if its description has arrived.
 
     Raises `InvalidParams` if the body can't contain it, and `TooLarge` if it exceeds the `memory` of the service.
     """
-    loc, size = ["inputs", safe_key(name)], declared_size(given)
+    loc, size = ["inputs", safe_key(name)], declared_size(description)
     if size is not None and size > memory:
-        shape = tuple(given["shape"])
+        shape = tuple(description["shape"])
         message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: its shape is {dims(shape)}"
         raise TooLarge(message, data={"reason": "memory", "limit": memory, "value": size, "loc": loc})
     for member in ("data", "npy"):
-        data = given.get(member)
+        data = description.get(member)
         if isinstance(data, ReceivedData) and isinstance(data.fault, TensorFault):
             message = _fault_message(member, loc[1], data, data.fault)
             raise invalid_params(_WHAT, [broken_rule([*loc, member], message, data.fault.kind)])
@@ -288,9 +288,9 @@ async def _offload(tensor: Tensor, work: Callable[..., None], *args: Any) -> Non
 
 def _transpose(tensor: Tensor, source: Segment, target: Segment) -> None:
     bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
-    given = np.frombuffer(source.view, bits, count)
+    stored = np.frombuffer(source.view, bits, count)
     into = np.frombuffer(target.view, bits, count)
-    np.copyto(into.reshape(tensor.shape), given.reshape(tensor.shape, order="F"))
+    np.copyto(into.reshape(tensor.shape), stored.reshape(tensor.shape, order="F"))
 
 
 def _swap(tensor: Tensor, segment: Segment) -> None:

@@ -154,7 +154,7 @@ class _String:
         if b"\\" in text:
             # Another escape, an incomplete one, an escaped quote, or no base64 at all.
             end = end_of(_ESCAPED, region)
-            text = _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), _plain(region[:end]))
+            text = _ASCII_ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), _plain(region[:end]))
         tensor.write(text)  # which rejects a remaining backslash
         self._cut_escape = b""
         if end < len(region):
