@@ -67,7 +67,7 @@ _multiply_add = _intrinsic(_emit)
 
 
 @jit
-def _registers(count: int, address: int) -> None:
+def registers(count: int, address: int) -> None:
     _multiply_add(count, address)
 
 
@@ -79,7 +79,7 @@ class _Registers:
         self.flops = 2 * CHAINS * target().lanes
 
     def __call__(self, count: int) -> None:
-        _registers(count, self._memory.ctypes.data)
+        registers(count, self._memory.ctypes.data)
 
 
 def _rate(make: type[_Registers] | type[TileLoop], threads: int, seconds: float, rounds: int) -> float:

@@ -238,7 +238,7 @@ def _add_group(kind: int, place: int, step: int, lines: int, values: int, group:
 
 
 @jit
-def _add_lines(kind: int, tables: Rows[Lines], sums: Rows[Signed]) -> None:
+def add_lines(kind: int, tables: Rows[Lines], sums: Rows[Signed]) -> None:
     """Add all lines of a tensor."""
     lines, signed = tables[0], sums[0]
     if not lines.panel:
@@ -255,7 +255,7 @@ def _add_lines(kind: int, tables: Rows[Lines], sums: Rows[Signed]) -> None:
 
 
 @jit
-def _add_products(tables: Rows[Planes], meetings: Rows[Meeting], first: int, sums: Doubles) -> None:
+def add_planes(tables: Rows[Planes], meetings: Rows[Meeting], first: int, sums: Doubles) -> None:
     """Add to the sums of taps, from the `first` one on, the products of the planes' values that meet in them.
 
     `sums` has a row of these taps for each projection.
@@ -314,7 +314,7 @@ def add_signed(
         squares=0 if squares is None else address(squares), powers=0 if powers is None else address(powers),
         least=LEAST[dtype], fresh=fresh,
     )  # fmt: skip
-    _add_lines(KINDS[dtype], given, to)
+    add_lines(KINDS[dtype], given, to)
 
 
 def _add_signed(
@@ -366,4 +366,4 @@ def add_products(dims: Dims, wide: Array, narrow: Array, meet: Records, first: i
         wide_sizes=(prod(dims.wide), prod(dims.wide[1:]), dims.wide[2]),
         narrow_sizes=(prod(dims.narrow), prod(dims.narrow[1:]), dims.narrow[2]), strides=strides,
     )  # fmt: skip
-    _add_products(table, meet, first, sums.reshape(-1))
+    add_planes(table, meet, first, sums.reshape(-1))

@@ -21,7 +21,7 @@ def chunks_of(most: int) -> int:
 
 
 @jit
-def _add(total: Floats, part: Floats) -> None:
+def add_floats(total: Floats, part: Floats) -> None:
     for i in range(total.size):
         total[i] += part[i]
 
@@ -40,7 +40,7 @@ def sum_chunks(low: int, high: int, floats: int, leaf: Callable[[int, Floats], b
     part = None if total is None else sum_chunks(middle, high, floats, leaf, depth + 1)
     if total is None or part is None:
         return None
-    _add(total, part)
+    add_floats(total, part)
     return total
 
 

@@ -45,7 +45,7 @@ IMPORT_NAMES = {
     "uvicorn": {"uvicorn", "h11", "click"},
 }
 FRAMEWORKS = ("torch", "jax")
-JIT = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
+JIT = {"jit", "inlined", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 
 
 @cache
@@ -245,6 +245,31 @@ def test_compiler_flags_come_from_one_module() -> None:
             if name in JIT and any(k.arg is not None for k in call.keywords):
                 literal.add(module)
     assert len(literal) <= 1, literal
+
+
+def test_python_calls_no_function_that_only_compiled_code_can() -> None:
+    """A compiled function with an underscore, or one that is `inlined`, has no entry for Python: a call would crash."""
+    callbacks = {"_pack_boxes"}  # compiled, but by no decorator
+    functions = [
+        (module, node)
+        for package in ("kernels", "benchmarks")
+        for module in of(package)
+        for node in ast.walk(modules()[module])
+        if isinstance(node, ast.FunctionDef)
+    ]
+    private, inlined, wrong = set(), set(), set()
+    for module, node in functions:
+        decorators = {ast.unparse(each) for each in node.decorator_list}
+        if node.name.startswith("_") and decorators & {"jit", "inlined"}:
+            private.add((module, node.name))
+        elif "inlined" in decorators:
+            inlined.add(node.name)
+    for module, node in functions:
+        if not is_compiled(node) and node.name not in callbacks:
+            names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+            wrong |= {f"{module}: {name}" for name in names if name in inlined or (module, name) in private}
+    assert private and inlined
+    assert not wrong
 
 
 def test_compiled_functions_do_not_validate() -> None:

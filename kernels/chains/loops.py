@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
+from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers
 from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, round_lines, widen_run
 from kernels.emit.intrinsics import F32, call_entry, fill_zero
 from kernels.forward.output import write
@@ -116,7 +116,7 @@ def panel_values(positions: int, width: int) -> int:
     return positions * width + _GAP
 
 
-_span = jit(panel_values)
+_span = inlined(panel_values)
 
 
 @jit

@@ -8,11 +8,10 @@ The processor and the features that the compiler may emit for are those of the t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import llvmlite.binding as llvm
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 from numba.core import config
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
 from kernels.emit.cache import cache_folder
@@ -40,6 +40,7 @@ __all__ = [
     "callback",
     "emitted",
     "emitted_callback",
+    "inlined",
     "jit",
     "needs",
     "numbers",
@@ -168,25 +169,67 @@ def values_of(kind: type[Record], /, **values: Any) -> tuple[Any, ...]:
     return tuple(map(values.__getitem__, kind.__annotations__))
 
 
+class _Pipeline(Compiler):
+    """Name a function's symbol by its module, its name and its signature, and so equally in every process.
+
+    Numba would add a count: what a process compiles again, callers in the cache would not find.
+    """
+
+    def _compile_bytecode(self) -> Any:
+        self.state.func_id.unique_id = 0
+        return super()._compile_bytecode()
+
+
 def jit(function: F) -> F:
     """Compile for the one signature that the annotations say, cached on disk, without the GIL.
 
     Callers convert what they pass: Numba would compile a function anew for each constant and each unsigned address.
     Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays and records those of `_NUMBA`. An
     array of which only the address is used further on is freed at once: take its `address_of` where it is used.
+
+    A function is compiled once: compiled callers refer to it by its symbol. One whose name begins with an underscore is
+    for them alone, Python can't call it.
     """
+    return _compiled(function, inlined=False)
+
+
+def inlined(function: F) -> F:
+    """Compile a small function as `jit` does, but into each of its compiled callers, which alone can call it."""
+    return _compiled(function, inlined=True)
+
+
+def _compiled(function: F, *, inlined: bool) -> F:
     arguments = tuple(_NUMBA[kind] for name, kind in function.__annotations__.items() if name != "return")
-    # C calls nothing but a `callback`: making every function ready for that takes a sixth of the time
-    options: Any = {"no_cfunc_wrapper": True, "error_model": "numpy", "boundscheck": False}
+    # C calls nothing but a `callback`, and Python few functions: making all ready for that takes a third of the time
+    options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inlined or function.__name__.startswith("_")}
+    options |= {"error_model": "numpy", "boundscheck": False, "pipeline_class": _Pipeline}
     dispatcher: Any = numba.njit(nogil=True, cache=True, **options)(function)
-    compile_anew = dispatcher.compile
-    dispatcher.compile = lambda _: compile_anew(arguments)
-    ENTRIES.append(Entry(_full_name(function), lambda: compile_anew(arguments), function))
+    compile_anew, context = dispatcher.compile, dispatcher.targetctx
+
+    def make(_: object = None) -> Any:
+        if arguments in dispatcher.overloads:
+            return dispatcher.overloads[arguments].entry_point
+        _make_called(function)
+        entry = compile_anew(arguments)
+        if not inlined:  # a caller declares the symbol, and links no code
+            context.remove_user_function(entry)
+            context.insert_user_function(entry, dispatcher.overloads[arguments].fndesc)
+        return entry
+
+    dispatcher.compile = make
+    ENTRIES.append(Entry(_full_name(function), make, function))
     return dispatcher  # type: ignore[no-any-return]
+
+
+def _make_called(function: Callable[..., Any]) -> None:
+    """Make the functions that one names ready: its code, where it comes from the cache, is linked to theirs."""
+    for dispatcher in _named(function):
+        dispatcher.compile(())
 
 
 def callback(signature: Any, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
+    _make_called(function)
     return numba.cfunc(signature, cache=True)(function)
 
 
@@ -224,16 +267,16 @@ def emitted_callback(name: str, emit: Callable[..., None], count: int) -> Any:
 
 
 def needs(entries: list[Entry]) -> list[set[int]]:
-    """Give, for each entry, the places of those that are compiled into it: what its source names, directly."""
+    """Give, for each entry, the places of those that its source names: they are compiled first."""
     places = {id(entry.function): place for place, entry in enumerate(entries) if entry.function is not None}
     found = []
     for entry in entries:
         named = _named(entry.function) if entry.function is not None else ()
-        found.append({places[id(each)] for each in named if id(each) in places})
+        found.append({places[id(each.py_func)] for each in named if id(each.py_func) in places})
     return found
 
 
-def _named(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def _named(function: Callable[..., Any]) -> Iterator[Any]:
     """Return the compiled functions that a function's source names."""
 
     def names(code: CodeType) -> Iterator[str]:
@@ -243,15 +286,10 @@ def _named(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
                 yield from names(constant)
 
     code: Any = function.__code__
-    space: Any = vars(_module(function))
+    space: Any = function.__globals__
     for name in names(code):
-        source = getattr(space.get(name), "py_func", None)
-        if source is not None:
-            yield source
-
-
-def _module(function: Callable[..., Any]) -> ModuleType:
-    return sys.modules[function.__module__]
+        if hasattr(space.get(name), "py_func"):
+            yield space[name]
 
 
 def _full_name(function: Callable[..., Any]) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
 from kernels.forward.output import fill, write
@@ -61,7 +61,7 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
     return small == 0
 
 
-@jit
+@inlined
 def _bias_line(share: GatherShare, one: Pass, call: Call, g: int) -> int:
     """Return the address of a group's bias."""
     blocks = (one.channels + WIDTH - 1) // WIDTH
@@ -126,7 +126,7 @@ def _reach(tables: Tables, axis: int, work: Work) -> None:
     work.first[axis], work.sizes[axis] = (first, last + 1 - first) if last >= 0 else (0, 0)
 
 
-@jit
+@inlined
 def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
     """Return the positions of a phase whose dst positions are from `low` to `high`."""
     step = axis.dst_step

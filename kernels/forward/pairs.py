@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import fill_zero
 from kernels.forward.records import Call, Data, GatherShare, Pass, Work
 from kernels.pack.halves import SPREAD, spread1, spread3
@@ -47,7 +47,7 @@ def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call],
     return _exponent(call.panels, one.groups * blocks * share.block_bytes // LINE)
 
 
-@jit
+@inlined
 def _exponent(place: int, lines: int) -> int:
     """Return the smallest exponent of the bf16 in some lines of memory."""
     least: int = (magnitudes(place, lines)[0] + 1) >> 7

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 
 from kernels.emit import simd
-from kernels.emit.compiler import emitted, jit
+from kernels.emit.compiler import emitted, inlined
 from kernels.emit.intrinsics import store_value
 
 __all__ = ["SPECIAL", "clear_lane", "lane_peaks", "magnitudes"]
@@ -81,7 +81,7 @@ def _reduced(builder: Any, relation: str, lanes: Any) -> Any:
     return builder.zext(builder.extract_element(lanes, _I32(0)), _I64)
 
 
-@jit
+@inlined
 def clear_lane(place: int, lines: int) -> None:
     """Write zeros in place of one channel's pairs of bf16, the first at `place`, in `lines` lines of 16 channels."""
     for line in range(lines):

@@ -15,7 +15,7 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import ENTRIES, Entry, Record, Records, Rows, Vector, callback, jit, numbers
+from kernels.emit.compiler import ENTRIES, Entry, Record, Records, Rows, Vector, callback, inlined, jit, numbers
 from kernels.emit.intrinsics import F32, address_of, call_entry, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, Pixels, split_line, split_line_pairs, touch
@@ -175,7 +175,7 @@ def _turn(size: int, channels: int, images: Pixels, count: int, dst: int, plane:
                     transpose16(to + at * row + 2 * start, row, first + start * images.step + 2 * at, images.step)
 
 
-@jit
+@inlined
 def _turns(packing: Packing, box: PackedBox) -> int:
     """Return how many lines of a box are transposed together, so that at least 8 values are adjacent; 0 for none.
 
@@ -290,7 +290,7 @@ def packer() -> int:
 ENTRIES.append(Entry("pack.pairs.packer", compiled_packer, _pack_boxes))
 
 
-@jit
+@inlined
 def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
     """Pack boxes by the `packer` at an address; `before` are those that were packed there last, if any."""
     call_entry(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import Record, Rows, Vector, jit, together
+from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
 from kernels.emit.intrinsics import F32, copy_panel, load, store_value, transpose_panel
 
 __all__ = [
@@ -63,7 +63,7 @@ STRIP = STEPS.strip_positions
 """For panels that are fewer, or differ."""
 
 
-@jit
+@inlined
 def copy_lines(lanes: int, dst: int, src: int, count: int) -> None:
     """Copy `count` adjacent lines of `lanes` f32 (a multiple of 8)."""
     copy_panel(F32, 8, dst, 32, src, 32, count * lanes // 8)
@@ -121,7 +121,7 @@ def _pack_run(src: Values, panel: Panel, line: int, step: int, place: int, run: 
             store_value(to + p * to_step + 4 * c, np.float32(0.0))
 
 
-@jit
+@inlined
 def _alike(panels: Rows[Panel], first: int) -> int:
     """Count the panels from `first` on that have the same lanes, and the same distances in memory and to each other."""
     count = 1

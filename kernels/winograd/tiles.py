@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import address_of
 from kernels.emit.winograd import TileLine, transform_line
 from kernels.pack.panels import PANEL, Values, pack_panels
@@ -24,7 +24,7 @@ STAGED_LINE = 8 * WIDTH
 LINE = TileLine.dtype
 
 
-@jit
+@inlined
 def _frame(side: Side, tensor: int, frame: int) -> int:
     """Return the address of position (0, 0) of a frame."""
     depth = (side.first + frame % side.frames) * side.stride + side.shift
@@ -32,7 +32,7 @@ def _frame(side: Side, tensor: int, frame: int) -> int:
     return address
 
 
-@jit
+@inlined
 def find_window(side: Side, slab: TileSlab, room: Room) -> None:
     """Find the lines and columns of a side that a slab reads."""
     window = room.window
@@ -65,7 +65,7 @@ def stage_lines(side: Side, channels: Rows[Channels], slab: TileSlab, room: Room
         pack_panels(src, parts, sizes, steps)
 
 
-@jit
+@inlined
 def _rows_of(wide: bool, product: int, rows: Vector) -> int:
     """Give the two lines of a tile that a vertical product takes, the second -1 for none, and the second's sign."""
     if wide:

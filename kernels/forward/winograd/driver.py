@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import address_of, call_entry, fill_zero, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
@@ -82,7 +82,7 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
                 call_entry(entry, address_of(batches[0]))
 
 
-@jit
+@inlined
 def _lines(slab: TileSlab, product: int) -> int:
     """Count the lines of tiles that have a vertical product: the last one of an odd image lacks the fourth."""
     lines: int = slab.high[1] - slab.low[1]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.blocks import SUMS
-from kernels.emit.compiler import Rows, Table, Vector, jit
+from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
@@ -58,7 +58,7 @@ LINE = 4 * TILE
 PACKING, PEAKS, SIDES, WALKS, WORK = (each.dtype for each in (Packing, Peaks, Sides, Walks, DotWork))
 
 
-@jit
+@inlined
 def _empty(packing: Packing, boxes: Rows[PackedBox], channel: int) -> bool:
     """Return whether all f32 of one channel are zero."""
     strides = packing.strides

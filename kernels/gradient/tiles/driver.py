@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Floats, Rows, Table, Vector, jit
+from kernels.emit.compiler import Floats, Rows, Table, Vector, inlined, jit
 from kernels.emit.intrinsics import (
     F32,
     address_of,
@@ -289,7 +289,7 @@ def add_slabs(
                     _replace_nan(sums, apart)
 
 
-@jit
+@inlined
 def _replace_nan(sums: int, others: Floats) -> None:
     """Take the `others` where sums are NaN."""
     for i in range(others.size):
