@@ -123,7 +123,7 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
     Gives the number that the cache lacked, and what went wrong, if anything did.
     """
     waits, total = needs(ENTRIES), len(ENTRIES)
-    heights, work = _heights(waits), _work(waits)
+    heights, work = _heights(waits), _work()
     order = sorted(range(total), key=lambda place: (-heights[place], ENTRIES[place].function is None, place))
     compilers: list[_Compiler] = []
     for _ in range(max(1, min(jobs, total))):
@@ -169,15 +169,9 @@ def _heights(waits: Sequence[set[int]]) -> list[int]:
     return [height(place) for place in range(len(waits))]
 
 
-def _work(waits: Sequence[set[int]]) -> list[int]:
-    """Estimate how long each entry takes to compile: by the bytes of its code, and of all that is compiled into it."""
-
-    @cache
-    def inside(place: int) -> frozenset[int]:
-        return frozenset({place}).union(*(inside(needed) for needed in waits[place]))
-
-    sizes = [0 if entry.function is None else len(entry.function.__code__.co_code) for entry in ENTRIES]
-    return [_SMALLEST + sum(sizes[each] for each in inside(place)) for place in range(len(waits))]
+def _work() -> list[int]:
+    """Estimate how long each entry takes to compile: by the bytes of its code."""
+    return [_SMALLEST + (0 if entry.function is None else len(entry.function.__code__.co_code)) for entry in ENTRIES]
 
 
 class _Compiler:

@@ -200,7 +200,7 @@ def inlined(function: F) -> F:
 
 def _compiled(function: F, *, inlined: bool) -> F:
     arguments = tuple(_NUMBA[kind] for name, kind in function.__annotations__.items() if name != "return")
-    # C calls nothing but a `callback`, and Python few functions: making all ready for that takes a third of the time
+    # C calls nothing but a `callback`, and Python few functions: an entry for either takes time to compile
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inlined or function.__name__.startswith("_")}
     options |= {"error_model": "numpy", "boundscheck": False, "pipeline_class": _Pipeline}
     dispatcher: Any = numba.njit(nogil=True, cache=True, **options)(function)

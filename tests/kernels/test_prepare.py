@@ -20,15 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_function_waits_for_what_it_calls() -> None:
-    """Whatever the order of the sources, a function called by others has a longer chain, and less work inside."""
+    """Whatever the order of the sources, a function called by others has a longer chain."""
     waits = needs(ENTRIES)
-    heights, work = _heights(waits), _work(waits)
+    heights, work = _heights(waits), _work()
     names = [entry.name for entry in ENTRIES]
     assert len(set(names)) == len(names)
     gather, pack = names.index("forward.gather.gather"), names.index("pack.panels.pack_panels")
     assert names.index("forward.output.write") in waits[gather]
     assert all(heights[needed] > heights[place] for place, each in enumerate(waits) for needed in each)
-    assert all(work[needed] < work[place] for place, each in enumerate(waits) for needed in each)
     assert work[gather] > work[pack]
 
 
