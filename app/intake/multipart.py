@@ -215,7 +215,7 @@ class _TensorPart:
             return shape_list(tensor)
 
     def _check(self, header: NpyHeader) -> None:
-        kind = header.dtype(self._wire.dtype).name
+        kind = self.sink.dtype(self._wire.dtype).name
         if self._wire.shape is not None and self._wire.shape != header.shape:
             message = f"the request gives shape {dims(self._wire.shape)}, but the file has {dims(header.shape)}"
             raise TensorFault(message, "shape")
@@ -228,9 +228,6 @@ class _TensorPart:
             yield
         except TensorFault as fault:
             raise _refusal(self._called, self.name, f"{self.name}: {fault.message}", fault.kind) from None
-        except InvalidParams as error:
-            rule = error.errors[0]
-            raise _refusal(self._called, self.name, f"{self.name}: {rule['msg']}", rule["type"]) from None
         except Unsupported as error:
             wrong = broken_rule(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
             raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None

@@ -9,7 +9,8 @@ import numpy as np
 
 from app.intake.lease import Lease
 from app.pool.buffers import Segment
-from convgrad._errors import ParseError
+from convgrad._dtypes import DType
+from convgrad._errors import InvalidParams, ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
 __all__ = ["NpySink", "RawSink", "TensorFault"]
@@ -232,6 +233,14 @@ class NpySink(RawSink):
         self.expect(self.header.nbytes, None if self._bound is None else self._bound - self.header.offset)
         self._head = bytearray()
         super().write(memoryview(data)[self.header.offset - before :])
+
+    def dtype(self, declared: str | None) -> DType:
+        """Return the dtype by the header; raises `TensorFault` unless it is the `declared` one."""
+        assert self.header is not None
+        try:
+            return self.header.dtype(declared)
+        except InvalidParams as error:
+            raise TensorFault(error.errors[0]["msg"], error.errors[0]["type"]) from None
 
     def close(self) -> None:
         """Raise `TensorFault` unless the header and all of its data have arrived."""

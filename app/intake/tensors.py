@@ -21,7 +21,7 @@ from app.intake.sinks import NpySink, RawSink, TensorFault
 from app.intake.values import declared_size
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
-from convgrad._errors import InvalidParams, TooLarge, Unsupported
+from convgrad._errors import TooLarge, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
 from schemas.frameworks import dtype_here
 from schemas.rows import MAX_DIMS, Operation
@@ -155,11 +155,11 @@ async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str
 
 
 def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
-    """Return the tensor of a received `.npy` file; raises `InvalidParams` unless it has the `declared` dtype."""
-    header = sink.header
+    """Return the tensor of a received `.npy` file; raises `TensorFault` unless it has the `declared` dtype."""
+    dtype, header = sink.dtype(declared), sink.header
     assert header is not None
     return Tensor(
-        header.dtype(declared),
+        dtype,
         header.shape,
         sink,
         fortran=header.fortran_order and len(header.shape) > 1,
@@ -198,7 +198,9 @@ def _read(value: Any, loc: list[str | int], broken: list[BrokenRule], lease: Lea
         return None
     try:
         if wire.member == "npy":
-            return _npy(wire, lease)
+            sink = _sink(wire.payload, "npy", lease)
+            assert isinstance(sink, NpySink)
+            return npy_tensor(sink, wire.dtype)
         tensor = _described(wire, loc, broken)
         if tensor is not None and wire.member == "data":
             tensor.sink = _data(wire.payload, tensor, lease)
@@ -236,15 +238,6 @@ def _data(value: Any, tensor: Tensor, lease: Lease) -> RawSink | Numbers:
     if sink.nbytes != tensor.nbytes:
         raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes, but {sink.nbytes} arrived", "size")
     return sink
-
-
-def _npy(wire: WireTensor, lease: Lease) -> Tensor:
-    sink = _sink(wire.payload, "npy", lease)
-    assert isinstance(sink, NpySink)
-    try:
-        return npy_tensor(sink, wire.dtype)
-    except InvalidParams as error:
-        raise TensorFault(error.errors[0]["msg"], error.errors[0]["type"]) from None
 
 
 def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> RawSink:
