@@ -19,8 +19,9 @@ class Costs:
 
     Of ConvTranspose: `single` for a multiply-add of tiles with one vector a row, where tiles of two take 1, and for
     a dst pixel `gathered`, or `gathered_lanes` where lanes are groups; each src value is `copied` to every lane of a
-    group with several dst channels. Where products are scattered, `scattered_pixel` for a dst pixel, `scattered_line`
-    for a line of taps and `scattered_sum` for a product that is added.
+    group with several dst channels, or where these are few and as many as src channels, a vector of lanes `repeated`.
+    Where products are scattered, `scattered_pixel` for a dst pixel, `scattered_line` for a line of taps and
+    `scattered_sum` for a product that is added.
 
     Of Winograd: a vector of a tile is `transformed`, a vector of a position is `turned` where channels come first, and
     for a vector of one row of the gradient its 16 sums are `summed` for each slab and `tapped` once. It is chosen where
@@ -37,6 +38,7 @@ class Costs:
     gathered: float = 12.0
     gathered_lanes: float = 16.0
     copied: float = 3.0
+    repeated: float = 6.0
     scattered_pixel: float = 12.0
     scattered_line: float = 8.0
     scattered_sum: float = 0.75

@@ -21,8 +21,9 @@ from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
-from kernels.forward.output import fill, write
+from kernels.forward.output import fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.pack.lanes import repeat_channels, repeat_groups
 from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.pack.split import touch
 from kernels.target import target
@@ -136,15 +137,11 @@ def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
 @jit
 def bring_box(src: Values, channels: int, lanes: int, pitch: int, work: Work, scratch: int) -> None:
     """Pack a box of src positions as f32, `lanes` for each, `pitch` bytes apart; `src` begins with the first one."""
-    steps, first, panels = work.src, work.first, np.empty(1, PANEL)
+    panels = np.empty(1, PANEL)
     panel = panels[0]
     panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1
-    steps[3], work.start = pitch, scratch
-    for axis in range(2, -1, -1):
-        steps[axis] = steps[axis + 1] * work.sizes[axis + 1]
-    for axis in range(4):
-        work.start -= first[axis] * steps[axis]
-    pack_panels(src, panels, work.sizes[:], steps[:])
+    lay_out(work, pitch, scratch)
+    pack_panels(src, panels, work.sizes[:], work.src[:])
 
 
 @jit
@@ -153,14 +150,27 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
     The channels of a group are `step` bytes apart.
     """
-    many, line = share.multiplier, share.line
-    groups = lanes // many
+    many, line, sizes, to = share.multiplier, share.line, work.sizes, work.src
+    groups, whole, size = lanes // many, many == 2 or many == 4, 4 if src.kind == F32 else 2
+    positions = sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    if positions == 0:
+        return
+    if whole and share.channels == many and step == size and src.channel == many * size and lanes >= WIDTH:
+        lay_out(work, line * many, scratch)
+        for n in range(sizes[0]):
+            for d in range(sizes[1]):
+                for h in range(sizes[2]):
+                    place = src.place + n * src.steps[0] + d * src.steps[1] + h * src.steps[2]
+                    at = scratch + n * to[0] + d * to[1] + h * to[2]
+                    repeat_channels(src.kind, many, lanes, at, to[3], line, place, src.steps[3], sizes[3])
+        return
     for c in range(share.channels - 1, -1, -1):
         one = Values(src.kind, src.place + c * step, src.steps, src.channel, src.end)
         bring_box(one, groups, (groups + 7) // 8 * 8, line * share.channels, work, scratch + c * line)
-    if many > 1:
-        sizes = work.sizes
-        for place in range(scratch, scratch + sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.channels * line, line):
+    if whole:
+        repeat_groups(many, scratch, line, positions * share.channels)
+    elif many > 1:
+        for place in range(scratch, scratch + positions * share.channels * line, line):
             for g in range(groups - 1, -1, -1):
                 value = load(F32, place + 4 * g)
                 for lane in range(g * many, g * many + many):

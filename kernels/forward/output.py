@@ -1,12 +1,24 @@
-"""From sums in scratch memory to dst: rounded once, and turned where dst has channels apart."""
+"""From sums in scratch memory to dst: rounded once, and turned where dst has channels apart; where src is packed."""
 
 from __future__ import annotations
 
 from kernels.emit.compiler import Vector, jit
 from kernels.emit.intrinsics import F32, copy_panel, put, transpose_panel
+from kernels.forward.records import Work
 from kernels.pack.panels import Values
 
-__all__ = ["fill", "write"]
+__all__ = ["fill", "lay_out", "write"]
+
+
+@jit
+def lay_out(work: Work, pitch: int, scratch: int) -> None:
+    """Let the src positions at hand lie packed in scratch memory, `pitch` bytes apart."""
+    steps, first, sizes = work.src, work.first, work.sizes
+    steps[3], work.start = pitch, scratch
+    for axis in range(2, -1, -1):
+        steps[axis] = steps[axis + 1] * sizes[axis + 1]
+    for axis in range(4):
+        work.start -= first[axis] * steps[axis]
 
 
 @jit

@@ -10,6 +10,7 @@ import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import fill_zero
+from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, GatherShare, Pass, Work
 from kernels.pack.halves import SPREAD, spread1, spread3
 from kernels.pack.magnitudes import magnitudes
@@ -62,13 +63,10 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     """
     packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.sizes
     packing, box = packings[0], boxes[0]
-    steps[3], work.start = 4 * share.words, scratch
-    for axis in range(2, -1, -1):
-        steps[axis] = steps[axis + 1] * sizes[axis + 1]
+    lay_out(work, 4 * share.words, scratch)
     positions = 1
     for axis in range(4):
         source += work.first[axis] * strides[axis]
-        work.start -= work.first[axis] * steps[axis]
         positions *= sizes[axis]
     if positions == 0:
         return

@@ -32,6 +32,7 @@ from kernels.forward.records import (
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
+from kernels.pack.lanes import MULTIPLIERS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype, wrapped
 from kernels.target import target
@@ -313,10 +314,12 @@ class _Gather(Share):
 
     def _cut_groups(self, each: int) -> list[Span]:
         """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
-        groups = self.g1 - self.g0
-        vectors = max(1, groups // WIDTH)
-        count = min(vectors, ceil(groups * each / SUMS.weights_bytes))
-        firsts = [WIDTH * (vectors * i // count) for i in range(count)]
+        groups, many = self.g1 - self.g0, self.dims.dst_channels
+        step = WIDTH // many if many in MULTIPLIERS else WIDTH
+        vectors = max(1, groups // step)
+        # what is repeated for every lane of a group should stay in L2
+        count = vectors if many in MULTIPLIERS else min(vectors, ceil(groups * each / SUMS.weights_bytes))
+        firsts = [step * (vectors * i // count) for i in range(count)]
         return list(zip(firsts, [*firsts[1:], groups], strict=True))
 
     def _lane_passes(self, cuts: Sequence[Span]) -> Iterator[Records]:

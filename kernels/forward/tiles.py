@@ -18,6 +18,7 @@ from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
 from kernels.forward.share import LANES, Share, Way, share
+from kernels.pack.lanes import MULTIPLIERS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
@@ -38,6 +39,7 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     pixels, src = (prod(each) / max(1, prod(dims.narrow)) for each in (dims.dst, dims.src))
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
+    repeated = COSTS.repeated / WIDTH if out == channels and out in MULTIPLIERS else COSTS.copied
     costs: dict[Way, float] = {
         "gather": taps
         * (ceil(channels / 2) if dots else channels)
@@ -47,7 +49,7 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
         * out
         * ceil(dims.groups / WIDTH)
         / dims.groups
-        + (out > 1) * COSTS.copied * channels * out * src,
+        + (out > 1) * repeated * channels * out * src,
         "scatter": channels * ceil(taps * out / LANES)
         + COSTS.scattered_line * lines
         + COSTS.scattered_sum * taps * out

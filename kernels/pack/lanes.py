@@ -1,0 +1,96 @@
+"""Packing where lanes are the dst channels of groups: each src value goes to all lanes of its group."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+
+from kernels.emit import simd
+from kernels.emit.compiler import emitted
+from kernels.emit.intrinsics import by_kind, load_wide, size_of
+from kernels.target import target
+
+__all__ = ["MULTIPLIERS", "repeat_channels", "repeat_groups"]
+
+WIDTH = target().lanes
+
+MULTIPLIERS = (2, 4)
+"""Dst channels of a group: few, and whole groups fill a vector."""
+
+AHEAD = 16
+"""Pixels: of each one few bytes are read, which the processor asks for too late."""
+
+_INDEX = ir.VectorType(ir.IntType(32), WIDTH)
+
+
+def _permuted(builder: Any, value: Any, order: list[int]) -> Any:
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), ir.Constant(_INDEX, order))
+
+
+def _case(many: Any, builder: Any, emit: Any) -> None:
+    """Emit a choice between the `MULTIPLIERS`."""
+    simd.switch(builder, builder.lshr(many, simd.I64(2)), [partial(emit, each) for each in MULTIPLIERS])
+
+
+@by_kind
+def repeat_channels(builder: Any, kind: str, *values: Any) -> None:
+    """Bring pixels of groups of `many` adjacent channels to lines of `lanes`, `many` for each group and channel.
+
+    Arguments: many, lanes (at least a vector), destination, bytes to the next pixel and to the line of the next
+    channel, source, bytes to the next pixel, pixels (at least 1).
+    """
+    many, lanes, dst, dst_step, line, src, src_step, count = values
+    last = builder.sub(lanes, simd.I64(WIDTH))
+    vectors = builder.sdiv(builder.add(lanes, simd.I64(WIDTH - 1)), simd.I64(WIDTH))
+
+    def some(each: int) -> list[Any]:
+        def pixel(places: list[Any]) -> list[Any]:
+            simd.prefetch(builder, builder.add(places[1], builder.mul(src_step, simd.I64(AHEAD))))
+
+            def vector(carried: list[Any]) -> list[Any]:
+                lane, to = carried[0], builder.add(places[0], builder.shl(carried[0], simd.I64(2)))
+                value = load_wide(
+                    builder, builder.add(places[1], builder.mul(lane, simd.I64(size_of(kind)))), kind, WIDTH
+                )
+                for k in range(each):
+                    simd.store(builder, _permuted(builder, value, [i // each * each + k for i in range(WIDTH)]), to)
+                    to = builder.add(to, line)
+                following = builder.add(lane, simd.I64(WIDTH))
+                return [builder.select(builder.icmp_signed("<", following, last), following, last)]
+
+            simd.loop(builder, vectors, [simd.I64(0)], vector, "vector", rolled=True)
+            return [builder.add(places[0], dst_step), builder.add(places[1], src_step)]
+
+        simd.loop(builder, count, [dst, src], pixel, "pixel", rolled=True)
+        return []
+
+    _case(many, builder, some)
+
+
+@emitted
+def repeat_groups(builder: Any, many: Any, place: Any, line: Any, count: Any) -> None:
+    """Repeat each f32 of some lines (at least 1), `line` bytes apart, so many times, in place.
+
+    Lines are whole vectors, and a vector behind the last one may be read.
+    """
+    vectors = builder.sdiv(line, simd.I64(4 * WIDTH))
+
+    def some(each: int) -> list[Any]:
+        def one(places: list[Any]) -> list[Any]:
+            def vector(carried: list[Any]) -> list[Any]:
+                at = builder.sub(carried[0], simd.I64(1))
+                first = builder.add(places[0], builder.mul(at, simd.I64(4 * WIDTH // each)))
+                value = simd.load(builder, first, ir.VectorType(simd.F32, WIDTH))
+                to = builder.add(places[0], builder.mul(at, simd.I64(4 * WIDTH)))
+                simd.store(builder, _permuted(builder, value, [i // each for i in range(WIDTH)]), to)
+                return [at]
+
+            simd.loop(builder, vectors, [vectors], vector, "vector", rolled=True)
+            return [builder.add(places[0], line)]
+
+        simd.loop(builder, count, [place], one, "line", rolled=True)
+        return []
+
+    _case(many, builder, some)
