@@ -15,6 +15,7 @@ __all__ = [
     "WEIGHTS_FORMATS",
     "AttributeRow",
     "Dialect",
+    "InputRows",
     "Operation",
     "TensorRow",
 ]
@@ -78,8 +79,29 @@ class TensorRow:
         return self.old_name if dialect == "old" and self.old_name else self.name
 
 
-@dataclass(frozen=True, eq=False)
-class Operation:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class InputRows:
+    """The inputs that a request may have: those of an operation, a graph or a sealed check."""
+
+    inputs: tuple[TensorRow, ...] = ()
+
+    @cached_property
+    def shape_input(self) -> str | None:
+        """The input that is a shape, which may be an attribute instead; None if there is none."""
+        return next((row.name for row in self.inputs if row.dtypes == "s32"), None)
+
+    def is_shape(self, name: str) -> bool:
+        """Whether this is a spelling of the input that is a shape."""
+        return self.shape_input is not None and self.input_spellings.get(name) == self.shape_input
+
+    @cached_property
+    def input_spellings(self) -> Mapping[str, str]:
+        """Canonical input name by every accepted spelling."""
+        return _spellings(self.inputs)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Operation(InputRows):
     """One operation: its names, attributes, inputs, outputs, and the pages that specify it.
 
     `extras` are outputs that a call may request in addition to `output` or instead of it (`options.outputs`).
@@ -91,7 +113,6 @@ class Operation:
     formula: str
     transposed: bool
     attributes: tuple[AttributeRow, ...]
-    inputs: tuple[TensorRow, ...]
     output: TensorRow
     pages: tuple[str, ...]
     ranks: tuple[int, ...] = (3, 4, 5)
@@ -124,15 +145,6 @@ class Operation:
         return self.transposed != (self.computes == "diff_src")
 
     @cached_property
-    def shape_input(self) -> str | None:
-        """The input that is a shape, which may be an attribute instead; None if there is none."""
-        return next((row.name for row in self.inputs if row.dtypes == "s32"), None)
-
-    def is_shape(self, name: str) -> bool:
-        """Whether this is a spelling of the input that is a shape."""
-        return self.shape_input is not None and self.input_spellings.get(name) == self.shape_input
-
-    @cached_property
     def names(self) -> tuple[str, ...]:
         """Every name of this operation, the canonical one first."""
         plain = (self.name,) if self.old_name is None else (self.name, self.old_name)
@@ -147,11 +159,6 @@ class Operation:
     def attribute_spellings(self) -> Mapping[str, str]:
         """Canonical attribute name by every accepted spelling."""
         return _spellings(self.attributes)
-
-    @cached_property
-    def input_spellings(self) -> Mapping[str, str]:
-        """Canonical input name by every accepted spelling."""
-        return _spellings(self.inputs)
 
 
 def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[str, str]:

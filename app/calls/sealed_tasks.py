@@ -20,7 +20,7 @@ from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Result, Work
 from app.intake.lease import Lease
 from app.intake.options import ENCODINGS, Options, check_encoding
-from app.intake.requests import RequestedCall, RequestObject, stand_in
+from app.intake.requests import RequestedCall, RequestObject, check_begun_inputs
 from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
@@ -28,6 +28,7 @@ from convgrad._dtypes import dtype
 from convgrad._errors import NotFound
 from schemas.broken_rules import broken_rule, invalid_params, safe_key
 from schemas.checks import CHECK_METHODS
+from schemas.rows import InputRows
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
 
@@ -43,8 +44,6 @@ _TURNS = 16
 class CheckTask(Immediate):
     """Answer one of the `CHECK_METHODS`, all but `check.submit`."""
 
-    called = stand_in("check")
-
     def __init__(self, service: Service, method: str, place: Place = lambda body: body) -> None:
         super().__init__(service)
         self._method = method
@@ -57,7 +56,7 @@ class CheckTask(Immediate):
     async def read(self, document: Any) -> RequestObject:
         """Read the params."""
         self._given = _params(self._place(document), self._method)
-        return RequestObject(self.called, {}, {}, None)
+        return RequestObject("check", InputRows(), {}, {}, None)
 
     async def answer(self, call: RequestedCall, started: float) -> Work:  # noqa: ARG002
         """Return the answer."""
@@ -69,7 +68,6 @@ class Submit(Task):
 
     def __init__(self, service: Service, place: Place = lambda body: body) -> None:
         super().__init__(service)
-        self.called = stand_in("check")
         self._place = place
 
     async def check_begun(self, document: Mapping[str, Any]) -> None:
@@ -77,7 +75,7 @@ class Submit(Task):
         given = self._place(document)
         if {"check", "case"} <= given.keys():
             self._find(given)
-        await super().check_begun({"inputs": document.get("inputs")})  # there are no attributes
+        check_begun_inputs(document.get("inputs"), int(self.service.settings.memory_budget))
 
     async def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
@@ -87,11 +85,11 @@ class Submit(Task):
         if not isinstance(inputs, Mapping):
             raise refused("inputs", "inputs must be an object", "object_type")
         row = find_operation(self._case.case.problem.op).operation.output
-        self.called = stand_in("check", () if self._outcome else (row,))
-        for name in inputs.keys() - self.called.operation.input_spellings:
+        rows = InputRows(inputs=() if self._outcome else (row,))
+        for name in inputs.keys() - rows.input_spellings:
             rule = f"the only input is {row.name}: send it or an outcome, not both"
             raise invalid_params("check", [broken_rule(["inputs", safe_key(name)], rule, "unknown_input")])
-        return RequestObject(self.called, {}, inputs, None)
+        return RequestObject("check", rows, {}, inputs, None)
 
     def _find(self, given: Mapping[str, Any]) -> None:
         self._check = self.service.sealed_checks.find(current_context(), given["check"])
@@ -107,7 +105,8 @@ class Submit(Task):
         if self._outcome is not None or not (complete or call.inputs):
             return None
         asked = self._case.case.problem
-        request = RequestObject(find_operation(asked.op), asked.attributes(), {}, {"fast": False})
+        called = find_operation(asked.op)
+        request = RequestObject(called.called_as, called.operation, asked.attributes(), {}, {"fast": False})
         own = {name: Tensor(dtype(spec.dtype), spec.shape) for name, spec in self._case.specs.items()}
         return await prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
 

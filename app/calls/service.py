@@ -204,7 +204,7 @@ class Service:
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
         chosen = parse_options(call.request.options)
-        op = resolve(call.request.called.called_as, call.request.attributes, call.metas, outputs=chosen.outputs)
+        op = resolve(call.request.called_as, call.request.attributes, call.metas, outputs=chosen.outputs)
         if not chosen.uses_reference:
             require_reference(op)
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))

@@ -20,7 +20,7 @@ from app.calls.planning import complete_images, describe_plans, verification_cos
 from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
-from app.intake.graphs import GRAPH, GraphRequest, read_graph_request
+from app.intake.graphs import GraphRequest, read_graph_request
 from app.intake.lease import Lease
 from app.intake.options import Options, parse_options
 from app.intake.requests import (
@@ -47,22 +47,21 @@ __all__ = ["Compute", "Immediate", "RequestReceiver", "RunGraph", "Task", "Valid
 
 
 class Task(ABC):
-    """The work that a request wants done for the operation `called`."""
+    """The work that a request wants done."""
 
-    called: CalledOperation
     need_data = True
     """Whether a tensor needs its data, and not just dtype and shape."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
+    @abstractmethod
     async def read(self, document: Any) -> RequestObject:
         """Read a request object; raises `InvalidParams`."""
-        return read_request_object(self.called, document)
 
+    @abstractmethod
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the part of a request object that has arrived; raises what `app.intake.requests.check_begun` does."""
-        check_begun(self.called, document, int(self.service.settings.memory_budget))
 
     @abstractmethod
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
@@ -77,14 +76,29 @@ class Task(ABC):
         """Return the work of a prepared request on these tensors, which it takes from the lease."""
 
 
-class Compute(Task):
+class _OperationTask(Task):
+    """A task for the operation `called`."""
+
+    def __init__(self, service: Service, called: CalledOperation) -> None:
+        super().__init__(service)
+        self.called = called
+
+    async def read(self, document: Any) -> RequestObject:
+        """Read a request object."""
+        return read_request_object(self.called, document)
+
+    async def check_begun(self, document: Mapping[str, Any]) -> None:
+        """Check the part of a request object that has arrived."""
+        check_begun(self.called, document, int(self.service.settings.memory_budget))
+
+
+class Compute(_OperationTask):
     """Compute an operation; `check` may reject what was prepared."""
 
     def __init__(
         self, service: Service, called: CalledOperation, check: Callable[[Prepared], object] = lambda _: None
     ) -> None:
-        super().__init__(service)
-        self.called = called
+        super().__init__(service, called)
         self._check = check
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
@@ -118,12 +132,11 @@ class Compute(Task):
         return self.service.call(prepared, tensors, lease)
 
 
-class Verify(Task):
+class Verify(_OperationTask):
     """Compare a result with the reference: the result is one more input, named like the output."""
 
     def __init__(self, service: Service, called: CalledOperation) -> None:
-        super().__init__(service)
-        self.called = verified(called)
+        super().__init__(service, verified(called))
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
@@ -156,12 +169,8 @@ class Immediate(Task):
         return prepared
 
 
-class Validate(Immediate):
+class Validate(_OperationTask, Immediate):
     """Check a call without computing it."""
-
-    def __init__(self, service: Service, called: CalledOperation) -> None:
-        super().__init__(service)
-        self.called = called
 
     async def answer(self, call: RequestedCall, started: float) -> Answered:
         """Return the resolved attributes, outputs, plan and cost of the call."""
@@ -180,8 +189,6 @@ class Validate(Immediate):
 
 class _Graph(Task):
     """A task for a graph."""
-
-    called = GRAPH
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -289,7 +296,7 @@ class RequestReceiver:
                 # Which inputs are required may depend on the outputs, and they may still come.
                 errors = [found for found in error.errors if not _is_missing_input(found)]
                 if errors:
-                    raise invalid_params(known.call.request.called.called_as, errors) from None
+                    raise invalid_params(known.call.request.called_as, errors) from None
 
     async def _advance(self, arrived: Arrived) -> None:
         """Begin or advance the call."""

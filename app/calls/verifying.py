@@ -39,7 +39,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
     """
     options, settings, inputs = parse_options(call.request.options), service.settings, call.metas
     refuse_options(options, ("outputs", "reference", "reproducible"), "a verification")
-    name = call.request.called.called_as
+    name = call.request.called_as
     called = find_operation(name)
     spellings = called.operation.output_spellings
     given = {key: meta for key, meta in inputs.items() if key in spellings}

@@ -10,23 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.intake.options import parse_options, refuse_options
-from app.intake.requests import RequestedCall, RequestObject, check_members, stand_in
+from app.intake.requests import RequestedCall, RequestObject, check_members
 from app.intake.tensors import Tensor
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, some
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
-from schemas.rows import TensorRow
+from schemas.rows import InputRows, TensorRow
 from schemas.tensors import TensorMeta
 
-__all__ = ["GRAPH", "MEMBERS", "GraphRequest", "read_graph_request", "resolved_of"]
+__all__ = ["MEMBERS", "GraphRequest", "read_graph_request", "resolved_of"]
 
 MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
 """The members of a request, in the order of positional params."""
 
 _LAYOUTS = ("logical", "memory")
-
-
-GRAPH = stand_in("graph")
-"""A placeholder operation until the graph has been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,8 @@ def read_graph_request(request: Any) -> GraphRequest:
     wanted = _wanted(graph, members.get("outputs"))
     shapes = _shape_inputs(graph)
     rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
-    document = {"graph": members.get("graph")}
-    return GraphRequest(stand_in("graph", rows), document, inputs, members.get("options"), graph, wanted, layout)
+    document, options = {"graph": members.get("graph")}, members.get("options")
+    return GraphRequest("graph", InputRows(inputs=rows), document, inputs, options, graph, wanted, layout)
 
 
 def _wanted(graph: Graph, outputs: Any) -> tuple[int, ...]:

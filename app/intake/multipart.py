@@ -25,7 +25,6 @@ from convgrad._npy import NpyHeader
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large
 from schemas.dumps import is_dump
 from schemas.rows import MAX_DIMS
-from schemas.tables import CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
 __all__ = ["MultipartIntake"]
@@ -144,10 +143,10 @@ class MultipartIntake:
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None
-        called = self._request.called
-        row = called.operation.input_spellings.get(name)
+        called, rows = self._request.called_as, self._request.rows
+        row = rows.input_spellings.get(name)
         if row is None:
-            names = ", ".join(called.operation.input_spellings)
+            names = ", ".join(rows.input_spellings)
             message = f"there is no part {safe_key(name)}: the parts are request, {names}"
             raise _refusal(called, safe_key(name), message, "unknown_input")
         if row in self._parts:
@@ -156,10 +155,10 @@ class MultipartIntake:
         description = self._request.described(row)
         wire = WireTensor(None, None) if description is None else read_tensor(description, ["inputs", name], broken)
         if broken or wire is None:
-            raise invalid_params(called.called_as, broken)
+            raise invalid_params(called, broken)
         if wire.member is not None:
             raise _refusal(called, name, f"{name} is in the request and in a part: give one", "conflict")
-        part = _TensorPart(called, name, wire, self._lease, self._bound)
+        part = _TensorPart(called, name, wire, self._lease, self._bound, is_shape=rows.is_shape(name))
         self._parts[row] = self._coming[row] = part
         self._missing.add(row)
         return part
@@ -173,13 +172,15 @@ class MultipartIntake:
 class _TensorPart:
     """One `.npy` part: its sink, and its faults as errors of the call."""
 
-    def __init__(self, called: CalledOperation, name: str, wire: WireTensor, lease: Lease, bound: int | None) -> None:
+    def __init__(
+        self, called: str, name: str, wire: WireTensor, lease: Lease, bound: int | None, *, is_shape: bool
+    ) -> None:
         self.name = name
         self.closed = False
         self._called = called
         self._wire = wire
-        self._is_shape = called.operation.input_spellings[name] == called.operation.shape_input
-        self.sink = NpySink(lease, bound=bound, own=not self._is_shape, on_header=self._check)
+        self._is_shape = is_shape
+        self.sink = NpySink(lease, bound=bound, own=not is_shape, on_header=self._check)
 
     @property
     def known(self) -> bool:
@@ -262,11 +263,12 @@ def _boundary(content_type: str) -> bytes:
 
 def _needed(request: RequestObject) -> set[str]:
     """Return the inputs whose dtype or shape is still missing."""
-    operation = request.called.operation
-    described = {operation.input_spellings.get(name): description for name, description in request.inputs.items()}
-    needed = {row.name for row in operation.inputs if row.required or described.get(row.name) is not None}
-    if operation.shape_input is not None and not _names_shape(request):
-        needed.add(operation.shape_input)
+    rows = request.rows
+    described = {rows.input_spellings.get(name): description for name, description in request.inputs.items()}
+    needed = {row.name for row in rows.inputs if row.required or described.get(row.name) is not None}
+    is_attribute = is_dump(request.attributes) or any(map(rows.is_shape, request.attributes))
+    if rows.shape_input is not None and not is_attribute:
+        needed.add(rows.shape_input)
     return {row for row in needed if not _has_meta(described.get(row))}
 
 
@@ -279,16 +281,9 @@ def _has_meta(description: Any) -> bool:
     )
 
 
-def _names_shape(request: RequestObject) -> bool:
-    """Whether the call has no input that is a shape, or has it among its attributes."""
-    operation = request.called.operation
-    spellings = [name for name, row in operation.attribute_spellings.items() if row == operation.shape_input]
-    return not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)
-
-
 def _no_request() -> InvalidRequest:
     return InvalidRequest("the first part must be named request and hold the request object")
 
 
-def _refusal(called: CalledOperation, name: str, message: str, kind: str) -> InvalidParams:
-    return invalid_params(called.called_as, [broken_rule(["inputs", name], message, kind)])
+def _refusal(called: str, name: str, message: str, kind: str) -> InvalidParams:
+    return invalid_params(called, [broken_rule(["inputs", name], message, kind)])

@@ -19,7 +19,7 @@ from app.pool.buffers import Segment
 from schemas.attributes import read_attributes
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, safe_key
 from schemas.dumps import call_of_dump, is_dump
-from schemas.rows import Operation, TensorRow
+from schemas.rows import InputRows
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
@@ -32,9 +32,9 @@ __all__ = [
     "RequestObject",
     "RequestedCall",
     "check_begun",
+    "check_begun_inputs",
     "check_members",
     "read_request_object",
-    "stand_in",
 ]
 
 MEMBERS = ("attributes", "inputs", "options")
@@ -45,17 +45,18 @@ MEMBERS = ("attributes", "inputs", "options")
 class RequestObject:
     """The parts of a request before its inputs are read; `inputs` by name, in whatever form the request had.
 
-    `attributes` may be a whole op object as dumped by oneDNN Graph.
+    `called_as` names the request in errors. `attributes` may be a whole op object as dumped by oneDNN Graph.
     """
 
-    called: CalledOperation
+    called_as: str
+    rows: InputRows
     attributes: Mapping[str, Any]
     inputs: Mapping[str, Any]
     options: Any
 
     def described(self, row: str) -> Any:
         """Return the request's description of an input, by canonical name; None if there is none."""
-        spellings = self.called.operation.input_spellings
+        spellings = self.rows.input_spellings
         return next((value for name, value in self.inputs.items() if spellings.get(name) == row), None)
 
     async def read(
@@ -66,9 +67,9 @@ class RequestObject:
     ) -> RequestedCall:
         """Read the inputs; those that came as separate `parts`, by canonical name, replace their descriptions."""
         replaced = parts or {}
-        spellings = self.called.operation.input_spellings
+        spellings = self.rows.input_spellings
         rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in replaced}
-        inputs = await read_inputs(self.called.operation, rest | dict(replaced.values()), lease)
+        inputs = await read_inputs(self.rows, rest | dict(replaced.values()), lease)
         return RequestedCall(self, inputs)
 
 
@@ -139,17 +140,15 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
     options = request.get("options")
     if not isinstance(options, Partial):
         parse_options(options)
-    inputs = request.get("inputs")
+    check_begun_inputs(request.get("inputs"), memory)
+
+
+def check_begun_inputs(inputs: object, memory: int) -> None:
+    """Check the tensors that are still arriving, as `check_begun` does."""
     for name, description in inputs.items() if isinstance(inputs, Mapping) else ():
         if isinstance(description, Mapping):
             complete = description.complete() if isinstance(description, Partial) else description
             check_begun_tensor(name, complete, memory)
-
-
-def stand_in(name: str, inputs: tuple[TensorRow, ...] = ()) -> CalledOperation:
-    """Return a placeholder operation for requests of another kind that have tensors."""
-    row = Operation(name, None, "", "", False, (), inputs, TensorRow(name, ""), (), ranks=tuple(range(17)))
-    return CalledOperation(row, name, "new")
 
 
 def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
@@ -177,7 +176,7 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
         # The inputs are still the dump's own, so its output must match them.
         own = call_of_dump(called, attributes)
         attributes, inputs = own["attributes"], own["inputs"]
-    return RequestObject(called, attributes, inputs, members.get("options"))
+    return RequestObject(called.called_as, called.operation, attributes, inputs, members.get("options"))
 
 
 def check_members(request: Mapping[str, Any], members: tuple[str, ...], rule: str, broken: list[BrokenRule]) -> None:

@@ -24,7 +24,7 @@ from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import TooLarge, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
 from schemas.frameworks import dtype_here
-from schemas.rows import MAX_DIMS, Operation
+from schemas.rows import MAX_DIMS, InputRows
 from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
 
 __all__ = [
@@ -84,7 +84,7 @@ class Tensor:
 Input = Tensor | list[int]
 
 
-async def read_inputs(operation: Operation, inputs: Mapping[str, Any], lease: Lease) -> dict[str, Input]:
+async def read_inputs(rows: InputRows, inputs: Mapping[str, Any], lease: Lease) -> dict[str, Input]:
     """Read the `inputs` member of a call, yielding to other requests; tensors in short strings are decoded now.
 
     An input that is a shape becomes a list of integers, whatever its form; a tensor may be just dtype and shape.
@@ -95,13 +95,13 @@ async def read_inputs(operation: Operation, inputs: Mapping[str, Any], lease: Le
     for number, (name, value) in enumerate(inputs.items(), 1):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-        row = operation.input_spellings.get(name)
+        row = rows.input_spellings.get(name)
         if value is None or row is None or isinstance(value, Tensor):
             # The operation rejects unknown names, together with its other errors.
             if value is not None:
                 read[name] = value if isinstance(value, Tensor) else []
             continue
-        is_shape = row == operation.shape_input
+        is_shape = row == rows.shape_input
         if is_shape and isinstance(value, list):
             read[name] = value  # its elements are checked with the attributes
             continue

@@ -183,7 +183,8 @@ class InferenceBody:
                 start += tensor.nbytes
             else:
                 inputs[tensor.name] = self._input(tensor)
-        call = RequestedCall(RequestObject(self._called, request.attributes, {}, request.options), inputs)
+        names = self._called.called_as, self._called.operation
+        call = RequestedCall(RequestObject(*names, request.attributes, {}, request.options), inputs)
         if shapes is None:
             return Known(call, likely=head.last_call)
         return Known(call, head.calls.get(shapes))

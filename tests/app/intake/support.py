@@ -135,13 +135,13 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
 
 def checked(call: RequestedCall) -> None:
     """Check a call against the rules of its operation."""
-    resolve(call.request.called.called_as, call.request.attributes, call.metas)
+    resolve(call.request.called_as, call.request.attributes, call.metas)
 
 
 async def collected(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
     """Check a call and return copies of its tensors."""
-    op = resolve(call.request.called.called_as, call.request.attributes, call.metas)
-    spellings = call.request.called.operation.input_spellings
+    op = resolve(call.request.called_as, call.request.attributes, call.metas)
+    spellings = call.request.rows.input_spellings
     found = {spellings[name]: segment for name, segment in (await collect_tensors(call.inputs, lease)).items()}
     return {
         spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs
