@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ from app.checking import check_tls_files, describe
 from app.flags import parse_settings
 from app.http.listener import Listener, bind
 from app.http.protocol import http_protocol
-from app.main import create_app
+from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, unknown_variables
 from app.telemetry.logs import configure
@@ -45,9 +46,6 @@ from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 __all__ = ["Server", "main"]
 
 _log = logging.getLogger("convgrad")
-
-UNFIT = "CONVGRAD_UNFIT_TARGETS"
-"""Targets that don't work on this processor, one a line with the reason: passed on when the process restarts itself."""
 
 # Longer than the keep-alive of clients and most proxies, so that they close idle connections before we do.
 _KEEP_ALIVE_S = 75
@@ -63,24 +61,33 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Listener | None = None
+        self._addresses: list[str] = []
+        self._began = time.monotonic()
+        self._announced = False
         self.unfit: Unfit | None = None
         self.failed = False
         self.taken = False
-        service.on_unfit = self._on_unfit
-        service.on_failed = self._on_failed
+        service.engine.on_change = self._on_engine_change
 
-    def _on_unfit(self, unfit: Unfit) -> None:
-        """Exit and restart: everything in this process is built for a target that does not work here."""
-        if self._service.draining:  # already shutting down
-            return
-        self.unfit = unfit
-        self.should_exit = True
-
-    def _on_failed(self, cause: str) -> None:
-        """Exit with a status that tells Docker or systemd of the failure."""
-        _log.error("no worker can be started, exiting: %s", cause)
-        self.failed = True
-        self.should_exit = True
+    def _on_engine_change(self) -> None:
+        """Exit if no worker can compute here, listen when the first is ready, and log when all are."""
+        engine = self._service.engine
+        ready, wanted = engine.workers
+        if engine.unfit is not None:
+            if not self._service.draining:
+                # The process restarts: everything in it is built for a target that does not work here.
+                self.unfit, self.should_exit = engine.unfit, True
+        elif engine.given_up:
+            _log.error("no worker can be started, exiting: %s", engine.failure)
+            self.failed = self.should_exit = True
+        elif ready and not self._announced:
+            if not self._addresses and not self.taken:
+                self._listen()
+            if ready == wanted or engine.failure is not None:  # else the others are still starting
+                self._announced = True
+                where = "".join(f", at {address}" for address in self._addresses)
+                count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
+                _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and log the addresses."""
@@ -96,11 +103,9 @@ class Server(uvicorn.Server):
             _log.error("%s", error)
             sys.exit(3)
         self._listener = Listener(self._service, sockets, self._protocol, self.server_state, self.config.ssl)
-        if self._service.settings.listen_when_ready:
-            self._service.on_ready = self._listen
         await super().startup(sockets=[])
         self.servers = [self._listener]  # type: ignore[list-item] # has the attributes that uvicorn uses
-        if not self._service.settings.listen_when_ready:
+        if not self._service.settings.listen_when_ready and not self._addresses:
             self._listen()
         if self._ops is not None:
             self._ops.start()
@@ -115,7 +120,7 @@ class Server(uvicorn.Server):
             return
         for each in self._listener.sockets:
             address = _address(each, secure=self.config.is_ssl)
-            self._service.addresses.append(address)
+            self._addresses.append(address)
             _log.info("listening on %s", address)
 
     def _protocol(self) -> asyncio.Protocol:
@@ -201,7 +206,6 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     service: Service = app.state.service
-    service.unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     server = Server(config, service, None if listener is None else OpsPort(service, listener))
     try:
         server.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -28,7 +29,10 @@ from app.settings import Settings
 from app.telemetry.metrics import Telemetry
 from app.telemetry.tracing import Tracing
 
-__all__ = ["ROUTERS", "create_app"]
+__all__ = ["ROUTERS", "UNFIT", "create_app"]
+
+UNFIT = "CONVGRAD_UNFIT_TARGETS"
+"""Targets that don't work on this processor, one a line with the reason: passed on when the process restarts itself."""
 
 ROUTERS = (
     rest.router,
@@ -49,12 +53,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     segments = SegmentPool(settings.memory_budget)
     telemetry = Telemetry(Tracing(settings.otlp_endpoint))
-    service = Service(settings, make_engine(settings, segments), segments, telemetry)
+    unfit = tuple(os.environ.get(UNFIT, "").splitlines())
+    service = Service(settings, make_engine(settings, segments), segments, telemetry, unfit)
     telemetry.registry.register(ServiceMetrics(service))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        await service.engine.start()
         try:
             yield
         finally:

@@ -32,7 +32,6 @@ class ServiceMetrics:
         yield _gauge("ready", "1 while calls are accepted, else 0.", float(service.status == "ready"))
         yield _gauge("failed", "1 while no worker can be started, else 0.", float(service.status == "failed"))
         yield _gauge("warm_up_ratio", "Share of the kernels that are compiled, 0 to 1.", service.engine.progress())
-        yield _gauge("connections_open", "Open connections.", service.connections())
         yield _gauge("connections_limit", "Most open connections.", service.settings.connections)
         yield _gauge("requests_open", "Admitted requests that are not answered yet.", service.requests)
         yield _gauge("calls_open", "Calls that wait or compute: the queue.", len(service.calls))

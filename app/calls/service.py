@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,21 +33,19 @@ from app.intake.lease import Lease
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
 from app.intake.upload_slots import UploadSlot
+from app.pool.engine import no_workers, shutting_down
 from app.settings import Settings
 from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
-from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
+from convgrad._errors import DeadlineExceeded, Overloaded
 from schemas.ops import ResolvedOp, require_reference, resolve
 
 if TYPE_CHECKING:
     from app.intake.lease import DirectBody
     from app.pool.buffers import Segment, SegmentPool
     from app.pool.local import LocalEngine
-    from app.pool.messages import Unfit
 
 __all__ = ["Prepared", "Service"]
-
-_log = logging.getLogger("convgrad")
 
 C = TypeVar("C", bound=Call)
 T = TypeVar("T")
@@ -58,32 +55,26 @@ class Service:
     """Compute gradients for the APIs: one object for the life of the process."""
 
     def __init__(
-        self, settings: Settings, engine: LocalEngine, segments: SegmentPool, telemetry: Telemetry | None = None
+        self,
+        settings: Settings,
+        engine: LocalEngine,
+        segments: SegmentPool,
+        telemetry: Telemetry | None = None,
+        unfit: tuple[str, ...] = (),
     ) -> None:
         self.settings = settings
         self.engine = engine
         self.segments = segments
         self.admission = Admission(settings)
-        self.connections: Callable[[], int] = lambda: 0
-        """Return the number of open connections; set by the listener."""
         self.cancellations = Cancellations()
         self.sealed_checks = SealedChecks(settings, segments)
-        self.unfit: tuple[str, ...] = ()
+        self.unfit = unfit
         """Targets whose code does not work on this processor, each with the reason."""
-        self.on_unfit: Callable[[Unfit], None] = lambda _: None
-        """Called when the process must restart with a narrower target."""
-        self.on_failed: Callable[[str], None] = lambda _: None
-        """Called with the cause when no worker can be started and the process has to exit."""
         self.draining = False
         """Whether the process is about to exit; /readyz then replies with 503."""
         self.admitting = True
         """Whether requests are admitted; `draining` alone does not refuse them."""
-        self.on_ready: Callable[[], None] = lambda: None
-        """Called once, when the first worker is ready."""
         self._ids = itertools.count(1)
-        self.addresses: list[str] = []
-        self._began = time.monotonic()
-        self._opened = self._announced = False
         # Long plans are made one after another, so that they keep at most one thread busy.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._requests = 0
@@ -109,34 +100,6 @@ class Service:
         if self.engine.workers[0]:
             return "ready"
         return "starting" if self.engine.failure is None else "failed"
-
-    async def start(self) -> None:
-        """Begin to warm up, in the background; the log says when calls are accepted."""
-        self._began = time.monotonic()
-        self.engine.on_change = self._on_engine_change
-        await self.engine.start()
-
-    def _on_engine_change(self) -> None:
-        """Restart, exit, or log that the service is ready, as the engine's state requires."""
-        engine = self.engine
-        if engine.unfit is not None:
-            self.on_unfit(engine.unfit)
-        elif engine.given_up:
-            self.on_failed(engine.failure or "")
-        elif engine.workers[0]:
-            if not self._opened:
-                self._opened = True
-                self.on_ready()
-            if not self._announced:
-                self._announce(*engine.workers)
-
-    def _announce(self, ready: int, wanted: int) -> None:
-        if ready < wanted and self.engine.failure is None:  # the others are still starting
-            return
-        self._announced = True
-        where = "".join(f", at {address}" for address in self.addresses)
-        count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
-        _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the admitted requests to finish."""
@@ -164,11 +127,9 @@ class Service:
         and `RateLimited` when the key has reached its limit of calls.
         """
         if not self.admitting:
-            raise ShuttingDown("the service is shutting down", retry_after=5)
+            raise shutting_down()
         if not self.engine.ready and self.engine.failure is not None:
-            raise Overloaded(
-                "the service has no workers; /readyz has the cause", retry_after=5, data={"reason": "failed"}
-            )
+            raise no_workers()
         if not self.engine.ready:
             raise Overloaded(
                 "the service is starting: its kernels are being compiled",

@@ -19,9 +19,9 @@ from app.cluster.node import identity
 from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Delivery, Job, uninterrupted
+from app.pool.engine import Delivery, Job, shutting_down, uninterrupted
 from app.pool.local import LocalEngine
-from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
+from convgrad._errors import DeadlineExceeded, InternalError, Overloaded
 from kernels import Unit
 
 __all__ = ["RayEngine"]
@@ -107,14 +107,14 @@ class RayEngine(LocalEngine):
             self._done.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._done.wait(), drain_s)
-        self._tell(ShuttingDown("the service is shutting down", retry_after=1.0))
+        self._tell(shutting_down())
         await super().stop(0.0)
         await self._link.stop()
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
         """Compute a job and yield its units as they complete."""
         if self._refusing:
-            raise ShuttingDown("the service is shutting down", retry_after=1.0)
+            raise shutting_down()
         done: set[int] = set()
         self._running += 1
         try:

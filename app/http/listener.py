@@ -126,7 +126,7 @@ class Listener:
         self._last_cleared = 0.0
         # Closed for a moment when no descriptor is left, to accept and close a connection that can't be served.
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        service.connections = lambda: self.open
+        service.telemetry.connections.set_function(lambda: self.open)
 
     @property
     def open(self) -> int:

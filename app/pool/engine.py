@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from app.pool.buffers import Segment
+from convgrad._errors import Overloaded, ShuttingDown
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Delivery", "Job", "JobTimes", "uninterrupted"]
+__all__ = ["Arrival", "Delivery", "Job", "JobTimes", "no_workers", "shutting_down", "uninterrupted"]
+
+# By then a service manager may have started another process.
+_RETRY_AFTER_S = 5
 
 
 @dataclass(slots=True)
@@ -66,6 +70,17 @@ class Job:
     times: JobTimes = field(default_factory=JobTimes)
     delivery: Delivery = field(default_factory=Delivery)
     units: tuple[Unit, ...] | None = None
+
+
+def shutting_down() -> ShuttingDown:
+    """Return the error of requests and jobs when the service ends."""
+    return ShuttingDown("the service is shutting down", retry_after=_RETRY_AFTER_S)
+
+
+def no_workers() -> Overloaded:
+    """Return the error of requests and jobs when no worker can be started."""
+    message = "the service has no workers; /readyz has the cause"
+    return Overloaded(message, retry_after=_RETRY_AFTER_S, data={"reason": "failed"})
 
 
 async def uninterrupted(work: Awaitable[object]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from app.pool.buffers import SegmentPool
 from app.pool.causes import explain, is_final
-from app.pool.engine import Job, uninterrupted
+from app.pool.engine import Job, no_workers, shutting_down, uninterrupted
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
 from app.pool.launcher import Launcher
@@ -33,7 +33,6 @@ from convgrad._errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
-    ShuttingDown,
     WorkerLost,
 )
 from kernels import Plan, Unit
@@ -172,9 +171,9 @@ class LocalEngine:
     def _submit(self, job: Job) -> JobRun:
         """Queue a job; raises `ShuttingDown` after `stop` and `Overloaded` after giving up."""
         if self._drain_until is not None:
-            raise ShuttingDown("the service is shutting down", retry_after=1.0)
+            raise shutting_down()
         if self.given_up:
-            raise _no_workers()
+            raise no_workers()
         run = JobRun(job)
         self._open.add(run)
         self._counters["jobs"] += 1
@@ -430,7 +429,7 @@ class LocalEngine:
     def _give_up(self) -> None:
         self.given_up = True
         for run in tuple(self._open):
-            self._fail(run, _no_workers())
+            self._fail(run, no_workers())
         self.on_change()
 
     async def _watch(self) -> None:
@@ -463,7 +462,7 @@ class LocalEngine:
         while self._open and (left := self._drain_until - time.monotonic()) > 0:
             await self._wait_for_change(left)
         for run in tuple(self._open):
-            self._fail(run, ShuttingDown("the service is shutting down", retry_after=1.0))
+            self._fail(run, shutting_down())
         while self._open:
             await self._wait_for_change()
         self._closing = True
@@ -487,7 +486,3 @@ class LocalEngine:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), within_s)
-
-
-def _no_workers() -> Overloaded:
-    return Overloaded("the service has no workers; /readyz has the cause", retry_after=5.0, data={"reason": "failed"})

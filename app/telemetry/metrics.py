@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
 from app.telemetry.tracing import Tracing
@@ -38,6 +38,7 @@ class Telemetry:
         self.tracing = tracing or Tracing()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self.registry)
         self._requests = self._counter("requests", "HTTP requests, by API and outcome.", "api", "outcome")
         self._calls = self._counter(
             "calls",
