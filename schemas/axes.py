@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.broken_rules import BrokenRule, broken_rule, number
-from schemas.call import Call
+from schemas.call import ParsedCall
 from schemas.shapes import (
     INT64_MAX,
     auto_pad_convolution,
@@ -51,7 +51,7 @@ class Axis:
         return f"({self.kernel} - 1) * {self.dilation} + 1 = {number(self.effective)}"
 
 
-def resolve_axis(call: Call, axis: Axis, broken: list[BrokenRule]) -> None:
+def resolve_axis(call: ParsedCall, axis: Axis, broken: list[BrokenRule]) -> None:
     """Set padding, output padding and the inferred size of an axis; append the rules it breaks to `broken`."""
     effective = axis.effective
     if effective > INT64_MAX:
@@ -77,7 +77,7 @@ def resolve_axis(call: Call, axis: Axis, broken: list[BrokenRule]) -> None:
         _resolve_narrow(call, axis, effective, broken)
 
 
-def _resolve_narrow(call: Call, axis: Axis, effective: int, broken: list[BrokenRule]) -> None:
+def _resolve_narrow(call: ParsedCall, axis: Axis, effective: int, broken: list[BrokenRule]) -> None:
     """Check that narrow = floor((wide + b + e - E) / s) + 1, or infer it."""
     if axis.wide is None:
         return
@@ -104,7 +104,7 @@ def _resolve_narrow(call: Call, axis: Axis, effective: int, broken: list[BrokenR
         broken.append(_wrong_size(call, axis, axis.narrow, f"size {found}", why))
 
 
-def _set_output_padding(call: Call, axis: Axis, effective: int, broken: list[BrokenRule]) -> None:
+def _set_output_padding(call: ParsedCall, axis: Axis, effective: int, broken: list[BrokenRule]) -> None:
     """Set the output padding that the sizes give; a given one must be the same."""
     assert axis.wide is not None
     assert axis.narrow is not None
@@ -122,7 +122,7 @@ def _set_output_padding(call: Call, axis: Axis, effective: int, broken: list[Bro
         broken.append(broken_rule(["attributes", name, axis.index], msg, "output_padding"))
 
 
-def _resolve_wide(call: Call, axis: Axis, effective: int, broken: list[BrokenRule]) -> None:
+def _resolve_wide(call: ParsedCall, axis: Axis, effective: int, broken: list[BrokenRule]) -> None:
     """Check that wide = s * (narrow - 1) + E - b - e + p, or infer it, or p if that is not given."""
     if axis.narrow is None:
         return
@@ -153,7 +153,7 @@ def _resolve_wide(call: Call, axis: Axis, effective: int, broken: list[BrokenRul
             broken.append(broken_rule(["attributes", larger, axis.index], msg, "size"))
 
 
-def _match_output_padding(call: Call, axis: Axis, least: int, sum_of: str, broken: list[BrokenRule]) -> None:
+def _match_output_padding(call: ParsedCall, axis: Axis, least: int, sum_of: str, broken: list[BrokenRule]) -> None:
     assert axis.wide is not None
     stride, extra, difference = axis.stride, axis.output_padding, axis.wide - least
     if extra is None and 0 <= difference < stride:
@@ -168,7 +168,7 @@ def _match_output_padding(call: Call, axis: Axis, least: int, sum_of: str, broke
         broken.append(_wrong_size(call, axis, axis.wide, f"a size from {least} to {least + stride - 1}", why))
 
 
-def _wrong_size(call: Call, axis: Axis, size: int, wanted: str, why: str) -> BrokenRule:
+def _wrong_size(call: ParsedCall, axis: Axis, size: int, wanted: str, why: str) -> BrokenRule:
     if call.result is not None:
         name = call.result_loc[1]
         loc: list[str | int] = [*call.result_loc, axis.at]

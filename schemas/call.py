@@ -12,11 +12,11 @@ from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
 
-__all__ = ["Call", "read_call"]
+__all__ = ["ParsedCall", "read_call"]
 
 
 @dataclass(slots=True)
-class Call:
+class ParsedCall:
     """The valid parts of a call.
 
     `outputs` are the canonical names of the requested outputs. `weights` is the weights' shape and `weights_loc` where
@@ -53,13 +53,13 @@ class Call:
 
 def read_call(
     called: CalledOperation, attributes: object, inputs: object, output: object, outputs: tuple[str, ...] = ()
-) -> tuple[Call, list[BrokenRule]]:
+) -> tuple[ParsedCall, list[BrokenRule]]:
     """Return a call, and the rules that its parts break by themselves or by their number of values."""
     given, broken = read_attributes(called, attributes)
     found, more = read_inputs(called, inputs)
     broken.extend(more)
     known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], broken)
-    call = Call(called, given, found, known, None, ("inputs", ""), [])
+    call = ParsedCall(called, given, found, known, None, ("inputs", ""), [])
     call.outputs = _read_outputs(called, outputs, broken)
     _check_needed(call, broken)
     if called.operation.computes == "diff_weights":
@@ -92,7 +92,7 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], broken: list[
     return tuple(found) or (_output(called),)
 
 
-def _check_needed(call: Call, broken: list[BrokenRule]) -> None:
+def _check_needed(call: ParsedCall, broken: list[BrokenRule]) -> None:
     """Check the inputs that only some outputs read: a missing one is an error, an unneeded one gets a warning."""
     for row in call.called.operation.inputs:
         if row.only_for is None:
@@ -109,7 +109,9 @@ def _output(called: CalledOperation) -> str:
     return called.operation.output.name
 
 
-def _choose_shape(call: Call, row: str, broken: list[BrokenRule]) -> tuple[tuple[int, ...] | None, tuple[str, str]]:
+def _choose_shape(
+    call: ParsedCall, row: str, broken: list[BrokenRule]
+) -> tuple[tuple[int, ...] | None, tuple[str, str]]:
     """Return the shape of the result and where it was given: by the input, the attribute, or a dump's output."""
     given, inputs = getattr(call.given, row), call.inputs.shape
     weights = call.inputs.metas.get("weights") if row == "weights_shape" else None
@@ -150,7 +152,7 @@ def _choose_shape(call: Call, row: str, broken: list[BrokenRule]) -> tuple[tuple
     return None if zeros else shape, loc
 
 
-def _ranks(call: Call) -> Iterator[BrokenRule]:
+def _ranks(call: ParsedCall) -> Iterator[BrokenRule]:
     """Check that shapes have the rank of the first input, and lists one value per spatial axis."""
     metas = call.inputs.metas
     base = metas.get(call.base)
@@ -179,7 +181,7 @@ def _wrong_rank(shape: tuple[int, ...], loc: tuple[str, str], rank: int, base: s
     return broken_rule(loc, msg, "rank")
 
 
-def _lengths(call: Call, spatial: int, base: str) -> Iterator[BrokenRule]:
+def _lengths(call: ParsedCall, spatial: int, base: str) -> Iterator[BrokenRule]:
     axes = (
         f"one value for each of the {spatial} spatial axes of {base}"
         if spatial > 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from schemas.axes import Axis, resolve_axis
 from schemas.broken_rules import BrokenRule, broken_rule, dims
-from schemas.call import Call
+from schemas.call import ParsedCall
 from schemas.shapes import (
     GroupsAxis,
     groups_axis_of,
@@ -39,7 +39,7 @@ class Geometry:
     groups_axis: GroupsAxis = "I"
 
 
-def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[Geometry, list[BrokenRule]]:
+def infer_geometry(call: ParsedCall, data_format: str, weights_format: str) -> tuple[Geometry, list[BrokenRule]]:
     """Return the sizes of a call in these formats, and the rules that they break together.
 
     Shapes and attributes that are missing or invalid by themselves are skipped.
@@ -77,7 +77,9 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
     return made, broken
 
 
-def _relate_both(call: Call, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]) -> None:
+def _relate_both(
+    call: ParsedCall, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]
+) -> None:
     """Check the weights against the channels of `src` and `diff_dst`, and find the axis that groups divide."""
     groups = call.given.groups
     src, dst = made.src_channels, made.dst_channels
@@ -96,7 +98,9 @@ def _relate_both(call: Call, made: Geometry, i: int, o: int, weights_format: str
         made.groups_axis = axis
 
 
-def _relate_src(call: Call, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]) -> None:
+def _relate_src(
+    call: ParsedCall, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]
+) -> None:
     """Check the weights against the channels of `src`, and infer the channels of `dst` from them."""
     groups, src = call.given.groups, made.src_channels
     if groups is None or not _divides(call, groups, "src", src, broken):
@@ -112,7 +116,9 @@ def _relate_src(call: Call, made: Geometry, i: int, o: int, weights_format: str,
         broken.append(_wrong_weights(call, made, right, weights_format, channels))
 
 
-def _relate_dst(call: Call, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]) -> None:
+def _relate_dst(
+    call: ParsedCall, made: Geometry, i: int, o: int, weights_format: str, broken: list[BrokenRule]
+) -> None:
     """Check the weights against the channels of `diff_dst`, and infer the channels of `diff_src` from them."""
     groups, dst = call.given.groups, made.dst_channels
     if groups is None or not _divides(call, groups, "diff_dst", dst, broken):
@@ -132,7 +138,7 @@ _RELATE = {"diff_weights": _relate_both, "dst": _relate_src, "diff_src": _relate
 
 
 def _relate_result(
-    call: Call, made: Geometry, shape: tuple[int, ...], data_format: str, broken: list[BrokenRule]
+    call: ParsedCall, made: Geometry, shape: tuple[int, ...], data_format: str, broken: list[BrokenRule]
 ) -> None:
     """Check the batch and the channels of a given shape of `diff_src`, and take its spatial sizes."""
     n, channels, made.src_spatial = split_data(shape, data_format)
@@ -146,7 +152,7 @@ def _relate_result(
         broken.append(broken_rule([kind, name, axis], msg, "channels"))
 
 
-def _divides(call: Call, groups: int, tensor: str, channels: int, broken: list[BrokenRule]) -> bool:
+def _divides(call: ParsedCall, groups: int, tensor: str, channels: int, broken: list[BrokenRule]) -> bool:
     if channels % groups:
         name = call.name("groups")
         msg = f"{name} must divide the channels of {call.name(tensor)}, which are {channels}, but is {groups}"
@@ -155,7 +161,7 @@ def _divides(call: Call, groups: int, tensor: str, channels: int, broken: list[B
 
 
 def _wrong_weights(
-    call: Call, made: Geometry, right: list[tuple[int, int]], weights_format: str, channels: str
+    call: ParsedCall, made: Geometry, right: list[tuple[int, int]], weights_format: str, channels: str
 ) -> BrokenRule:
     assert call.weights is not None
     shapes = dict.fromkeys(dims(weights_shape(i, o, made.kernel, weights_format)) for i, o in right)
@@ -164,7 +170,7 @@ def _wrong_weights(
     return broken_rule(call.weights_loc, msg, "weights_channels")
 
 
-def _relate_axes(call: Call, made: Geometry, data_format: str, broken: list[BrokenRule]) -> None:
+def _relate_axes(call: ParsedCall, made: Geometry, data_format: str, broken: list[BrokenRule]) -> None:
     """Resolve every spatial axis, if everything needed is known."""
     count = len(made.src_spatial) or len(made.dst_spatial)
     strides, dilations, pads = call.given.strides, call.given.dilations, _pads(call, count)
@@ -202,7 +208,7 @@ def _relate_axes(call: Call, made: Geometry, data_format: str, broken: list[Brok
     made.src_spatial, made.dst_spatial = (narrow, wide) if call.transposed else (wide, narrow)
 
 
-def _pads(call: Call, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _pads(call: ParsedCall, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the explicit pads, zeros for an empty list or with `auto_pad`; None if they are unknown."""
     given = call.given
     if given.auto_pad is None:

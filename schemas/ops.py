@@ -9,7 +9,7 @@ from typing import Any
 
 from convgrad._dtypes import DTYPES
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, unsupported
-from schemas.call import Call, read_call
+from schemas.call import ParsedCall, read_call
 from schemas.dumps import is_dump, read_dump
 from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
@@ -87,7 +87,7 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tupl
 
 
 def _resolved(
-    call: Call, made: Geometry, data_format: str, weights_format: str, broken: list[BrokenRule]
+    call: ParsedCall, made: Geometry, data_format: str, weights_format: str, broken: list[BrokenRule]
 ) -> ResolvedOp:
     given, metas = call.given, call.inputs.metas
     dtype = call.inputs.dtype or ""
@@ -144,7 +144,7 @@ def _resolved(
     )
 
 
-def _check_output(call: Call, output: str, found: TensorMeta, broken: list[BrokenRule]) -> None:
+def _check_output(call: ParsedCall, output: str, found: TensorMeta, broken: list[BrokenRule]) -> None:
     """Check that an output has fewer than 2^63 bytes, and what the caller expects."""
     name = call.called.wire_names[output]
     if elements(found.shape) * DTYPES[found.dtype].itemsize > INT64_MAX:
@@ -161,7 +161,7 @@ def _check_output(call: Call, output: str, found: TensorMeta, broken: list[Broke
         broken.append(broken_rule(["outputs", name, "shape"], msg, "output_shape"))
 
 
-def _ignored_pads(call: Call, made: Geometry) -> list[str]:
+def _ignored_pads(call: ParsedCall, made: Geometry) -> list[str]:
     """Return a warning for explicit pads that were ignored and differ from those used."""
     given = call.given
     if given.auto_pad == "none":
@@ -176,7 +176,7 @@ def _ignored_pads(call: Call, made: Geometry) -> list[str]:
     ]
 
 
-def _add_hint(call: Call, data_format: str, weights_format: str, mismatches: list[BrokenRule]) -> None:
+def _add_hint(call: ParsedCall, data_format: str, weights_format: str, mismatches: list[BrokenRule]) -> None:
     """Add to the first broken rule what would make the shapes valid: other formats, or two tensors exchanged.
 
     All causes are named, because the remedy for a wrong one gives a valid call with a wrong result.
@@ -203,7 +203,7 @@ def _add_hint(call: Call, data_format: str, weights_format: str, mismatches: lis
         mismatches[0]["msg"] += f" ({cause}; pass {remedy})" if remedy else f" ({cause})"
 
 
-def _fitting_formats(call: Call, data_format: str, weights_format: str) -> dict[str, list[str]]:
+def _fitting_formats(call: ParsedCall, data_format: str, weights_format: str) -> dict[str, list[str]]:
     """Return the weights formats that the shapes fit, by data format, the call's own first."""
     found: dict[str, list[str]] = {}
     for data in (data_format, *(other for other in DATA_FORMATS if other != data_format)):
@@ -214,7 +214,7 @@ def _fitting_formats(call: Call, data_format: str, weights_format: str) -> dict[
 
 
 def _fitting_exchanged(
-    call: Call, data_format: str, weights_format: str, fitting: Mapping[str, list[str]]
+    call: ParsedCall, data_format: str, weights_format: str, fitting: Mapping[str, list[str]]
 ) -> str | None:
     """Return the formats that the shapes fit with `src` and `diff_dst` exchanged: the call's own, or usual ones."""
     metas = call.inputs.metas

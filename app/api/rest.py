@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
 from app.api.routing import service_of
-from app.calls.sealed_tasks import CheckTask, Submit
+from app.calls.sealed.tasks import CheckTask, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of

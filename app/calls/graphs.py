@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from app.calls.planning import call_bytes, check_limits, plan_call, tensor_bytes
 from app.calls.work import Event, Progress, Result, Streams
 from app.intake.graphs import GraphRequest, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
-from app.intake.requests import RequestedCall
 from app.intake.tensors import Tensor
 from app.settings import Settings
 from app.telemetry.context import current_context
@@ -76,33 +75,32 @@ def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
     check_algorithm("graph", options.algorithm, [(f"{node.label}: ", op) for node, op in graph.nodes])
 
 
-async def prepare_graph(service: Service, call: RequestedCall, started: float) -> PreparedGraph:
+async def prepare_graph(service: Service, request: GraphRequest, started: float) -> PreparedGraph:
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
-    options = parse_options(call.request.options)
+    options = parse_options(request.options)
     deadline = service.deadline(options, started)
-    return await service.plan_in_thread(partial(_prepared, service.settings, call, options, deadline), deadline)
+    return await service.plan_in_thread(partial(_prepared, service.settings, request, options, deadline), deadline)
 
 
-async def describe_graph(service: Service, call: RequestedCall, started: float) -> dict[str, Any]:
+async def describe_graph(service: Service, request: GraphRequest, started: float) -> dict[str, Any]:
     """Describe a graph as JSON: its inputs, its outputs and each node. Its tensors may be missing.
 
     Raises what `prepare_graph` raises.
     """
-    options = parse_options(call.request.options)
+    options = parse_options(request.options)
     deadline = service.deadline(options, started)
 
     def describe() -> dict[str, Any]:
-        prepared = _prepared(service.settings, call, options, deadline, need_all=False)
-        return _describe(prepared, cast("GraphRequest", call.request).graph.inputs)
+        prepared = _prepared(service.settings, request, options, deadline, need_all=False)
+        return _describe(prepared, request.graph.inputs)
 
     return await service.plan_in_thread(describe, deadline)
 
 
 def _prepared(
-    settings: Settings, call: RequestedCall, options: Options, deadline: float, *, need_all: bool = True
+    settings: Settings, request: GraphRequest, options: Options, deadline: float, *, need_all: bool = True
 ) -> PreparedGraph:
-    request = cast("GraphRequest", call.request)
-    graph, wanted, layout = resolved_of(request, call, need_all=need_all), request.wanted, request.layout
+    graph, wanted, layout = resolved_of(request, need_all=need_all), request.wanted, request.layout
     _check_algorithm(graph, options)
     check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
     if graph.macs > settings.work_limit:
@@ -125,7 +123,7 @@ def _prepared(
             planned.append((node, Prepared(op, computations, options, deadline)))
         except TooLarge as error:
             raise too_large(error, ["graph", node.position, *error.data.get("loc", [])], node.label) from None
-    given = {int(name): tensor.shape for name, tensor in call.inputs.items() if isinstance(tensor, Tensor)}
+    given = {int(name): tensor.shape for name, tensor in request.inputs.items() if isinstance(tensor, Tensor)}
     laid_out = {number for number in given if graph.tensors[number].strides is not None}
     in_memory = {number for number in laid_out if given[number] != graph.tensors[number].shape}
     return PreparedGraph(graph, tuple(planned), wanted, layout, options, in_memory)

@@ -4,7 +4,7 @@ Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. 
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.plan(*service.check(call), started)    # every check, no bytes needed
+        prepared = await service.plan(*service.check(request), started)    # every check, no bytes needed
         async with service.call(prepared, tensors, lease) as call:
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
@@ -28,10 +28,10 @@ from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, is_planned_at_once, plan_call
-from app.calls.sealed import SealedChecks
+from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease
 from app.intake.options import Options, check_encoding, parse_options
-from app.intake.requests import RequestedCall
+from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
 from app.pool.engine import no_workers, shutting_down
 from app.settings import Settings
@@ -159,13 +159,13 @@ class Service:
             allowed = min(allowed, options.deadline_ms / 1000)
         return started + allowed
 
-    def check(self, call: RequestedCall) -> tuple[ResolvedOp, Options]:
+    def check(self, request: RequestObject) -> tuple[ResolvedOp, Options]:
         """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
-        chosen = parse_options(call.request.options)
-        op = resolve(call.request.called_as, call.request.attributes, call.metas, outputs=chosen.outputs)
+        chosen = parse_options(request.options)
+        op = resolve(request.called_as, request.attributes, request.metas, outputs=chosen.outputs)
         if not chosen.uses_reference:
             require_reference(op)
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))

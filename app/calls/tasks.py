@@ -27,7 +27,6 @@ from app.intake.requests import (
     Arrived,
     Begun,
     Known,
-    RequestedCall,
     RequestEvent,
     RequestObject,
     check_begun,
@@ -64,7 +63,7 @@ class Task(ABC):
         """Check the part of a request object that has arrived; raises what `app.intake.requests.check_begun` does."""
 
     @abstractmethod
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
+    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Any:
         """Check a request that arrived at `started`, and plan it.
 
         Returns what `open` needs, or None while too little has arrived. Raises what `Service.check` and `Service.plan`
@@ -101,23 +100,23 @@ class Compute(_OperationTask):
         super().__init__(service, called)
         self._check = check
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
+    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
         """Check and plan the call."""
         is_shape = self.called.operation.is_shape
-        if any(isinstance(meta, TensorMeta) and is_shape(key) for key, meta in call.metas.items()):
-            self._check_without_shape(call)
+        if any(isinstance(meta, TensorMeta) and is_shape(key) for key, meta in request.metas.items()):
+            self._check_without_shape(request)
             return None
-        prepared = await self.service.plan(*self.service.check(call), started)
+        prepared = await self.service.plan(*self.service.check(request), started)
         self._check(prepared)
         return prepared
 
-    def _check_without_shape(self, call: RequestedCall) -> None:
+    def _check_without_shape(self, request: RequestObject) -> None:
         """Check a call whose shape input has not arrived: its values take precedence over the attribute."""
         name, spellings = self.called.called_as, self.called.operation.attribute_spellings
         shape = self.called.operation.shape_input
-        attributes = {key: value for key, value in call.request.attributes.items() if spellings.get(key) != shape}
+        attributes = {key: value for key, value in request.attributes.items() if spellings.get(key) != shape}
         try:
-            self.service.check(replace(call, request=replace(call.request, attributes=attributes)))
+            self.service.check(replace(request, attributes=attributes))
         except InvalidParams as error:
             errors = [
                 found
@@ -138,12 +137,12 @@ class Verify(_OperationTask):
     def __init__(self, service: Service, called: CalledOperation) -> None:
         super().__init__(service, verified(called))
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
+    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
-        metas = call.metas
+        metas = request.metas
         if complete or self.called.operation.output_spellings.keys() & metas.keys():
-            return await prepare_verification(self.service, call, started)
-        resolve(self.called.called_as, call.request.attributes, metas)  # the result may still come
+            return await prepare_verification(self.service, request, started)
+        resolve(self.called.called_as, request.attributes, metas)  # the result may still come
         return None
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Verification:
@@ -156,12 +155,12 @@ class Immediate(Task):
 
     need_data = False
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Work | None:
+    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Work | None:
         """Return the answer once the request is complete."""
-        return await self.answer(call, started) if complete else None
+        return await self.answer(request, started) if complete else None
 
     @abstractmethod
-    async def answer(self, call: RequestedCall, started: float) -> Work:
+    async def answer(self, request: RequestObject, started: float) -> Work:
         """Return the answer; raises what checking and planning a call raise, and what entering one does."""
 
     def open(self, prepared: Work, tensors: Mapping[str, Segment], lease: Lease) -> Work:  # noqa: ARG002
@@ -172,9 +171,9 @@ class Immediate(Task):
 class Validate(_OperationTask, Immediate):
     """Check a call without computing it."""
 
-    async def answer(self, call: RequestedCall, started: float) -> Answered:
+    async def answer(self, request: RequestObject, started: float) -> Answered:
         """Return the resolved attributes, outputs, plan and cost of the call."""
-        checked = self.service.check(call)
+        checked = self.service.check(request)
         with self.service.admission.call(current_context()):
             prepared = await self.service.plan(*checked, started)
         op = prepared.op
@@ -211,9 +210,9 @@ class _Graph(Task):
 class RunGraph(_Graph):
     """Compute the nodes of a graph in order."""
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> PreparedGraph:  # noqa: ARG002
+    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> PreparedGraph:  # noqa: ARG002
         """Check and plan all nodes."""
-        return await prepare_graph(self.service, call, started)
+        return await prepare_graph(self.service, cast("GraphRequest", request), started)
 
     def open(self, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> GraphRun:
         """Return the run."""
@@ -223,10 +222,10 @@ class RunGraph(_Graph):
 class ValidateGraph(_Graph, Immediate):
     """Check a graph without computing it; its tensors may be missing, too."""
 
-    async def answer(self, call: RequestedCall, started: float) -> Answered:
+    async def answer(self, request: RequestObject, started: float) -> Answered:
         """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
         with self.service.admission.call(current_context()):
-            return Answered(await describe_graph(self.service, call, started))
+            return Answered(await describe_graph(self.service, cast("GraphRequest", request), started))
 
 
 class RequestReceiver:
@@ -270,7 +269,7 @@ class RequestReceiver:
         assert known is not None
         await self._check(known, complete=True)
         with self._context.timings.measure("decode"):
-            tensors = await collect_tensors(known.call.inputs, self._lease) if self._task.need_data else {}
+            tensors = await collect_tensors(known.request.inputs, self._lease) if self._task.need_data else {}
         if self._call is not None:
             if self._call.prepared.op == known.prepared.op:
                 return self._call
@@ -284,19 +283,19 @@ class RequestReceiver:
             known.prepared is None
             and before is not None
             and before is not known
-            and before.call.metas == known.call.metas
+            and before.request.metas == known.request.metas
         ):
             known.prepared = before.prepared
         if known.prepared is None and (complete or known.likely is None):
             try:
-                known.prepared = await self._task.prepare(known.call, self._context.started, complete=complete)
+                known.prepared = await self._task.prepare(known.request, self._context.started, complete=complete)
             except InvalidParams as error:
                 if known.whole:
                     raise
                 # Which inputs are required may depend on the outputs, and they may still come.
                 errors = [found for found in error.errors if not _is_missing_input(found)]
                 if errors:
-                    raise invalid_params(known.call.request.called_as, errors) from None
+                    raise invalid_params(known.request.called_as, errors) from None
 
     async def _advance(self, arrived: Arrived) -> None:
         """Begin or advance the call."""

@@ -18,7 +18,7 @@ from app.calls.planning import (
 )
 from app.calls.work import Result, Streams
 from app.intake.options import parse_options, refuse_options
-from app.intake.requests import RequestedCall
+from app.intake.requests import RequestObject
 from schemas.broken_rules import broken_rule, dims, invalid_params
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["Verification", "prepare_verification"]
 
 
-async def prepare_verification(service: Service, call: RequestedCall, started: float) -> Prepared:
+async def prepare_verification(service: Service, request: RequestObject, started: float) -> Prepared:
     """Check and plan the verification of a result, which is among the inputs under the name of an output.
 
     The result becomes the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
     """
-    options, settings, inputs = parse_options(call.request.options), service.settings, call.metas
+    options, settings, inputs = parse_options(request.options), service.settings, request.metas
     refuse_options(options, ("outputs", "reference", "reproducible"), "a verification")
-    name = call.request.called_as
+    name = request.called_as
     called = find_operation(name)
     spellings = called.operation.output_spellings
     given = {key: meta for key, meta in inputs.items() if key in spellings}
@@ -49,7 +49,7 @@ async def prepare_verification(service: Service, call: RequestedCall, started: f
         raise invalid_params(name, [broken_rule(["inputs"], msg, "missing" if not given else "conflict")])
     ((key, meta),) = given.items()
     rest = {name: value for name, value in inputs.items() if name not in given}
-    op = resolve(name, call.request.attributes, rest, outputs=(spellings[key],))
+    op = resolve(name, request.attributes, rest, outputs=(spellings[key],))
     _check_result(op, key, meta)
     check_algorithm(name, options.algorithm, [("", op)])
     result = TensorSpec(op.output.name, op.dtype, op.output.shape)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.intake.options import parse_options, refuse_options
-from app.intake.requests import RequestedCall, RequestObject, check_members
+from app.intake.requests import RequestObject, check_members
 from app.intake.tensors import Tensor
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, some
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
@@ -25,7 +25,7 @@ MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
 _LAYOUTS = ("logical", "memory")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GraphRequest(RequestObject):
     """A request for a graph, whose structure is valid; its `attributes` hold the request itself."""
 
@@ -90,7 +90,7 @@ def _wanted(graph: Graph, outputs: Any) -> tuple[int, ...]:
     return tuple(wanted)
 
 
-def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = True) -> ResolvedGraph:
+def resolved_of(request: GraphRequest, *, need_all: bool = True) -> ResolvedGraph:
     """Return the graph with its tensors checked: dtype, and shape or, for a tensor's memory, number of elements.
 
     Raises what `resolve_graph` raises, and `InvalidParams` with every wrong, missing or unknown tensor.
@@ -101,7 +101,7 @@ def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = 
     names = some(needed)
     broken: list[BrokenRule] = []
     metas: dict[int, TensorMeta] = {}
-    for name, value in call.inputs.items():
+    for name, value in request.inputs.items():
         if name not in needed:
             msg = f"{safe_key(name)} is not an input of the graph: its inputs are {names}"
             broken.append(broken_rule(["inputs", safe_key(name)], msg, "unknown_input"))
@@ -112,7 +112,7 @@ def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = 
         broken += [
             broken_rule(["inputs", name], f"tensor {name} is required", "missing")
             for name in needed
-            if name not in call.inputs and int(name) not in shapes
+            if name not in request.inputs and int(name) not in shapes
         ]
     if broken:
         raise invalid_params("graph", broken)

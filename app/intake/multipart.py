@@ -16,7 +16,7 @@ from app.intake.body import ReadRequest
 from app.intake.json import HEAD_LIMIT, JsonIntake
 from app.intake.lease import Lease
 from app.intake.parts import PartEvent, PartReader
-from app.intake.requests import Arrived, Begun, Known, RequestedCall, RequestEvent, RequestObject
+from app.intake.requests import Arrived, Begun, Known, RequestEvent, RequestObject
 from app.intake.sinks import NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.intake.values import TensorValues
@@ -86,7 +86,7 @@ class MultipartIntake:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
-        yield Known(await self._call())
+        yield Known(await self._read())
 
     async def _take(self, event: PartEvent) -> None:
         if isinstance(event, dict):
@@ -118,7 +118,7 @@ class MultipartIntake:
             return None
         if not self._missing:
             self._told = True
-            return Known(await self._call(), whole=False)
+            return Known(await self._read(), whole=False)
         if self._begun:
             return None
         self._begun = True
@@ -163,7 +163,7 @@ class MultipartIntake:
         self._missing.add(row)
         return part
 
-    async def _call(self) -> RequestedCall:
+    async def _read(self) -> RequestObject:
         assert self._request is not None
         parts = {row: (part.name, part.input()) for row, part in self._parts.items()}
         return await self._request.read(self._lease, parts=parts)

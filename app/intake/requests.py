@@ -1,4 +1,4 @@
-"""From a parsed request object to a call: attributes, received inputs, options.
+"""A request object: attributes, inputs, options; and what arrives of it.
 
 A decoder, whatever its format, is an async iterator over what has arrived: `Begun`, `Known` and `Arrived`. It knows
 nothing of calls: its caller checks each item, and stops reading when one is rejected.
@@ -7,9 +7,9 @@ nothing of calls: its caller checks each item, and stops reading when one is rej
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from app.intake.lease import Lease
 from app.intake.options import parse_options
@@ -30,7 +30,6 @@ __all__ = [
     "Known",
     "RequestEvent",
     "RequestObject",
-    "RequestedCall",
     "check_begun",
     "check_begun_inputs",
     "check_members",
@@ -41,9 +40,9 @@ MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order of positional params."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestObject:
-    """The parts of a request before its inputs are read; `inputs` by name, in whatever form the request had.
+    """The parts of a request; `inputs` by name, in whatever form the request had, or read.
 
     `called_as` names the request in errors. `attributes` may be a whole op object as dumped by oneDNN Graph.
     """
@@ -64,25 +63,20 @@ class RequestObject:
         lease: Lease,
         *,
         parts: Mapping[str, tuple[str, Input]] | None = None,
-    ) -> RequestedCall:
-        """Read the inputs; those that came as separate `parts`, by canonical name, replace their descriptions."""
+    ) -> Self:
+        """Return the request with its inputs read.
+
+        Those that came as separate `parts`, by canonical name, replace their descriptions.
+        """
         replaced = parts or {}
         spellings = self.rows.input_spellings
         rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in replaced}
         inputs = await read_inputs(self.rows, rest | dict(replaced.values()), lease)
-        return RequestedCall(self, inputs)
-
-
-@dataclass(frozen=True)
-class RequestedCall:
-    """A request with its inputs read."""
-
-    request: RequestObject
-    inputs: dict[str, Input]
+        return replace(self, inputs=inputs)
 
     @cached_property
     def metas(self) -> dict[str, TensorMeta | list[int]]:
-        """Dtype and shape of the inputs, and the values of shapes, for the operation's rules."""
+        """Dtype and shape of inputs that are read, and the values of shapes, for the operation's rules."""
         return {name: value.meta if isinstance(value, Tensor) else value for name, value in self.inputs.items()}
 
 
@@ -101,7 +95,7 @@ class Known:
     for an earlier request that is used while the values of the shape input have not arrived: they may differ.
     """
 
-    call: RequestedCall
+    request: RequestObject
     prepared: Any = None
     likely: Any = None
     whole: bool = True

@@ -32,7 +32,7 @@ from convgrad._check.frameworks import FRAMEWORKS, converter, framework
 from convgrad._check.problems import DATA_FORMATS, DTYPES, OPS, WEIGHTS_FORMATS, Problem, Takes
 from convgrad._dtypes import dtype as dtype_of
 
-__all__ = ["Adapter", "Call", "CrashedError", "Unsupported", "adapter"]
+__all__ = ["Adapter", "CrashedError", "KernelCall", "Unsupported", "adapter"]
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +46,7 @@ class CrashedError(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A problem with its inputs, and memory for the result, filled with other data."""
 
     problem: Problem
@@ -59,7 +59,7 @@ class Adapter(Protocol):
 
     takes: Takes
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: KernelCall) -> Any:
         """Return the result, or None if it was written to `call.output`. Raises `Unsupported`, and anything else."""
 
 
@@ -184,7 +184,7 @@ class PythonKernel:
             "bias": "bias" in names or "inputs" in names or self._all,
         }
 
-    def _available(self, problem: Problem, call: Call | None = None) -> dict[str, Any]:
+    def _available(self, problem: Problem, call: KernelCall | None = None) -> dict[str, Any]:
         """Return every value that a parameter may be named after."""
         attributes = {
             name: tuple(value) if isinstance(value, list) else value for name, value in problem.attributes().items()
@@ -197,7 +197,7 @@ class PythonKernel:
                 "output_shape": problem.output_shape, "out": None if call is None else call.output}  # fmt: skip
         return {**optional, **attributes, **inputs, **more}
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: KernelCall) -> Any:
         """Call the function."""
         values = self._available(call.problem, call)
         if not self._needed <= set(values):
@@ -259,7 +259,7 @@ class LibraryKernel:
         self._function.restype = ctypes.c_int
         self.takes = Takes()
 
-    def run(self, call: Call) -> None:
+    def run(self, call: KernelCall) -> None:
         """Call the function."""
         problem = call.problem
         record = _Call(
@@ -300,7 +300,7 @@ class CommandKernel:
             raise ValueError("a kernel `command:` needs a program, such as command:./mine")
         self.takes = Takes()
 
-    def run(self, call: Call) -> Array:
+    def run(self, call: KernelCall) -> Array:
         """Start the program and read its result."""
         with tempfile.TemporaryDirectory(prefix="convgrad-check-") as folder:
             self._write(call, Path(folder))
@@ -323,7 +323,7 @@ class CommandKernel:
             two_bytes = found.dtype in (np.dtype("V2"), np.dtype("<u2"))
             return found.view(dtype_of("bf16").numpy) if two_bytes and call.problem.dtype == "bf16" else found
 
-    def _write(self, call: Call, folder: Path) -> None:
+    def _write(self, call: KernelCall, folder: Path) -> None:
         problem = call.problem
         for name, array in call.inputs.items():
             np.save(folder / f"{name}.npy", array)

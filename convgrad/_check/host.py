@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from convgrad._check.adapters import Adapter, Call, CrashedError, Unsupported, adapter
+from convgrad._check.adapters import Adapter, CrashedError, KernelCall, Unsupported, adapter
 from convgrad._check.problems import Problem
 from convgrad._check.process import signal_name
 from convgrad._dtypes import dtype as dtype_of
@@ -134,7 +134,7 @@ def _run(kernel: Adapter, head: dict[str, Any], reads: BinaryIO) -> tuple[dict[s
         sent[name] = reads.read(guarded.array.nbytes)
         guarded.array.reshape(-1).view(np.uint8)[:] = np.frombuffer(sent[name], np.uint8)
     output = Guarded(problem.output_shape, dtype, head["poison"], **place)
-    call = Call(problem, {name: guarded.array for name, guarded in inputs.items()}, output.array)
+    call = KernelCall(problem, {name: guarded.array for name, guarded in inputs.items()}, output.array)
     # A result in memory of the kernel's own is likely to get the blocks that were freed last.
     dirty = [np.full(output.array.nbytes, head["poison"], np.uint8) for _ in range(3)]
     del dirty

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
-from convgrad._check.adapters import Array, Call, Unsupported
+from convgrad._check.adapters import Array, KernelCall, Unsupported
 from convgrad._check.problems import Takes
 from convgrad._client import Client
 from convgrad._dtypes import dtype as dtype_of
@@ -33,7 +33,7 @@ class OipKernel:
         self._client = Client(url, api_key=api_key)
         self.takes = Takes()
 
-    def run(self, call: Call) -> Array:
+    def run(self, call: KernelCall) -> Array:
         """Call the server."""
         try:
             return self._client.run(call.problem.op, call.inputs, call.problem.attributes())
@@ -50,7 +50,7 @@ class RpcKernel:
         self._url = url
         self.takes = Takes()
 
-    def run(self, call: Call) -> Array:
+    def run(self, call: KernelCall) -> Array:
         """Call the server."""
         inputs = {
             name: {"dtype": call.problem.dtype, "shape": list(array.shape), "data": _base64(array)}

@@ -293,7 +293,7 @@ def kernel(given, inputs, out):
     return found.view(_module("torch").int16).numpy().view(out.dtype) if out.itemsize == 2 else found.numpy()
 """
 
-_CONVGRAD = """from convgrad._check.adapters import Call, adapter
+_CONVGRAD = """from convgrad._check.adapters import KernelCall, adapter
 from convgrad._check.problems import Problem
 from convgrad._tensors import array_of
 
@@ -301,6 +301,6 @@ loaded = adapter({kernel!r}, {arrays!r}, {{}})
 
 
 def kernel(given, inputs, out):
-    found = loaded.run(Call(Problem.from_json(given["fields"]), inputs, out))
+    found = loaded.run(KernelCall(Problem.from_json(given["fields"]), inputs, out))
     return out if found is None else array_of(found)
 """

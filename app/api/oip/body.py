@@ -20,7 +20,7 @@ from app.api.oip.request import InferRequest, InputTensor, begun_request, read_r
 from app.intake.coding import Decompressor
 from app.intake.json import JsonIntake
 from app.intake.lease import Lease
-from app.intake.requests import Arrived, Begun, Known, RequestedCall, RequestEvent, RequestObject
+from app.intake.requests import Arrived, Begun, Known, RequestEvent, RequestObject
 from app.intake.sinks import RawSink, TensorFault
 from app.intake.strict_json import Partial, parse_document
 from app.intake.tensors import Elements, Input, Tensor
@@ -184,7 +184,7 @@ class InferenceBody:
             else:
                 inputs[tensor.name] = self._input(tensor)
         names = self._called.called_as, self._called.operation
-        call = RequestedCall(RequestObject(*names, request.attributes, {}, request.options), inputs)
+        call = RequestObject(*names, request.attributes, inputs, request.options)
         if shapes is None:
             return Known(call, likely=head.last_call)
         return Known(call, head.calls.get(shapes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from app.calls.sealed_tasks import CheckTask, Submit
+from app.calls.sealed.tasks import CheckTask, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.intake import graphs, requests

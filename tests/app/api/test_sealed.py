@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from app.calls.sealed_tasks import CheckTask, Submit
+from app.calls.sealed.tasks import CheckTask, Submit
 from app.telemetry.context import RequestContext
 from convgrad import SealedCase
 from convgrad._check.cases import draw

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from pydantic import ByteSize
 
-from app.calls.sealed import SealedChecks
+from app.calls.sealed.checks import SealedChecks
 from app.pool.buffers import SegmentPool
 from app.settings import Settings
 from app.telemetry.context import RequestContext

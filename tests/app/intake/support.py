@@ -18,7 +18,7 @@ from app.intake.body import ReadRequest, begun_documents
 from app.intake.json import JsonIntake
 from app.intake.lease import Lease
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import Known, RequestedCall, RequestEvent, RequestObject, read_request_object
+from app.intake.requests import Known, RequestEvent, RequestObject, read_request_object
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import dtype
@@ -90,13 +90,13 @@ async def pour(body: bytes, document: JsonIntake, step: int) -> None:
 
 
 async def read_events(
-    events: AsyncIterator[RequestEvent], check: Callable[[RequestedCall], object] = lambda _: None
-) -> RequestedCall:
+    events: AsyncIterator[RequestEvent], check: Callable[[RequestObject], object] = lambda _: None
+) -> RequestObject:
     """Check a call as soon as it is known; return it once it is complete."""
     found = None
     async for each in events:
         if isinstance(each, Known):
-            found = each.call
+            found = each.request
             check(found)
     assert found is not None
     return found
@@ -133,15 +133,15 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
     return in_pool(run)
 
 
-def checked(call: RequestedCall) -> None:
+def checked(call: RequestObject) -> None:
     """Check a call against the rules of its operation."""
-    resolve(call.request.called_as, call.request.attributes, call.metas)
+    resolve(call.called_as, call.attributes, call.metas)
 
 
-async def collected(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
+async def collected(call: RequestObject, lease: Lease) -> dict[str, bytes]:
     """Check a call and return copies of its tensors."""
-    op = resolve(call.request.called_as, call.request.attributes, call.metas)
-    spellings = call.request.rows.input_spellings
+    op = resolve(call.called_as, call.attributes, call.metas)
+    spellings = call.rows.input_spellings
     found = {spellings[name]: segment for name, segment in (await collect_tensors(call.inputs, lease)).items()}
     return {
         spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs

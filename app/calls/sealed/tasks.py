@@ -13,14 +13,14 @@ from typing import Any, Self
 from app.calls.call import Prepared
 from app.calls.outputs import HeldTensor
 from app.calls.planning import tensor_bytes
-from app.calls.sealed import OUTCOMES, SealedCase, SealedCheck, is_check_id, refused
+from app.calls.sealed.checks import OUTCOMES, SealedCase, SealedCheck, is_check_id, refused
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Result, Work
 from app.intake.lease import Lease
 from app.intake.options import ENCODINGS, Options, check_encoding
-from app.intake.requests import RequestedCall, RequestObject, check_begun_inputs
+from app.intake.requests import RequestObject, check_begun_inputs
 from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
@@ -58,7 +58,7 @@ class CheckTask(Immediate):
         self._given = _params(self._place(document), self._method)
         return RequestObject("check", InputRows(), {}, {}, None)
 
-    async def answer(self, call: RequestedCall, started: float) -> Work:  # noqa: ARG002
+    async def answer(self, request: RequestObject, started: float) -> Work:  # noqa: ARG002
         """Return the answer."""
         return await _ANSWERS[self._method](self.service, self._given)
 
@@ -97,18 +97,19 @@ class Submit(Task):
         if not self._case.replies:  # else this may be the same answer again
             self._case.require_open()
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
+    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
         for _ in range(0 if self._case.sent else _TURNS):  # the reply may have been sent before its task has ended
             await asyncio.sleep(0)
         self._case.require_sent()
-        if self._outcome is not None or not (complete or call.inputs):
+        if self._outcome is not None or not (complete or request.inputs):
             return None
         asked = self._case.case.problem
         called = find_operation(asked.op)
-        request = RequestObject(called.called_as, called.operation, asked.attributes(), {}, {"fast": False})
         own = {name: Tensor(dtype(spec.dtype), spec.shape) for name, spec in self._case.specs.items()}
-        return await prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
+        inputs, options = {**request.inputs, **own}, {"fast": False}
+        whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
+        return await prepare_verification(self.service, whole, started)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
         """Return the verification, or the earlier reply if this answer was given before."""

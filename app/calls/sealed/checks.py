@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from app.calls.signing import Signer
+from app.calls.sealed.signing import Signer
 from app.pool.buffers import Segment, SegmentPool
 from app.settings import Settings
 from app.telemetry.context import RequestContext
