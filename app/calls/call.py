@@ -209,7 +209,7 @@ class Call:
         """
         total = self.prepared.units
         for output in self.outputs:
-            output.delivery.each = each
+            output.state.each = each
         done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
         for output in self.outputs:
             yield Begin(output)
@@ -251,7 +251,7 @@ class Call:
         self._outcome = "ok"
         # The compute time of a streamed call includes waiting for a slow reader. A call that began early waited for
         # its inputs, not for a worker.
-        queued = 0.0 if self._began else min(output.times.queue_s or 0.0 for output in self.outputs)
+        queued = 0.0 if self._began else min(output.state.queue_s or 0.0 for output in self.outputs)
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
         self.timings.add("compute", computing)
@@ -334,8 +334,7 @@ class Call:
             deadline=self.prepared.deadline,
             owner=self._context.tenant,
             arrival=output.arrival,
-            times=output.times,
-            delivery=output.delivery,
+            state=output.state,
         )
 
     async def _close(self) -> None:

@@ -68,27 +68,27 @@ async def check_begun_graph(service: Service, dump: Any, options: Options) -> No
         if graph.known:
             _check_algorithm(resolve_graph(graph), options)
 
-    await service.plan_in_thread(check, service.deadline(options, current_context().started))
+    await service.plan_in_thread(check, service.deadline(options.deadline_ms))
 
 
 def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
     check_algorithm("graph", options.algorithm, [(f"{node.label}: ", op) for node, op in graph.nodes])
 
 
-async def prepare_graph(service: Service, request: GraphRequest, started: float) -> PreparedGraph:
+async def prepare_graph(service: Service, request: GraphRequest) -> PreparedGraph:
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
     options = parse_options(request.options)
-    deadline = service.deadline(options, started)
+    deadline = service.deadline(options.deadline_ms)
     return await service.plan_in_thread(partial(_prepared, service.settings, request, options, deadline), deadline)
 
 
-async def describe_graph(service: Service, request: GraphRequest, started: float) -> dict[str, Any]:
+async def describe_graph(service: Service, request: GraphRequest) -> dict[str, Any]:
     """Describe a graph as JSON: its inputs, its outputs and each node. Its tensors may be missing.
 
     Raises what `prepare_graph` raises.
     """
     options = parse_options(request.options)
-    deadline = service.deadline(options, started)
+    deadline = service.deadline(options.deadline_ms)
 
     def describe() -> dict[str, Any]:
         prepared = _prepared(service.settings, request, options, deadline, need_all=False)

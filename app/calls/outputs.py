@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.calls.planning import Computation, tensor_bytes
-from app.pool.engine import Arrival, Delivery, JobTimes
+from app.pool.engine import Arrival, JobState
 from convgrad._dtypes import dtype
 from kernels import Unit, storage_dtype
 
@@ -34,8 +34,7 @@ class CallOutput:
 
     name: str
     computation: Computation
-    times: JobTimes = field(default_factory=JobTimes)
-    delivery: Delivery = field(default_factory=Delivery)
+    state: JobState = field(default_factory=JobState)
     arrival: Arrival | None = None
     segment: Segment | None = None
     scratch: Segment | None = None

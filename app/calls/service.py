@@ -4,7 +4,7 @@ Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. 
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.plan(*service.check(request), started)    # every check, no bytes needed
+        prepared = await service.plan(*service.check(request))  # every check, no bytes needed
         async with service.call(prepared, tensors, lease) as call:
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -152,12 +153,10 @@ class Service:
         slot = UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
         return Lease(self.segments, direct_body, slot)
 
-    def deadline(self, options: Options, started: float) -> float:
-        """Return the deadline (`time.monotonic()`) of a request that arrived at `started`."""
-        allowed = self.settings.deadline_s
-        if options.deadline_ms is not None:
-            allowed = min(allowed, options.deadline_ms / 1000)
-        return started + allowed
+    def deadline(self, within_ms: float | None = None) -> float:
+        """Return the deadline (`time.monotonic()`) of the current request, which may ask for an earlier one."""
+        allowed, asked = self.settings.deadline_s, math.inf if within_ms is None else within_ms / 1000
+        return current_context().started + min(allowed, asked)
 
     def check(self, request: RequestObject) -> tuple[ResolvedOp, Options]:
         """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
@@ -173,12 +172,9 @@ class Service:
         check_limits(op, self.settings)
         return op, chosen
 
-    async def plan(self, op: ResolvedOp, options: Options, started: float) -> Prepared:
-        """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`.
-
-        The deadline counts from `started`, a `time.monotonic()` time.
-        """
-        deadline = self.deadline(options, started)
+    async def plan(self, op: ResolvedOp, options: Options) -> Prepared:
+        """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
+        deadline = self.deadline(options.deadline_ms)
         plan = partial(plan_call, op, self.settings, options.uses_reference, options.algorithm)
         at_once = is_planned_at_once(op, options.uses_reference)
         computations = plan() if at_once else await self.plan_in_thread(plan, deadline)

@@ -22,7 +22,7 @@ from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
 from app.intake.graphs import GraphRequest, read_graph_request
 from app.intake.lease import Lease
-from app.intake.options import Options, parse_options
+from app.intake.options import parse_options
 from app.intake.requests import (
     Arrived,
     Begun,
@@ -63,8 +63,8 @@ class Task(ABC):
         """Check the part of a request object that has arrived; raises what `app.intake.requests.check_begun` does."""
 
     @abstractmethod
-    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Any:
-        """Check a request that arrived at `started`, and plan it.
+    async def prepare(self, request: RequestObject, *, complete: bool) -> Any:
+        """Check a request, and plan it.
 
         Returns what `open` needs, or None while too little has arrived. Raises what `Service.check` and `Service.plan`
         raise.
@@ -100,13 +100,13 @@ class Compute(_OperationTask):
         super().__init__(service, called)
         self._check = check
 
-    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
+    async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:  # noqa: ARG002
         """Check and plan the call."""
         is_shape = self.called.operation.is_shape
         if any(isinstance(meta, TensorMeta) and is_shape(key) for key, meta in request.metas.items()):
             self._check_without_shape(request)
             return None
-        prepared = await self.service.plan(*self.service.check(request), started)
+        prepared = await self.service.plan(*self.service.check(request))
         self._check(prepared)
         return prepared
 
@@ -137,11 +137,11 @@ class Verify(_OperationTask):
     def __init__(self, service: Service, called: CalledOperation) -> None:
         super().__init__(service, verified(called))
 
-    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Prepared | None:
+    async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
         metas = request.metas
         if complete or self.called.operation.output_spellings.keys() & metas.keys():
-            return await prepare_verification(self.service, request, started)
+            return await prepare_verification(self.service, request)
         resolve(self.called.called_as, request.attributes, metas)  # the result may still come
         return None
 
@@ -155,12 +155,12 @@ class Immediate(Task):
 
     need_data = False
 
-    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Work | None:
+    async def prepare(self, request: RequestObject, *, complete: bool) -> Work | None:
         """Return the answer once the request is complete."""
-        return await self.answer(request, started) if complete else None
+        return await self.answer(request) if complete else None
 
     @abstractmethod
-    async def answer(self, request: RequestObject, started: float) -> Work:
+    async def answer(self, request: RequestObject) -> Work:
         """Return the answer; raises what checking and planning a call raise, and what entering one does."""
 
     def open(self, prepared: Work, tensors: Mapping[str, Segment], lease: Lease) -> Work:  # noqa: ARG002
@@ -171,11 +171,11 @@ class Immediate(Task):
 class Validate(_OperationTask, Immediate):
     """Check a call without computing it."""
 
-    async def answer(self, request: RequestObject, started: float) -> Answered:
+    async def answer(self, request: RequestObject) -> Answered:
         """Return the resolved attributes, outputs, plan and cost of the call."""
         checked = self.service.check(request)
         with self.service.admission.call(current_context()):
-            prepared = await self.service.plan(*checked, started)
+            prepared = await self.service.plan(*checked)
         op = prepared.op
         plan = describe_plans(op, prepared.computations)
         if len(op.outputs) == 1:  # several can't be verified at once
@@ -195,8 +195,8 @@ class _Graph(Task):
 
     async def read(self, document: Any) -> GraphRequest:
         """Read a request object and the structure of its graph."""
-        deadline = self.service.deadline(Options(), current_context().started)
-        return await self.service.plan_in_thread(partial(read_graph_request, document), deadline)
+        read = partial(read_graph_request, document)
+        return await self.service.plan_in_thread(read, self.service.deadline())
 
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the graph, when it has arrived."""
@@ -210,9 +210,9 @@ class _Graph(Task):
 class RunGraph(_Graph):
     """Compute the nodes of a graph in order."""
 
-    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> PreparedGraph:  # noqa: ARG002
+    async def prepare(self, request: RequestObject, *, complete: bool) -> PreparedGraph:  # noqa: ARG002
         """Check and plan all nodes."""
-        return await prepare_graph(self.service, cast("GraphRequest", request), started)
+        return await prepare_graph(self.service, cast("GraphRequest", request))
 
     def open(self, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> GraphRun:
         """Return the run."""
@@ -222,10 +222,10 @@ class RunGraph(_Graph):
 class ValidateGraph(_Graph, Immediate):
     """Check a graph without computing it; its tensors may be missing, too."""
 
-    async def answer(self, request: RequestObject, started: float) -> Answered:
+    async def answer(self, request: RequestObject) -> Answered:
         """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
         with self.service.admission.call(current_context()):
-            return Answered(await describe_graph(self.service, cast("GraphRequest", request), started))
+            return Answered(await describe_graph(self.service, cast("GraphRequest", request)))
 
 
 class RequestReceiver:
@@ -288,7 +288,7 @@ class RequestReceiver:
             known.prepared = before.prepared
         if known.prepared is None and (complete or known.likely is None):
             try:
-                known.prepared = await self._task.prepare(known.request, self._context.started, complete=complete)
+                known.prepared = await self._task.prepare(known.request, complete=complete)
             except InvalidParams as error:
                 if known.whole:
                     raise

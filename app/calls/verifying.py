@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Verification", "prepare_verification"]
 
 
-async def prepare_verification(service: Service, request: RequestObject, started: float) -> Prepared:
+async def prepare_verification(service: Service, request: RequestObject) -> Prepared:
     """Check and plan the verification of a result, which is among the inputs under the name of an output.
 
     The result becomes the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
@@ -56,7 +56,7 @@ async def prepare_verification(service: Service, request: RequestObject, started
     fast = is_fast(op, settings, options.fast)
     verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))
     check_limits(verified, settings, work_of_taps(op))
-    deadline = service.deadline(options, started)
+    deadline = service.deadline(options.deadline_ms)
     plan = partial(plan_verification_call, verified, settings, explain=options.explain, fast=fast)
     at_once = fast or is_planned_at_once(op, reference=True)
     computation = plan() if at_once else await service.plan_in_thread(plan, deadline)

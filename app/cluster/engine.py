@@ -19,7 +19,7 @@ from app.cluster.node import identity
 from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Delivery, Job, shutting_down, uninterrupted
+from app.pool.engine import Job, JobState, shutting_down, uninterrupted
 from app.pool.local import LocalEngine
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded
 from kernels import Unit
@@ -176,7 +176,7 @@ class RayEngine(LocalEngine):
             descriptors = [segment.fd for segment in segments]
             self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
             self._shared_counts["cluster_jobs"] += 1
-            job.times.queue_s = time.monotonic() - since
+            job.state.queue_s = time.monotonic() - since
             while left:
                 self._give(shared)
                 if (index := await self._next(shared)) is not None:
@@ -207,7 +207,7 @@ class RayEngine(LocalEngine):
 
     async def _compute_here(self, shared: _Shared, index: int) -> int:
         """Compute one unit on this machine's workers."""
-        alone = replace(shared.job, units=(shared.job.plan.units[index],), arrival=None, delivery=Delivery())
+        alone = replace(shared.job, units=(shared.job.plan.units[index],), arrival=None, state=JobState())
         async with contextlib.aclosing(super().run(alone)) as units:
             async for _ in units:
                 pass
@@ -215,17 +215,15 @@ class RayEngine(LocalEngine):
 
     async def _compute_there(self, shared: _Shared, index: int) -> int | None:
         """Compute one unit on the cluster, or return it."""
-        times = shared.job.times
         try:
             async with asyncio.timeout(shared.split.patience):
-                times.compute_s += await self._link.call("compute", shared.number, index)
+                await self._link.call("compute", shared.number, index)
         except KernelFailed as error:
             _log.error("job %s failed on the cluster: %s", shared.job.id, error)
             raise InternalError("a kernel failed; the log has the details") from None
         except (TimeoutError, Lost) as error:
             shared.split.returned(index, lost=(lost := isinstance(error, Lost)))
             self._shared_counts["cluster_retried_units"] += lost
-            times.retried_units += lost
             return None
         self._shared_counts["cluster_units"] += 1
         return index

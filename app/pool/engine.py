@@ -10,29 +10,22 @@ from app.pool.buffers import Segment
 from convgrad._errors import Overloaded, ShuttingDown
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Delivery", "Job", "JobTimes", "no_workers", "shutting_down", "uninterrupted"]
+__all__ = ["Arrival", "Job", "JobState", "no_workers", "shutting_down", "uninterrupted"]
 
 # By then a service manager may have started another process.
 _RETRY_AFTER_S = 5
 
 
 @dataclass(slots=True)
-class JobTimes:
-    """Times that an engine measures for one job while it runs, in seconds.
+class JobState:
+    """What reader and engine of a job tell each other while it runs.
 
-    `queue_s` is None until the first unit is on a worker; `compute_s` adds up all workers.
+    The reader sets whether units are delivered one by one, or only the end is; the engine, how many seconds the first
+    unit waited for a worker.
     """
 
-    queue_s: float | None = None
-    compute_s: float = 0.0
-    retried_units: int = 0
-
-
-@dataclass(slots=True)
-class Delivery:
-    """Whether units are delivered one by one, or only the end is."""
-
     each: bool = True
+    queue_s: float | None = None
 
 
 class Arrival:
@@ -54,9 +47,8 @@ class Job:
     """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
 
     `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its turns.
-    The engine fills in `times`. With an `arrival`, a unit runs once the images it reads have arrived, or all images if
-    it does not name any. The reader may change `delivery` at any time. `units` are those to compute, all of the plan's
-    unless they are given.
+    With an `arrival`, a unit runs once the images it reads have arrived, or all images if it does not name any. `units`
+    are those to compute, all of the plan's unless they are given.
     """
 
     id: str
@@ -67,8 +59,7 @@ class Job:
     deadline: float | None = None
     owner: str = ""
     arrival: Arrival | None = None
-    times: JobTimes = field(default_factory=JobTimes)
-    delivery: Delivery = field(default_factory=Delivery)
+    state: JobState = field(default_factory=JobState)
     units: tuple[Unit, ...] | None = None
 
 

@@ -59,8 +59,7 @@ def main() -> None:
     sock.set_inheritable(False)
     send(sock, Warming(0, 0))
     try:
-        compiled, unfit = _load_and_prove(sock)
-        if unfit is not None:
+        if (unfit := _load_and_prove(sock)) is not None:
             send(sock, unfit)
             sock.recv(1)  # returns when the server ends
             return
@@ -72,31 +71,30 @@ def main() -> None:
     # Everything alive now stays alive: collecting it would only copy the pages that workers share.
     gc.collect()
     gc.freeze()
-    if send(sock, Loaded(compiled, _speed())):
+    if send(sock, Loaded(_speed())):
         _ForkServer(sock).serve()
 
 
-def _load_and_prove(sock: socket.socket) -> tuple[int, Unfit | None]:
+def _load_and_prove(sock: socket.socket) -> Unfit | None:
     """Load all kernels, which are compiled and checked before unless the cache has them, reporting progress.
 
-    Returns how many functions were compiled, and what is wrong if the code does not work on this processor.
+    Returns what is wrong if the code does not work on this processor.
     """
     from kernels.emit.cache import is_unpacked
     from kernels.prepare import prove_loaded, read_verdict
     from kernels.target import narrower, target
 
     if not target().compiles:
-        return _load(sock), None
+        _load(sock)
+        return None
     verdict = read_verdict()
     if verdict is None and is_unpacked():
-        compiled = _load(sock)
-        verdict = prove_loaded(compiled)
+        verdict = prove_loaded(_load(sock))
     else:
         verdict = verdict or _compile(sock)
-        compiled = verdict.compiled + (0 if verdict.unfit else _load(sock))
-    if verdict.unfit is not None:
-        return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
-    return compiled, None
+        if verdict.unfit is None:
+            _load(sock)
+    return None if verdict.unfit is None else Unfit(str(target()), verdict.unfit, narrower(target()).name)
 
 
 def _speed() -> float:

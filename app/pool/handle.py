@@ -68,7 +68,6 @@ class WorkerHandle:
         self.assignments: deque[Assignment] = deque()  # of one job: the running unit, and one prefetched at most
         self.units = 0
         self.compute_s = 0.0
-        self.mapped = 0
         self._on_ready, self._on_done, self._on_death = on_ready, on_done, on_death
         self._said_hello = False
         self._serial = 0
@@ -181,7 +180,6 @@ class WorkerHandle:
             "unit": unit,
             "units": self.units,
             "compute_s": self.compute_s,
-            "mapped": self.mapped,
             "beats": self.beats,
         }
 
@@ -195,7 +193,6 @@ class WorkerHandle:
                 assert assignment.serial == message.serial
                 self.units += 1
                 self.compute_s += message.seconds
-                self.mapped = message.mapped
                 if message.outcome in {"failed", "no_memory"}:
                     self._forget_segments_of(assignment.run)
                 self._on_done(self, assignment, message)

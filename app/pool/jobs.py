@@ -80,7 +80,6 @@ class JobRun:
 
     def lost(self, unit: Unit, *, killed: bool) -> bool:
         """Count a worker's death during this unit; return whether the unit is to blame (two crashes or six kills)."""
-        self.job.times.retried_units += 1
         self._deaths[unit.index] = self._deaths.get(unit.index, 0) + (_KILL_BLAME if killed else _CRASH_BLAME)
         return self._deaths[unit.index] >= _BLAME_LIMIT
 
@@ -92,7 +91,7 @@ class JobRun:
         self._notify()
 
     async def next(self) -> Unit | None:
-        """Wait for the next finished unit, or without `Delivery.each` for the end; None at the end.
+        """Wait for the next finished unit, or without `JobState.each` for the end; None at the end.
 
         Raises the error of a failed job.
         """
@@ -101,7 +100,7 @@ class JobRun:
                 # A copy: the error's traceback would refer to this job and the job to the error, so that the
                 # memory viewed from the reader's frames would wait for the garbage collector.
                 raise type(self.error)(self.error.message, data=self.error.data)
-            if self.job.delivery.each and self._finished:
+            if self.job.state.each and self._finished:
                 return self._finished.popleft()
             if self.over:
                 return None
@@ -122,7 +121,7 @@ class JobRun:
         self._notify()
 
     def _notify(self) -> None:
-        due = self.over or (self.job.delivery.each and self._finished)
+        due = self.over or (self.job.state.each and self._finished)
         if due and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
         if self.over and self.on_workers == 0:

@@ -154,7 +154,7 @@ class LocalEngine:
         await asyncio.shield(self._stop_task)
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units in the order in which they complete, or none without `Delivery.each`.
+        """Compute a job and yield its units in the order in which they complete, or none without `JobState.each`.
 
         Closing the generator cancels the job. The generator ends only when no worker can write to the job's segments
         any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
@@ -216,15 +216,14 @@ class LocalEngine:
             "jobs": len(self._open),
             "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),
             "counters": self._counters.copy(),
-            "segments": self._segments.stats(),
         }
 
     # Jobs.
 
     def _dispatch(self) -> None:
         while self._idle and (run := self._queue.next()) is not None:
-            if run.job.times.queue_s is None:
-                run.job.times.queue_s = time.monotonic() - run.since
+            if run.job.state.queue_s is None:
+                run.job.state.queue_s = time.monotonic() - run.since
             self._idle.pop().run(run, self._plan_copy(run.job.plan))
         self._prefetch()
 
@@ -254,7 +253,6 @@ class LocalEngine:
 
     def _on_done(self, worker: WorkerHandle, assignment: Assignment, done: Done) -> None:
         run, unit = assignment.run, assignment.unit
-        run.job.times.compute_s += done.seconds
         self._counters["compute_s"] += done.seconds
         if done.outcome == "done":
             self._counters["units"] += 1

@@ -79,12 +79,8 @@ class Unfit(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Fork server to server: workers can be forked.
+    """Fork server to server: workers can be forked; `gflops` is the speed of the f32 register tile, 0 without one."""
 
-    `compiled` counts the kernels that the cache lacked; `gflops` is the speed of the f32 register tile, 0 without one.
-    """
-
-    compiled: int
     gflops: float
 
 
@@ -131,7 +127,7 @@ class Forget(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Worker to server: the outcome of unit `serial`, its seconds, and the bytes of segments the worker has mapped.
+    """Worker to server: the outcome of unit `serial` and its seconds.
 
     The outcome is `stopped` after a stop request. With `failed`, `detail` is a traceback for the log.
     """
@@ -139,7 +135,6 @@ class Done(NamedTuple):
     serial: int
     outcome: Literal["done", "stopped", "failed", "no_memory"]
     seconds: float
-    mapped: int
     detail: str = ""
 
 

@@ -69,8 +69,7 @@ class _Worker:
         except Exception:  # noqa: BLE001 - whatever it is, it belongs to this unit and is reported with it
             outcome, detail = "failed", traceback.format_exc()
         seconds = time.perf_counter() - start
-        mapped = sum(map(len, self._segments.values()))
-        return Done(message.serial, outcome, seconds, mapped, detail)  # type: ignore[arg-type]
+        return Done(message.serial, outcome, seconds, detail)  # type: ignore[arg-type]
 
     def forget(self, message: Forget) -> None:
         """Unmap segments and drop plans."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 from starlette.types import Send
@@ -99,12 +100,8 @@ class _Inference(Compute):
                 has = f"shared_memory_byte_size of {output.name} is {output.place.byte_size}"
                 message = f"{has}, but {output.name} has {needed} bytes"
                 raise InvalidParams(message, errors=[broken_rule(["outputs", output.name], message, "size")])
-        allowed = self.service.settings.deadline_s
-        if request.timeout_us is not None:
-            allowed = min(allowed, request.timeout_us / 1e6)
-        deadline = self._exchange.context.started + allowed
-        due = Prepared(prepared.op, prepared.computations, prepared.options, deadline)
-        return super().open(due, tensors, lease)
+        deadline = self.service.deadline(None if request.timeout_us is None else request.timeout_us / 1000)
+        return super().open(replace(prepared, deadline=deadline), tensors, lease)
 
     async def encode(self, work: Work, send: Send) -> None:
         """Run the call and reply."""

@@ -58,7 +58,7 @@ class CheckTask(Immediate):
         self._given = _params(self._place(document), self._method)
         return RequestObject("check", InputRows(), {}, {}, None)
 
-    async def answer(self, request: RequestObject, started: float) -> Work:  # noqa: ARG002
+    async def answer(self, request: RequestObject) -> Work:  # noqa: ARG002
         """Return the answer."""
         return await _ANSWERS[self._method](self.service, self._given)
 
@@ -97,7 +97,7 @@ class Submit(Task):
         if not self._case.replies:  # else this may be the same answer again
             self._case.require_open()
 
-    async def prepare(self, request: RequestObject, started: float, *, complete: bool) -> Prepared | None:
+    async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
         for _ in range(0 if self._case.sent else _TURNS):  # the reply may have been sent before its task has ended
             await asyncio.sleep(0)
@@ -109,7 +109,7 @@ class Submit(Task):
         own = {name: Tensor(dtype(spec.dtype), spec.shape) for name, spec in self._case.specs.items()}
         inputs, options = {**request.inputs, **own}, {"fast": False}
         whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
-        return await prepare_verification(self.service, whole, started)
+        return await prepare_verification(self.service, whole)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
         """Return the verification, or the earlier reply if this answer was given before."""

@@ -350,7 +350,7 @@ async def begin_to_send(resident: Resident, check: str) -> Any:
     task = CheckTask(resident.service, "check.next")
     with resident.service.lease() as lease:
         call = await (await task.read({"check": check})).read(lease)
-        work = await task.answer(call, 0.0)
+        work = await task.answer(call)
     return await work.__aenter__()
 
 

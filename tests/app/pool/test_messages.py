@@ -31,13 +31,13 @@ _SAMPLES: list[Message] = [
     Hello(),
     Probe(7),
     Failed("a cause", final=True),
-    Loaded(3, 99.5),
+    Loaded(99.5),
     Spawn(1),
     Warming(1, 7),
     Exited(2, -9),
     Forget((1, 2), (3,)),
     Run(1, 2, (3, 0, None, None, 7), (4, 5), 6, None, b"plan" * 1000, ((4, 65536), (5, 65536))),
-    Done(1, "failed", 0.5, 1 << 40, "traceback"),
+    Done(1, "failed", 0.5, "traceback"),
 ]
 
 
