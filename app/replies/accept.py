@@ -1,4 +1,4 @@
-"""Choose a media type by the `Accept` header of RFC 9110, with quality values."""
+"""Quality values as in RFC 9110, and the media type that they choose in the `Accept` header."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import lru_cache
 
 from convgrad._errors import NotAcceptable
 
-__all__ = ["choose"]
+__all__ = ["choose", "weighted"]
 
-_RANGE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+(?:/[!#$%&'*+.^_`|~0-9a-z-]+)?")
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
-# No client needs more, and parsing thousands of ranges takes time.
-_MOST_RANGES = 64
+# No client needs more, and parsing thousands of items takes time.
+_MOST_ITEMS = 64
 # Clients send few different values, and short ones.
 _LONGEST_CACHED = 256
 
@@ -32,7 +32,7 @@ def choose(accept: str | None, offers: Sequence[str]) -> str:
 def _choose(accept: str, offers: tuple[str, ...]) -> str:
     if not accept.strip():
         return offers[0]
-    ranges = [parsed for part in accept.split(",")[:_MOST_RANGES] if (parsed := _parse(part)) is not None]
+    ranges = [("*/*" if name == "*" else name, quality) for name, quality in weighted(accept)]
     best = max(offers, key=lambda offer: _quality(offer, ranges))  # max keeps the first of equals
     if _quality(best, ranges) <= 0:
         raise NotAcceptable(
@@ -42,19 +42,15 @@ def _choose(accept: str, offers: tuple[str, ...]) -> str:
     return best
 
 
-def _parse(part: str) -> tuple[str, float] | None:
-    name, *parameters = (piece.strip() for piece in part.split(";"))
-    name = "*/*" if name == "*" else name.lower()
-    if not _RANGE.fullmatch(name):
-        return None
-    quality = 1.0
-    for parameter in parameters:
-        key, _, value = parameter.partition("=")
-        if key.strip().lower() == "q":
-            if not _QUALITY.fullmatch(value.strip()):
-                return None
-            quality = float(value)
-    return name, quality
+def weighted(header: str) -> list[tuple[str, float]]:
+    """Return the items of a header in lower case, each with its quality value; malformed ones are left out."""
+    found = []
+    for item in header.split(",")[:_MOST_ITEMS]:
+        name, *parameters = (piece.strip().lower() for piece in item.split(";"))
+        pairs = {key.strip(): value.strip() for key, _, value in (each.partition("=") for each in parameters)}
+        if _NAME.fullmatch(name) and _QUALITY.fullmatch(quality := pairs.get("q", "1")):
+            found.append((name, float(quality)))
+    return found
 
 
 def _quality(offer: str, ranges: list[tuple[str, float]]) -> float:

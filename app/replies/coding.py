@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import lru_cache
 from typing import Any
 
+from app.replies.accept import weighted
+
 __all__ = ["accepts", "choose_coding", "coded"]
 
 _WBITS = {"gzip": 31, "deflate": 15}
-_ITEM = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*;[ \t]*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?))?")
-_MOST_ITEMS = 32
 # Clients send few different values, and short ones.
 _LONGEST_CACHED = 256
 # The fastest level: tensors hardly shrink at any.
@@ -52,9 +51,7 @@ def accepts(accept_encoding: str | None, coding: str) -> bool:
 
 
 def _items(header: str) -> list[tuple[str, float]]:
-    items = (_ITEM.fullmatch(item.strip()) for item in header.split(",")[:_MOST_ITEMS])
-    named = [(item[1].lower(), float(item[2] or 1)) for item in items if item]
-    return [("gzip" if name == "x-gzip" else name, quality) for name, quality in named]
+    return [("gzip" if name == "x-gzip" else name, quality) for name, quality in weighted(header)]
 
 
 async def coded(pieces: AsyncIterator[bytes | memoryview], coding: str) -> AsyncGenerator[bytes | memoryview, None]:
