@@ -72,6 +72,11 @@ class ResolvedOp:
         """Return the name of an attribute, input or output in the call's dialect."""
         return self.called.wire_names[name]
 
+    @property
+    def reply_warnings(self) -> dict[str, list[str]]:
+        """The member `warnings` of a reply, if there are any."""
+        return {"warnings": list(self.warnings)} if self.warnings else {}
+
     def reply_attributes(self) -> dict[str, Any]:
         """Return the reply's `resolved` object: every attribute of the operation, and `groups_axis` if it has groups.
 

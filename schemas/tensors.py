@@ -70,6 +70,10 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
 
+    def as_json(self) -> dict[str, Any]:
+        """Describe the tensor, without its name, as JSON."""
+        return {"dtype": self.dtype, "shape": list(self.shape)}
+
 
 @dataclass(frozen=True, slots=True)
 class WireTensor:

@@ -75,7 +75,12 @@ class Admission:
         yield from self._counted(self._calls, context.tenant)
 
     def check(self, context: RequestContext) -> None:
-        """Raise `RateLimited` when the tenant has its share of calls, `Overloaded` when the queue is full."""
+        """Raise `RateLimited` when the tenant has its share of calls, `Overloaded` when the queue is full.
+
+        A call takes a place only when its whole request has arrived, so that slow clients hold none. Until then it is
+        checked again after each wait, before more is spent on it: when its request is admitted, when that gets an
+        upload slot, when units of it run early, and when it takes the place.
+        """
         if context.key != ANYONE:
             self._check_limit(self._calls, context)
         self._check_room(self._calls, self._queue_length, context)

@@ -6,105 +6,54 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from app.calls.outputs import CallOutput
-from app.calls.planning import Computation
+from app.calls.planning import Prepared
+from app.calls.service import Service
 from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady
-from app.intake.options import Options
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import as_convgrad_error, current_context
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
-from kernels import Plan, Unit, box
-from kernels.plan import algorithm_of
+from kernels import Unit, box
 from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
 
 if TYPE_CHECKING:
-    from app.calls.admission import Admission
     from app.intake.lease import Lease
-    from app.pool.buffers import Segment, SegmentPool
-    from app.pool.local import LocalEngine
-    from app.telemetry.metrics import Telemetry
+    from app.pool.buffers import Segment
 
-__all__ = ["Call", "Prepared", "Resources"]
+__all__ = ["Call"]
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
 _CANCELLED = "the caller cancelled the call"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call that has passed every check, with the plan of each output; its tensors may still be arriving."""
-
-    op: ResolvedOp
-    computations: tuple[Computation, ...]
-    options: Options
-    deadline: float
-    """When the call has to end, by `time.monotonic()`."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the first output."""
-        return self.computations[0].plan
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plan of each output."""
-        return tuple([each.plan for each in self.computations])
-
-    @property
-    def algorithm(self) -> str:
-        """How the call is summed: `winograd` if any output is."""
-        return algorithm_of(self.plans)
-
-    @property
-    def resolved(self) -> dict[str, Any]:
-        """The reply's `resolved` object, with the algorithm if the caller chose it."""
-        chosen = {} if self.options.algorithm == "direct" else {"algorithm": self.algorithm}
-        return self.op.reply_attributes() | chosen
-
-    @property
-    def units(self) -> int:
-        """The number of units of all outputs."""
-        return sum(len(computation.plan.units) for computation in self.computations)
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What all calls of a service share: admission, engine, memory, telemetry, and the calls that run or close."""
-
-    admission: Admission
-    engine: LocalEngine
-    segments: SegmentPool
-    telemetry: Telemetry
-    running: set[Call] = field(default_factory=set)
-    closing: set[asyncio.Future[None]] = field(default_factory=set)
-
-
 class Call:
-    """Run one prepared call; created by `Service.call`, used once, with ``async with``."""
+    """Run one prepared call, once, with ``async with``.
+
+    The segments hold the elements of `prepared.op.inputs`, named in either spelling, from byte 0, in C order and
+    little-endian; the call takes them from `lease`.
+    """
 
     streams: ClassVar[Streams] = "tiles"
 
     def __init__(
         self,
-        resources: Resources,
+        service: Service,
         prepared: Prepared,
         tensors: Mapping[str, Segment],
         lease: Lease,
-        call_id: str,
     ) -> None:
         self.prepared = prepared
-        self.id = call_id
+        self.id = f"call-{next(service.call_numbers)}"
         self.stats: dict[str, Any] = {}
         self.outputs = tuple(
             [CallOutput(prepared.op.wire_name(each.output.name), each) for each in prepared.computations]
         )
         """The results, in the requested order."""
-        self._resources = resources
+        self._service = service
         self._inputs = _segments_of(prepared.op, tensors)
         self._lease = lease
         self._cleanup = ExitStack()
@@ -117,7 +66,10 @@ class Call:
         self._waiting: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
-        """Queue the call and take its segments; raises `Overloaded` when the queue or the memory is full."""
+        """Queue the call and take its segments.
+
+        Raises `Overloaded` when the queue or the memory is full, `RateLimited` when the key has reached its limit.
+        """
         self._entered = time.monotonic()
         try:
             await self._enter()
@@ -131,8 +83,8 @@ class Call:
             raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
             undo.enter_context(self._admitted())
-            self._resources.running.add(self)
-            undo.callback(self._resources.running.discard, self)
+            self._service.calls.add(self)
+            undo.callback(self._service.calls.discard, self)
             for segment in self._inputs.values():
                 undo.callback(self._lease.hand_over(segment).release)
             if self._began:
@@ -144,7 +96,7 @@ class Call:
 
     def _admitted(self) -> AbstractContextManager[None]:
         """Take a place in the queue while the block runs."""
-        return self._resources.admission.call(self._context)
+        return self._service.admission.call(self._context)
 
     async def _take_memory(self, undo: ExitStack) -> None:
         for output in self.outputs:
@@ -158,14 +110,14 @@ class Call:
         Enter the call with ``async with`` once all have arrived, or `abandon` it. Until it is entered it takes no place
         in the queue. Raises `Overloaded` and `RateLimited` as entering does.
         """
-        self._resources.admission.check(self._context)
+        self._service.admission.check(self._context)
         with ExitStack() as undo:
             await self._take_memory(undo)
             self._cleanup = undo.pop_all()
         self._began, self._entered = True, time.monotonic()
         for output in self.outputs:
             output.arrival = Arrival(images)
-            output.start(self._resources.engine.run(self._job(output)))
+            output.start(self._service.engine.run(self._job(output)))
 
     def advance(self, images: int) -> None:
         """Set how many images have arrived, after `begin`."""
@@ -194,8 +146,8 @@ class Call:
     async def _release(self) -> None:
         # Segments are released only when no worker can write to them: a second cancellation must not interrupt this.
         closing = asyncio.ensure_future(self._close())
-        self._resources.closing.add(closing)
-        closing.add_done_callback(self._resources.closing.discard)
+        self._service.closing.add(closing)
+        closing.add_done_callback(self._service.closing.discard)
         await asyncio.shield(closing)
 
     async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
@@ -239,7 +191,7 @@ class Call:
         """Run the jobs that do not run yet; return the time."""
         for output in self.outputs:
             if not self._began:
-                units = self._resources.engine.run(self._job(output))
+                units = self._service.engine.run(self._job(output))
                 if len(self.outputs) > 1:
                     output.start(units)
                 else:
@@ -275,8 +227,7 @@ class Call:
         """Return the reply of a finished call."""
         op = self.prepared.op
         document = {"op": op.called_as, "outputs": {}, "resolved": self.prepared.resolved, "stats": self.stats}
-        document |= {"warnings": list(op.warnings)} if op.warnings else {}
-        return Result(document, self.outputs, self.prepared.options.encoding)
+        return Result(document | op.reply_warnings, self.outputs, self.prepared.options.encoding)
 
     def cancel(self) -> None:
         """Stop the work at the caller's request: `events` raises `Cancelled` when it next waits for a unit."""
@@ -314,12 +265,12 @@ class Call:
         else:
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
-        self._resources.telemetry.call_done(
+        self._service.telemetry.call_done(
             self.id, self.prepared.op, self.prepared.plans, self._context, outcome, seconds
         )
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
-        segment = await self._resources.segments.acquire_async(max(1, nbytes), self._context.owner)
+        segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
         undo.callback(segment.release)
         return segment
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Prepared
+from app.calls.call import Call
 from app.calls.outputs import HeldTensor
-from app.calls.planning import call_bytes, check_limits, plan_call, tensor_bytes
+from app.calls.planning import Prepared, call_bytes, check_limits, plan_call, tensor_bytes
+from app.calls.service import Service
 from app.calls.work import Event, Progress, Result, Streams
 from app.intake.graphs import GraphRequest, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
@@ -34,7 +35,6 @@ from schemas.graphs import LogicalTensor, ResolvedGraph, read_graph, resolve_gra
 from schemas.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from app.calls.service import Service
     from app.intake.lease import Lease
     from app.pool.buffers import Segment
     from schemas.graphs import Node
@@ -145,7 +145,7 @@ def _describe(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict[str,
                 "kernel": each.plan.kernel,
                 "algorithm": each.algorithm,
                 "gmac": each.plan.macs / 1e9,
-                **({"warnings": list(each.op.warnings)} if each.op.warnings else {}),
+                **each.op.reply_warnings,
             }
             for node, each in prepared.nodes
         ],
@@ -220,7 +220,7 @@ class GraphRun:
                 row.name: lease.share(values[node.inputs[row.name]]) for row in op.inputs if row.name in node.inputs
             }
             async with (
-                self._service.call(planned, inputs, lease, NodeCall) as call,
+                NodeCall(self._service, planned, inputs, lease) as call,
                 aclosing(call.events(each=each)) as events,
             ):
                 self._running = call

@@ -36,7 +36,7 @@ class ServiceMetrics:
         yield _gauge("requests_open", "Admitted requests that are not answered yet.", service.requests)
         yield _gauge("calls_open", "Calls that wait or compute: the queue.", len(service.calls))
         yield _gauge("calls_limit", "Most calls that may wait or compute.", service.settings.queue_length)
-        yield _gauge("units_waiting", "Units of work that wait for a worker.", engine.get("units_waiting", 0))
+        yield _gauge("units_waiting", "Units of work that wait for a worker.", engine["units_waiting"])
         yield from _workers(engine)
         yield from _memory(service)
         if (cluster := engine.get("cluster")) is not None:
@@ -44,26 +44,23 @@ class ServiceMetrics:
 
 
 def _workers(engine: dict[str, Any]) -> Iterator[Metric]:
-    workers = engine.get("workers", [])
+    workers = engine["workers"]
     busy = sum(worker["unit"] is not None for worker in workers)
     ready = sum(bool(worker["ready"]) for worker in workers)
     family = GaugeMetricFamily("convgrad_workers", "Worker processes, by state.", labels=["state"])
     for state, count in (("busy", busy), ("idle", ready - busy), ("starting", len(workers) - ready)):
         family.add_metric([state], count)
     yield family
-    yield _gauge("workers_wanted", "Configured number of worker processes.", engine.get("workers_wanted", 0))
+    yield _gauge("workers_wanted", "Configured number of worker processes.", engine["workers_wanted"])
     yield _gauge(
         "worker_gflops_limit",
         "GFLOP/s of f32 that a worker's register tile reaches alone, measured at the start; 0 without compiled code.",
-        engine.get("tile_gflops", 0),
+        engine["tile_gflops"],
     )
-    counters = engine.get("counters", {})
     for name, key, what in _ENGINE_COUNTERS:
-        yield CounterMetricFamily(f"convgrad_{name}", what, value=counters.get(key, 0))
-    restarts = engine.get("fork_server", {}).get("restarts", 0)
-    yield CounterMetricFamily(
-        "convgrad_fork_server_restarts", "Restarts of the process that forks the workers.", value=restarts
-    )
+        yield CounterMetricFamily(f"convgrad_{name}", what, value=engine["counters"][key])
+    restarts, what = engine["fork_server"]["restarts"], "Restarts of the process that forks the workers."
+    yield CounterMetricFamily("convgrad_fork_server_restarts", what, value=restarts)
 
 
 _ENGINE_COUNTERS = (

@@ -69,7 +69,7 @@ class CallOutput:
 
     def describe(self) -> dict[str, Any]:
         """Return dtype and shape as JSON."""
-        return {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
+        return self.spec.as_json()
 
     def stats(self) -> dict[str, Any]:
         """Return how the output is computed and what it costs, as JSON."""
@@ -124,5 +124,4 @@ class HeldTensor:
 
     def describe(self) -> dict[str, Any]:
         """Return dtype, shape and strides as JSON."""
-        found: dict[str, Any] = {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
-        return found | ({} if self.strides is None else {"strides": list(self.strides)})
+        return self.spec.as_json() | ({} if self.strides is None else {"strides": list(self.strides)})

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from app.intake.options import Options
 from app.settings import Settings
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
+from kernels.plan import algorithm_of
 from kernels.problem import Algorithm, Dims
 from kernels.reference import REFERENCE
 from kernels.target import target
@@ -23,6 +25,7 @@ from verify.unit import plan_verification, verification_macs, verification_scrat
 
 __all__ = [
     "Computation",
+    "Prepared",
     "call_bytes",
     "check_limits",
     "complete_images",
@@ -79,6 +82,43 @@ class Computation:
         """Size in bytes of what is computed."""
         problem = self.plan.problem
         return prod(problem.output_shape) * problem.output_dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that has passed every check, with the plan of each output; its tensors may still be arriving."""
+
+    op: ResolvedOp
+    computations: tuple[Computation, ...]
+    options: Options
+    deadline: float
+    """When the call has to end, by `time.monotonic()`."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the first output."""
+        return self.computations[0].plan
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of each output."""
+        return tuple([each.plan for each in self.computations])
+
+    @property
+    def algorithm(self) -> str:
+        """How the call is summed: `winograd` if any output is."""
+        return algorithm_of(self.plans)
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The reply's `resolved` object, with the algorithm if the caller chose it."""
+        chosen = {} if self.options.algorithm == "direct" else {"algorithm": self.algorithm}
+        return self.op.reply_attributes() | chosen
+
+    @property
+    def units(self) -> int:
+        """The number of units of all outputs."""
+        return sum(len(computation.plan.units) for computation in self.computations)
 
 
 def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:

@@ -4,8 +4,8 @@ Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. 
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.plan(*service.check(request))  # every check, no bytes needed
-        async with service.call(prepared, tensors, lease) as call:
+        prepared = await service.plan(*service.check(request))      # every check, no bytes needed
+        async with Call(service, prepared, tensors, lease) as call:     # queued; app.calls.call
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
 
@@ -18,17 +18,16 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Prepared, Resources
 from app.calls.cancel import Cancellations
-from app.calls.planning import check_limits, is_planned_at_once, plan_call
+from app.calls.planning import Prepared, check_limits, is_planned_at_once, plan_call
 from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease
 from app.intake.options import Options, check_encoding, parse_options
@@ -43,12 +42,11 @@ from schemas.ops import ResolvedOp, require_reference, resolve
 
 if TYPE_CHECKING:
     from app.intake.lease import DirectBody
-    from app.pool.buffers import Segment, SegmentPool
+    from app.pool.buffers import SegmentPool
     from app.pool.local import LocalEngine
 
-__all__ = ["Prepared", "Service"]
+__all__ = ["Service"]
 
-C = TypeVar("C", bound=Call)
 T = TypeVar("T")
 
 
@@ -75,7 +73,6 @@ class Service:
         """Whether the process is about to exit; /readyz then replies with 503."""
         self.admitting = True
         """Whether requests are admitted; `draining` alone does not refuse them."""
-        self._ids = itertools.count(1)
         # Long plans are made one after another, so that they keep at most one thread busy.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._requests = 0
@@ -84,9 +81,11 @@ class Service:
         # Enough to keep a fast network busy while the event loop does other work.
         self._upload_slots = asyncio.Semaphore(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
-        self._resources = Resources(self.admission, engine, segments, self.telemetry)
-        self.calls = self._resources.running
+        self.calls: set[Any] = set()
         """The calls that are waiting or computing."""
+        self.closing: set[asyncio.Future[None]] = set()
+        """The ends of calls that still wait for workers."""
+        self.call_numbers = itertools.count(1)
 
     @property
     def requests(self) -> int:
@@ -191,18 +190,3 @@ class Service:
                 return await planning
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the call was planned") from None
-
-    def call(
-        self,
-        prepared: Prepared,
-        tensors: Mapping[str, Segment],
-        lease: Lease,
-        kind: type[C] = Call,  # type: ignore[assignment] # a default of the bound
-    ) -> C:
-        """Return the call of `prepared` on these tensors, named in either spelling; it takes them from `lease`.
-
-        The segments hold the elements of `prepared.op.inputs` from byte 0, in C order and little-endian. Use the
-        result with ``async with``: entering it queues the call and raises `Overloaded` when the queue or the memory
-        is full, `RateLimited` when the key has reached its limit of calls.
-        """
-        return kind(self._resources, prepared, tensors, lease, f"call-{next(self._ids)}")

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, cast
 
 from app.calls.algorithms import describe_winograd
-from app.calls.call import Call, Prepared
+from app.calls.call import Call
 from app.calls.graphs import GraphRun, PreparedGraph, check_begun_graph, describe_graph, prepare_graph
-from app.calls.planning import complete_images, describe_plans, verification_cost
+from app.calls.planning import Prepared, complete_images, describe_plans, verification_cost
 from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
@@ -128,7 +128,7 @@ class Compute(_OperationTask):
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
         """Return the call."""
-        return self.service.call(prepared, tensors, lease)
+        return Call(self.service, prepared, tensors, lease)
 
 
 class Verify(_OperationTask):
@@ -147,7 +147,7 @@ class Verify(_OperationTask):
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Verification:
         """Return the verification."""
-        return self.service.call(prepared, tensors, lease, Verification)
+        return Verification(self.service, prepared, tensors, lease)
 
 
 class Immediate(Task):
@@ -181,9 +181,9 @@ class Validate(_OperationTask, Immediate):
         if len(op.outputs) == 1:  # several can't be verified at once
             plan["winograd"] = describe_winograd(op)
             plan["verify"] = verification_cost(op, self.service.settings)
-        outputs = {op.wire_name(spec.name): {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in op.outputs}
+        outputs = {op.wire_name(spec.name): spec.as_json() for spec in op.outputs}
         reply = {"op": op.called_as, "outputs": outputs, "resolved": prepared.resolved, "plan": plan}
-        return Answered(reply | ({"warnings": list(op.warnings)} if op.warnings else {}))
+        return Answered(reply | op.reply_warnings)
 
 
 class _Graph(Task):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from app.calls.algorithms import check_algorithm
-from app.calls.call import Call, Prepared
+from app.calls.call import Call
 from app.calls.planning import (
+    Prepared,
     check_limits,
     is_fast,
     is_planned_at_once,
@@ -16,6 +17,7 @@ from app.calls.planning import (
     work_of_taps,
     work_of_verification,
 )
+from app.calls.service import Service
 from app.calls.work import Result, Streams
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestObject
@@ -25,9 +27,6 @@ from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
 from verify.unit import read_report
-
-if TYPE_CHECKING:
-    from app.calls.service import Service
 
 __all__ = ["Verification", "prepare_verification"]
 
@@ -92,4 +91,4 @@ class Verification(Call):
         factors = [op.wire_name(name) for name in output.computation.inputs[:-1]]
         report = {"op": op.called_as, "output": output.name, "passed": judged.pop("passed"), **judged}
         report |= {"factors": factors[:2], "resolved": op.reply_attributes(), "stats": self.stats}
-        return Result(report | ({"warnings": list(op.warnings)} if op.warnings else {}))
+        return Result(report | op.reply_warnings)

@@ -165,15 +165,15 @@ class RayEngine(LocalEngine):
         """Compute the first stage here and on the cluster; raises `Away` if this machine has to compute the rest."""
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
-        segments = *job.inputs, job.output, *((job.scratch,) if job.scratch else ())
-        shared = _Shared(job, next(self._share_numbers), split, nodes, tuple(segment.hold() for segment in segments))
+        memory = tuple(segment.hold() for segment in job.segments)
+        shared = _Shared(job, next(self._share_numbers), split, nodes, memory)
         self._shared[shared.number] = shared
         try:
             if job.arrival is not None:  # the inputs travel once, in whole pieces
                 job.arrival.on_more = lambda: shared.news.put_nowait(None)
                 while job.arrival.images < job.plan.problem.n:
                     await self._next(shared)
-            descriptors = [segment.fd for segment in segments]
+            descriptors = [segment.fd for segment in job.segments]
             self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
             self._shared_counts["cluster_jobs"] += 1
             job.state.queue_s = time.monotonic() - since

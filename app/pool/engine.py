@@ -62,6 +62,11 @@ class Job:
     state: JobState = field(default_factory=JobState)
     units: tuple[Unit, ...] | None = None
 
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All memory that its units read or write."""
+        return *self.inputs, self.output, *((self.scratch,) if self.scratch else ())
+
 
 def shutting_down() -> ShuttingDown:
     """Return the error of requests and jobs when the service ends."""

@@ -113,8 +113,7 @@ class WorkerHandle:
         unit, job = run.take(), run.job
         self._serial += 1
         self.assignments.append(Assignment(run, unit, self._serial))
-        segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
-        fresh = self._note_segments(segments)
+        fresh = self._note_segments(job.segments)
         message = Run(
             serial=self._serial,
             plan=plan.number,
@@ -217,8 +216,7 @@ class WorkerHandle:
 
     def _forget_segments_of(self, run: JobRun) -> None:
         """Forget a job's segments: the worker may have failed before it mapped them."""
-        job = run.job
-        for segment in (*job.inputs, job.output, *((job.scratch,) if job.scratch else ())):
+        for segment in run.job.segments:
             self.forget(segment.id)
 
     def _on_process_end(self) -> None:

@@ -29,9 +29,8 @@ class JobRun:
         self.error: ConvgradError | None = None
         self.settled = asyncio.Event()
         self.on_workers = 0
-        segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
         # Keeps the segments' memory from being reused until the job is settled, even if their owner releases them.
-        self._holds: tuple[object, ...] = tuple(segment.hold() for segment in segments)
+        self._holds: tuple[object, ...] = tuple(segment.hold() for segment in job.segments)
         self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
         units = job.plan.units if job.units is None else job.units
         for unit in units:

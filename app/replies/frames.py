@@ -104,7 +104,7 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
             header |= {"tiles": output.tiles, "resolved": call.prepared.resolved}
             if len(call.outputs) > 1:
                 header["outputs"] = [each.name for each in call.outputs]
-            return header | ({"warnings": list(op.warnings)} if op.warnings else {})
+            return header | op.reply_warnings
         case Progress(done, total):
             return {"type": "progress", "done": done, "total": total}
         case TileReady(_, seq, offset, shape):

@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 from starlette.types import Send
 
-from app.calls.call import Call, Prepared
+from app.calls.call import Call
+from app.calls.planning import Prepared
 from app.calls.work import TileReady, Work, finish
 from app.replies.body import SMALL, send_bytes, send_data, send_head, send_piece
 from convgrad._dtypes import dtype

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.api.oip.request import InferRequest, InputTensor
-from app.calls.call import Prepared
+from app.calls.planning import Prepared
 from kernels.cache import size_of
 
 __all__ = ["CachedHead", "HeadCache"]

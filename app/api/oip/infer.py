@@ -15,8 +15,8 @@ from app.api.oip.head_cache import HeadCache
 from app.api.oip.regions import Registry
 from app.api.oip.reply import send_inference
 from app.api.oip.statistics import Statistics
-from app.calls.call import Call, Prepared
-from app.calls.planning import tensor_bytes
+from app.calls.call import Call
+from app.calls.planning import Prepared, tensor_bytes
 from app.calls.service import Service
 from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish

@@ -10,9 +10,8 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
-from app.calls.call import Prepared
 from app.calls.outputs import HeldTensor
-from app.calls.planning import tensor_bytes
+from app.calls.planning import Prepared, tensor_bytes
 from app.calls.sealed.checks import OUTCOMES, SealedCase, SealedCheck, is_check_id, refused
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
@@ -122,7 +121,7 @@ class Submit(Task):
             self._case.replies[answer] = {"check": self._check.id, "case": self._case.number, "outcome": answer}
             return Answered(self._case.replies[answer])
         inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
-        work = self.service.call(prepared, {**tensors, **inputs}, lease, Judgement)
+        work = Judgement(self.service, prepared, {**tensors, **inputs}, lease)
         work.check, work.case, work.given = self._check, self._case, next(iter(tensors.values()))
         return work
 

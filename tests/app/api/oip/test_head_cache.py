@@ -9,8 +9,7 @@ import numpy as np
 
 from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.request import InferRequest, InputTensor, RequestedOutput
-from app.calls.call import Prepared
-from app.calls.planning import plan_call
+from app.calls.planning import Prepared, plan_call
 from app.intake.options import parse_options
 from app.settings import Settings
 from convgrad._dtypes import DTYPES
