@@ -17,7 +17,7 @@ from pathlib import Path
 import app
 from app.pool.causes import explain, how_it_ended, is_final
 from app.pool.channel import Channel
-from app.pool.messages import Exited, Failed, Loaded, Message, Spawn, Spawned, Unfit, Warming
+from app.pool.messages import Failed, Loaded, Message, Spawn, Unfit, Warming
 
 __all__ = ["Launcher", "fork_server_environment"]
 
@@ -46,22 +46,16 @@ def fork_server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class Launcher:
     """Keep one fork server alive.
 
-    `on_loaded` is called when a fork server can fork; `on_spawned` with (number, pid, pidfd), where pidfd is None if
-    this process is out of descriptors; `on_exited` with (number, exit code); `on_failed` with the reason why workers
-    can't be forked and whether it is final. `on_died` gets the same when the fork server is gone and its messages are
-    delivered; it returns the seconds until the next one starts, or None for none. Workers outlive their fork server,
-    which may have died before it reported one: the caller has to close the sockets of those. `unfit` is set, and
-    `on_unfit` called, when the compiled code does not work on this processor.
+    `on_message` gets each message of a fork server with its descriptors, which are missing if this process has too many
+    open. `on_died` is called with the reason, and whether it is final, when the fork server is gone and its messages
+    are delivered; it returns the seconds until the next one starts, or None for none. Workers outlive their fork
+    server, which may have died before it reported one: the caller has to close the sockets of those.
     """
 
     def __init__(
         self,
         *,
-        on_loaded: Callable[[], None],
-        on_spawned: Callable[[int, int, int | None], None],
-        on_exited: Callable[[int, int], None],
-        on_unfit: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
+        on_message: Callable[[Message, list[int]], None],
         on_died: Callable[[str, bool], float | None],
     ) -> None:
         self.loaded = False
@@ -69,15 +63,13 @@ class Launcher:
         self.pid: int | None = None
         self.share = 0.0
         self.unfit: Unfit | None = None
+        """Why the compiled code does not work on this processor."""
+        self.failed: Failed | None = None
+        """Why workers can't be forked."""
         self.tile_gflops = 0.0
         self._progress_logged = 0.0
-        self._on_loaded = on_loaded
-        self._on_spawned = on_spawned
-        self._on_exited = on_exited
-        self._on_unfit = on_unfit
-        self._on_failed = on_failed
+        self._on_message = on_message
         self._on_died = on_died
-        self._failed: Failed | None = None
         self._channel: Channel | None = None
         self._pidfd = -1
         self._stopping = asyncio.Event()
@@ -123,7 +115,7 @@ class Launcher:
 
     async def _run_fork_server(self) -> Failed:
         """Start a fork server, wait for its end, and return why it ended."""
-        self._failed = None
+        self.failed = None
         try:
             # Set before the process starts: on a busy loop its first messages may arrive before `Popen` returns.
             channel = self._channel = Channel(self._receive, lambda: None)
@@ -148,7 +140,7 @@ class Launcher:
             channel.close()
             status = process.wait()
             self._channel, self.pid, self.loaded = None, None, False
-        return self._failed or Failed(f"the fork server {how_it_ended(status)}")
+        return self.failed or Failed(f"the fork server {how_it_ended(status)}")
 
     async def _wait_for_end(self, dead: asyncio.Event, channel: Channel) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]
@@ -177,17 +169,11 @@ class Launcher:
                 self._log_progress()
             case Unfit():
                 self.unfit = message
-                self._on_unfit()
             case Failed():
-                self._failed = message
-                self._on_failed(*message)
-            case Loaded():
-                self.loaded, self.share, self.tile_gflops = True, 1.0, message.gflops
-                self._on_loaded()
-            case Spawned(number, pid):
-                self._on_spawned(number, pid, descriptors[0] if descriptors else None)
-            case Exited(number, code):
-                self._on_exited(number, code)
+                self.failed = message
+            case Loaded(gflops):
+                self.loaded, self.share, self.tile_gflops = True, 1.0, gflops
+        self._on_message(message, descriptors)
 
 
 async def _run_in_thread(work: Callable[[int], _Started], descriptor: int) -> _Started:

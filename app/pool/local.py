@@ -26,7 +26,7 @@ from app.pool.engine import Job, no_workers, shutting_down, uninterrupted
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
 from app.pool.launcher import Launcher
-from app.pool.messages import Done, Unfit
+from app.pool.messages import Done, Exited, Loaded, Message, Spawned, Unfit
 from convgrad._errors import (
     Cancelled,
     ConvgradError,
@@ -101,16 +101,8 @@ class LocalEngine:
         self._failures = 0  # in a row
         self._ever_answered = False  # whether any worker has become ready
         self._fork_server_proved = False  # whether one of the current fork server has
-        self._fork_failure: tuple[str, bool] | None = None  # as the fork server last reported it
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._launcher = Launcher(
-            on_loaded=self._fill,
-            on_spawned=self._on_spawned,
-            on_exited=self._on_exited,
-            on_unfit=lambda: self.on_change(),
-            on_failed=self._on_fork_failed,
-            on_died=self._on_fork_server_died,
-        )
+        self._launcher = Launcher(on_message=self._on_message, on_died=self._on_fork_server_died)
 
     @property
     def ready(self) -> bool:
@@ -312,7 +304,18 @@ class LocalEngine:
             self._launcher.spawn(worker.number, worker.descriptors)
             worker.handed_over()
 
-    def _on_spawned(self, number: int, pid: int, pidfd: int | None) -> None:
+    def _on_message(self, message: Message, descriptors: list[int]) -> None:
+        match message:
+            case Loaded():
+                self._fill()
+            case Spawned(number, pid):
+                self._on_spawned(number, pid, *descriptors)
+            case Exited(number, code):
+                self._on_exited(number, code)
+            case Unfit():
+                self.on_change()
+
+    def _on_spawned(self, number: int, pid: int, pidfd: int | None = None) -> None:
         worker = self._workers.get(number)
         if pidfd is None:
             _log.error("worker %d can't be watched: there are too many open files", number)
@@ -334,9 +337,6 @@ class LocalEngine:
             _log.warning("%s; starting another one", cause)
             return 0.0
         return self._count_failure(cause, final)
-
-    def _on_fork_failed(self, cause: str, final: bool) -> None:
-        self._fork_failure = cause, final
 
     def _on_ready(self, worker: WorkerHandle) -> None:
         self._failures, self._ever_answered, self._fork_server_proved = 0, True, True
@@ -396,7 +396,7 @@ class LocalEngine:
             self._fill()
         elif self._launcher.loaded:  # otherwise the fork server's own failure is counted
             self._launcher.drain()
-            cause, final = self._fork_failure or ("a worker exited before it was ready", False)
+            cause, final = self._launcher.failed or ("a worker exited before it was ready", False)
             self._retry_later(cause, final)
 
     def _retry_later(self, cause: str, final: bool) -> None:
@@ -405,7 +405,7 @@ class LocalEngine:
             self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
 
     def _retry(self) -> None:
-        self._retry_timer = self._fork_failure = None
+        self._retry_timer = self._launcher.failed = None
         self._fill()
 
     def _count_failure(self, cause: str, final: bool) -> float | None:
