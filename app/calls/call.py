@@ -98,11 +98,20 @@ class Call:
         """Take a place in the queue while the block runs."""
         return self._service.admission.call(self._context)
 
-    async def _take_memory(self, undo: ExitStack) -> None:
+    async def _take_memory(self, undo: ExitStack, images: int | None = None) -> None:
+        """Allocate the memory of each output's job; `images` have arrived if its inputs are still being received."""
         for output in self.outputs:
-            output.segment = await self._acquire(output.nbytes, undo)
-            if scratch_bytes := output.computation.plan.scratch_bytes:
-                output.scratch = await self._acquire(scratch_bytes, undo)
+            plan = output.computation.plan
+            output.job = Job(
+                id=self.id,
+                plan=plan,
+                inputs=tuple([self._inputs[name] for name in output.computation.inputs]),
+                output=await self._acquire(output.nbytes, undo),
+                scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
+                deadline=self.prepared.deadline,
+                owner=self._context.tenant,
+                arrival=None if images is None else Arrival(images),
+            )
 
     async def begin(self, images: int) -> None:
         """Start computing from the first `images` of the inputs, while the others are still arriving.
@@ -112,18 +121,17 @@ class Call:
         """
         self._service.admission.check(self._context)
         with ExitStack() as undo:
-            await self._take_memory(undo)
+            await self._take_memory(undo, images)
             self._cleanup = undo.pop_all()
         self._began, self._entered = True, time.monotonic()
         for output in self.outputs:
-            output.arrival = Arrival(images)
-            output.start(self._service.engine.run(self._job(output)))
+            output.start(self._service.engine.run(output.job))
 
     def advance(self, images: int) -> None:
         """Set how many images have arrived, after `begin`."""
         for output in self.outputs:
-            assert output.arrival is not None
-            output.arrival.advance(images)
+            assert output.job.arrival is not None
+            output.job.arrival.advance(images)
 
     async def abandon(self, error: BaseException | None = None) -> None:
         """Stop a call that was begun but never entered; without an `error` it is not counted: another replaces it."""
@@ -161,7 +169,7 @@ class Call:
         """
         total = self.prepared.units
         for output in self.outputs:
-            output.state.each = each
+            output.job.state.each = each
         done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
         for output in self.outputs:
             yield Begin(output)
@@ -191,7 +199,7 @@ class Call:
         """Run the jobs that do not run yet; return the time."""
         for output in self.outputs:
             if not self._began:
-                units = self._service.engine.run(self._job(output))
+                units = self._service.engine.run(output.job)
                 if len(self.outputs) > 1:
                     output.start(units)
                 else:
@@ -203,7 +211,7 @@ class Call:
         self._outcome = "ok"
         # The compute time of a streamed call includes waiting for a slow reader. A call that began early waited for
         # its inputs, not for a worker.
-        queued = 0.0 if self._began else min(output.state.queue_s or 0.0 for output in self.outputs)
+        queued = 0.0 if self._began else min(output.job.state.queue_s or 0.0 for output in self.outputs)
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
         self.timings.add("compute", computing)
@@ -273,20 +281,6 @@ class Call:
         segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
         undo.callback(segment.release)
         return segment
-
-    def _job(self, output: CallOutput) -> Job:
-        assert output.segment is not None
-        return Job(
-            id=self.id,
-            plan=output.computation.plan,
-            inputs=tuple([self._inputs[name] for name in output.computation.inputs]),
-            output=output.segment,
-            scratch=output.scratch,
-            deadline=self.prepared.deadline,
-            owner=self._context.tenant,
-            arrival=output.arrival,
-            state=output.state,
-        )
 
     async def _close(self) -> None:
         try:

@@ -230,7 +230,8 @@ class GraphRun:
                     if isinstance(event, Progress):
                         yield Progress(done + event.done, total)
                 self._running = None
-                values[node.output] = lease.share(_segment(call))
+                (output,) = call.outputs
+                values[node.output] = lease.share(output.job.output)
                 described.append(
                     {"id": node.id, "name": node.name, "op": op.called_as, "stats": call.stats}
                     | {"resolved": planned.resolved}
@@ -250,12 +251,6 @@ def _reply_shape(tensor: LogicalTensor, layout: str) -> tuple[int, ...]:
     """Return the shape of a result in the reply: for layout `memory` that of its memory."""
     assert tensor.shape is not None
     return tensor.shape if layout == "logical" or tensor.strides is None else (tensor.span,)
-
-
-def _segment(call: Call) -> Segment:
-    (output,) = call.outputs
-    assert output.segment is not None
-    return output.segment
 
 
 async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> HeldTensor:

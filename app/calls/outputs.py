@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.calls.planning import Computation, tensor_bytes
-from app.pool.engine import Arrival, JobState
+from app.pool.engine import Job
 from convgrad._dtypes import dtype
 from kernels import Unit, storage_dtype
 
@@ -34,10 +34,8 @@ class CallOutput:
 
     name: str
     computation: Computation
-    state: JobState = field(default_factory=JobState)
-    arrival: Arrival | None = None
-    segment: Segment | None = None
-    scratch: Segment | None = None
+    job: Job = field(init=False)
+    """What computes it, once it has memory."""
     units: Units | None = None
     first: asyncio.Task[Unit | None] | None = None
 
@@ -59,8 +57,7 @@ class CallOutput:
     @property
     def data(self) -> memoryview:
         """The bytes. A view may outlive the call, in a socket: the memory is not reused while it exists."""
-        assert self.segment is not None
-        return self.segment.view[: self.nbytes]
+        return self.job.output.view[: self.nbytes]
 
     @property
     def array(self) -> npt.NDArray[Any]:
