@@ -21,16 +21,9 @@ from schemas.openrpc import openrpc_document
 from schemas.rpc import bind_params
 from schemas.tables import CalledOperation, find_operation, operation_names
 
-__all__ = ["METHODS", "Method", "Params", "PlainMethod", "TaskMethod"]
+__all__ = ["METHODS", "Method", "Params", "TaskMethod"]
 
 Params = Mapping[str, Any] | Sequence[Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class PlainMethod:
-    """A method that is answered at once: `answer` returns a JSON value, or its text."""
-
-    answer: Callable[[Params], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +60,13 @@ class TaskMethod:
         return self.params[0] == "op"
 
 
-Method = PlainMethod | TaskMethod
+Method = TaskMethod | Callable[[Params], Any]
+"""A method with a task, or a function that returns a JSON value, or its text."""
 
 
-def _plain(answer: Callable[..., Any], *names: str) -> PlainMethod:
+def _plain(answer: Callable[..., Any], *names: str) -> Method:
     """Make a method of a function whose parameters are all required, given by name or by position."""
-    return PlainMethod(lambda params: answer(**bind_params(params, names, required=names)))
+    return lambda params: answer(**bind_params(params, names, required=names))
 
 
 @cache

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 
 from app.api.answer import check_media_type
 from app.api.routing import service_of
-from app.api.rpc.methods import METHODS, Method, PlainMethod, TaskMethod
+from app.api.rpc.methods import METHODS, Method, TaskMethod
 from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.service import Service
 from app.calls.tasks import RequestReceiver
@@ -270,8 +270,8 @@ class _Message:
         method = self._methods.get(item.method)
         if method is None:
             raise _unknown(item.method, self._methods)
-        if isinstance(method, PlainMethod):
-            value = method.answer(item.params)
+        if not isinstance(method, TaskMethod):
+            value = method(item.params)
             return value if isinstance(value, bytes) else json_bytes(value)
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from app.api.rpc import methods as rpc_methods
-from app.api.rpc.methods import Method, PlainMethod
+from app.api.rpc.methods import Method
 from app.api.rpc.routes import answer_rpc
 from app.calls.service import Service
 from app.http.exchange import Exchanges, Limits, exchange_of
@@ -25,8 +25,8 @@ from schemas.rpc import bind_params
 def method(function: Callable[..., Any], *names: str) -> Method:
     """Return a method that calls a function."""
     if names:
-        return PlainMethod(lambda params: function(**bind_params(params, names, required=names)))
-    return PlainMethod(lambda params: function(*(params or ())))
+        return lambda params: function(**bind_params(params, names, required=names))
+    return lambda params: function(*(params or ()))
 
 
 METHODS = {
