@@ -46,6 +46,11 @@ class Admission:
         # The tenant of the latest request, its time, and the time of the latest request of any other tenant.
         self._latest, self._latest_at, self._other_at = "", -math.inf, -math.inf
 
+    @property
+    def requests(self) -> int:
+        """Number of admitted requests that are not answered yet."""
+        return self._requests.total()
+
     def limit_of(self, context: RequestContext) -> int:
         """Return how many calls the key of a request may have at a time."""
         if context.key == ANYONE:
@@ -92,7 +97,7 @@ class Admission:
         queue was full a moment ago: otherwise every connection that arrives before a freed place is taken would be
         accepted.
         """
-        requests, calls = self._requests.total(), self._calls.total()
+        requests, calls = self.requests, self._calls.total()
         if requests + coming >= self._most_requests:
             return _overloaded(requests + coming, self._most_requests)
         if calls >= self._queue_length:

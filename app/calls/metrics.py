@@ -33,7 +33,7 @@ class ServiceMetrics:
         yield _gauge("failed", "1 while no worker can be started, else 0.", float(service.status == "failed"))
         yield _gauge("warm_up_ratio", "Share of the kernels that are compiled, 0 to 1.", service.engine.progress())
         yield _gauge("connections_limit", "Most open connections.", service.settings.connections)
-        yield _gauge("requests_open", "Admitted requests that are not answered yet.", service.requests)
+        yield _gauge("requests_open", "Admitted requests that are not answered yet.", service.admission.requests)
         yield _gauge("calls_open", "Calls that wait or compute: the queue.", len(service.calls))
         yield _gauge("calls_limit", "Most calls that may wait or compute.", service.settings.queue_length)
         yield _gauge("units_waiting", "Units of work that wait for a worker.", engine["units_waiting"])

@@ -75,7 +75,6 @@ class Service:
         """Whether requests are admitted; `draining` alone does not refuse them."""
         # Long plans are made one after another, so that they keep at most one thread busy.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
-        self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
         # Enough to keep a fast network busy while the event loop does other work.
@@ -86,11 +85,6 @@ class Service:
         self.closing: set[asyncio.Future[None]] = set()
         """The ends of calls that still wait for workers."""
         self.call_numbers = itertools.count(1)
-
-    @property
-    def requests(self) -> int:
-        """Number of admitted requests that are not answered yet."""
-        return self._requests
 
     @property
     def status(self) -> str:
@@ -115,7 +109,7 @@ class Service:
     async def stop(self) -> None:
         """Stop everything at once; no process and no shared memory is left."""
         self.draining, self.admitting = True, False
-        await self.engine.stop(0.0)
+        await self.engine.stop()
         self._planner.shutdown(wait=False, cancel_futures=True)
         self.segments.close()
 
@@ -136,15 +130,13 @@ class Service:
                 retry_after=2,
                 data={"reason": "starting"},
             )
-        with self.admission.request(current_context()):
-            self._requests += 1
-            self._idle.clear()
-            try:
+        try:
+            with self.admission.request(current_context()):
+                self._idle.clear()
                 yield
-            finally:
-                self._requests -= 1
-                if not self._requests:
-                    self._idle.set()
+        finally:
+            if not self.admission.requests:
+                self._idle.set()
 
     def lease(self, direct_body: DirectBody | None = None) -> Lease:
         """Return the lease of the current request, which owns its tensors; large ones wait for an upload slot."""

@@ -80,15 +80,9 @@ class RayEngine(LocalEngine):
             "cluster_retried_units": 0,
             "cluster_fallbacks": 0,
         }
-        self._running, self._abandoned, self._refusing = 0, 0, False
-        self._done = asyncio.Event()
+        self._abandoned = 0
         self.nodes: tuple[Node, ...] = ()
         """The machines of the cluster; none while it is away."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether jobs are accepted."""
-        return super().ready and not self._refusing
 
     @property
     def cluster_workers(self) -> int:
@@ -100,43 +94,33 @@ class RayEngine(LocalEngine):
         await super().start()
         self._link.start()
 
-    async def stop(self, drain_s: float) -> None:
-        """Refuse new jobs, finish or fail the running ones, end every process."""
-        self._refusing = True
-        if self._running:
-            self._done.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._done.wait(), drain_s)
+    async def stop(self) -> None:
+        """Refuse new jobs, fail the running ones, end every process."""
+        self._stopping = True
         self._tell(shutting_down())
-        await super().stop(0.0)
+        await super().stop()
         await self._link.stop()
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
         """Compute a job and yield its units as they complete."""
-        if self._refusing:
+        if self._stopping:
             raise shutting_down()
         done: set[int] = set()
-        self._running += 1
-        try:
-            if nodes := self._nodes_for(job):
-                try:
-                    async with contextlib.aclosing(self._share(job, nodes)) as shared:
-                        async for unit in shared:
-                            done.add(unit.index)
-                            yield unit
-                except (Away, OSError) as reason:
-                    if not self._fallback:
-                        raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
-                    self._shared_counts["cluster_fallbacks"] += 1
-                    _log.warning("job %s continues on this machine: %s", job.id, reason)
-            if left := tuple(unit for unit in job.plan.units if unit.index not in done):
-                async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
-                    async for unit in units:
+        if nodes := self._nodes_for(job):
+            try:
+                async with contextlib.aclosing(self._share(job, nodes)) as shared:
+                    async for unit in shared:
+                        done.add(unit.index)
                         yield unit
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._done.set()
+            except (Away, OSError) as reason:
+                if not self._fallback:
+                    raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
+                self._shared_counts["cluster_fallbacks"] += 1
+                _log.warning("job %s continues on this machine: %s", job.id, reason)
+        if left := tuple(unit for unit in job.plan.units if unit.index not in done):
+            async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
+                async for unit in units:
+                    yield unit
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory, counters and the cluster."""

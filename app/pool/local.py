@@ -89,7 +89,7 @@ class LocalEngine:
         self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
-        self._drain_until: float | None = None
+        self._stopping = False
         self._changed = asyncio.Event()
         self._stop_task: asyncio.Task[None] | None = None
         self.on_change: Callable[[], None] = lambda: None
@@ -109,7 +109,7 @@ class LocalEngine:
         """Whether jobs are accepted: workers are ready or being replaced."""
         being_replaced = self._ever_answered and self._failures < _TOLERATED_FAILURES
         able = being_replaced or any(worker.ready for worker in self._workers.values())
-        return able and not self.given_up and self._drain_until is None
+        return able and not self.given_up and not self._stopping
 
     @property
     def workers(self) -> tuple[int, int]:
@@ -133,14 +133,9 @@ class LocalEngine:
         self._launcher.start()
         self._background = [loop.create_task(self._watch()), loop.create_task(self._trim())]
 
-    async def stop(self, drain_s: float) -> None:
-        """Refuse new jobs, give running ones `drain_s` seconds to finish, fail the rest, and end every process.
-
-        A second call, even during the first, may shorten the drain.
-        """
-        until = time.monotonic() + drain_s
-        self._drain_until = until if self._drain_until is None else min(self._drain_until, until)
-        self._changed.set()
+    async def stop(self) -> None:
+        """Refuse new jobs, fail the running ones, and end every process; may be called again."""
+        self._stopping = True
         if self._stop_task is None:
             self._stop_task = asyncio.get_running_loop().create_task(self._shut_down())
         await asyncio.shield(self._stop_task)
@@ -162,7 +157,7 @@ class LocalEngine:
 
     def _submit(self, job: Job) -> JobRun:
         """Queue a job; raises `ShuttingDown` after `stop` and `Overloaded` after giving up."""
-        if self._drain_until is not None:
+        if self._stopping:
             raise shutting_down()
         if self.given_up:
             raise no_workers()
@@ -456,9 +451,6 @@ class LocalEngine:
     # Shutdown.
 
     async def _shut_down(self) -> None:
-        assert self._drain_until is not None
-        while self._open and (left := self._drain_until - time.monotonic()) > 0:
-            await self._wait_for_change(left)
         for run in tuple(self._open):
             self._fail(run, shutting_down())
         while self._open:

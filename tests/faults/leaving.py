@@ -71,7 +71,7 @@ def busy(resident: Resident) -> bool:
 def idle(resident: Resident) -> bool:
     """Return whether there is no request, no call, no unit on a worker and no memory in use."""
     service = resident.service
-    return not (service.requests or service.calls or busy(resident) or service.segments.stats().used)
+    return not (service.admission.requests or service.calls or busy(resident) or service.segments.stats().used)
 
 
 def while_sending(resident: Resident, api: str) -> float:

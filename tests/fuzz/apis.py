@@ -131,7 +131,7 @@ def _post(path: str, body: bytes, how: int, headers: list[tuple[bytes, bytes]]) 
     answer = RUNNER.run(_talk(app, path, _cut(body, _STEPS[how & 3]), headers, leaves=how & 0xC8 == 0xC8))
     service = app.state.service
     assert not service.calls
-    assert not service.requests
+    assert not service.admission.requests
     assert service.segments.stats().used == 0
     return answer
 

@@ -199,7 +199,7 @@ def test_compression_bombs(resident: Resident, coding: str) -> None:
             answer = oip.post(client, TINY.op, bomb, {"content-encoding": coding, oip.HEAD_LENGTH: str(length)})
             assert answer.status_code == (400 if length == 1012 else 413)
             assert list(answer.json()) == ["error"]
-    resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)
+    resident.until(lambda: not resident.service.admission.requests and not resident.service.segments.stats().used)
 
 
 @pytest.mark.parametrize(

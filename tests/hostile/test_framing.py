@@ -184,7 +184,7 @@ def test_requests_that_stop_anywhere(resident: Resident, api: str) -> None:
     for end in range(0, len(whole) - 4, 13):
         assert status(talk(resident.url, whole[:end], end=True)) in (0, 400), end
     assert status(talk(resident.url, whole.replace(b"host: localhost", LAST, 1))) == 200
-    resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)
+    resident.until(lambda: not resident.service.admission.requests and not resident.service.segments.stats().used)
 
 
 @pytest.mark.parametrize("api", list(_whole_requests()))
@@ -206,4 +206,4 @@ def test_bodies_that_are_cut_at_every_byte(resident: Resident, api: str) -> None
                 case _:
                     assert answer.status_code == found["status"] == 400, (end, found)
                     assert found["code"] in ("parse_error", "invalid_request"), end
-    resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)
+    resident.until(lambda: not resident.service.admission.requests and not resident.service.segments.stats().used)

@@ -50,7 +50,7 @@ def test_a_deadline_that_has_passed_is_504(tight: Resident, accept: str) -> None
     head, body = multipart(SMALL, accept, deadline_ms=1)
     with connected(tight.url) as sock:
         sock.sendall(head + body[:-1])
-        tight.until(lambda: tight.service.requests == 1)
+        tight.until(lambda: tight.service.admission.requests == 1)
         passed = time.monotonic() + 0.002
         tight.until(lambda: time.monotonic() > passed)
         sock.sendall(body[-1:])

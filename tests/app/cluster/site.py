@@ -43,7 +43,7 @@ class Site:
         try:
             yield made
         finally:
-            made.fleet.run(made.ray.stop(0.0))
+            made.fleet.run(made.ray.stop())
             made.fleet.segments.close()
             made.fleet.runner.close()
 

@@ -254,7 +254,7 @@ def test_the_cluster_goes_away_while_inputs_arrive(site: Site, machines: Machine
 
 
 def test_refusing_and_shutting_down(machines: Machines) -> None:
-    """Without `fallback` a call is rejected where the cluster is lost or away; one that a drain ends is told so."""
+    """Without `fallback` a call is rejected where the cluster is lost or away, and at the service's end."""
     machines.set(one=1)
     with Site.open("", fallback=False) as strict:
         strict.whole()
@@ -264,7 +264,7 @@ def test_refusing_and_shutting_down(machines: Machines) -> None:
         async def stop() -> None:
             running = strict.fleet.runner.get_loop().create_task(strict.fleet.finish(strict.fleet.job(PLAN, INPUTS)))
             await strict.fleet.until(lambda: strict.ray.snapshot()["cluster"]["jobs"])
-            await strict.ray.stop(0.0)
+            await strict.ray.stop()
             with pytest.raises(ShuttingDown):
                 await running
             with pytest.raises(ShuttingDown):
@@ -283,7 +283,7 @@ def test_refusing_and_shutting_down(machines: Machines) -> None:
 
 
 def test_a_cluster_that_comes_later(machines: Machines) -> None:
-    """Until then the service computes alone; with `common`, machines compute for its target; a drain ends no call."""
+    """Until then the service computes alone; with `common`, machines compute for its target."""
     machines.set()
     with Site.open("", mixed="common") as made:
         made.fleet.run(made.fleet.whole())
@@ -295,13 +295,3 @@ def test_a_cluster_that_comes_later(machines: Machines) -> None:
         made.whole()
         assert right(made, made.there(PLAN, INPUTS)[0])
         assert made.counter("units")
-
-        async def drain() -> None:
-            running = made.fleet.runner.get_loop().create_task(made.fleet.finish(made.fleet.job(PLAN, INPUTS)))
-            await made.fleet.until(lambda: made.ray.snapshot()["cluster"]["jobs"])
-            await made.ray.stop(60.0)
-            result, _ = await running
-            assert result.tobytes() == BITS
-
-        assert PLAN.stages == 2
-        made.fleet.run(drain())

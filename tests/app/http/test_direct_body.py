@@ -58,7 +58,7 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
         for _ in range(2):
             resident.run(resident.service.idle())
             sock.sendall(head)
-            resident.until(lambda: resident.service.requests == 1)
+            resident.until(lambda: resident.service.admission.requests == 1)
             at = 0
             while at < len(body):
                 size = rng.choice((1, 7, 100, 5000, 300_000))
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, shar
     head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         sock.sendall(head + body[: int(share * len(body))])
-        resident.until(lambda: resident.service.requests == 1)
+        resident.until(lambda: resident.service.admission.requests == 1)
     resident.run(resident.service.idle())
     resident.until(lambda: resident.service.segments.stats().used == 0)
 
@@ -148,7 +148,7 @@ def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused:
         head, body = form(LARGE.op, [first, ("else", ("else.npy", large, NPY)), *others])
     with connected(resident.url) as sock:
         sock.sendall(head + body[: len(body) // 2])
-        resident.until(lambda: resident.service.requests == 0 and resident.service.segments.stats().used == 0)
+        resident.until(lambda: resident.service.admission.requests == 0 and resident.service.segments.stats().used == 0)
         sock.sendall(body[len(body) // 2 :])
         ((status, found),) = replies(sock, 1)
         assert status in {415, 422}, found

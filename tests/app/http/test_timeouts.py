@@ -74,7 +74,7 @@ def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
     with connected(hasty.url, little_room=True) as sock:
         # The body in one piece; this client is slow only in reading.
         sock.sendall(b"".join(multipart(LARGE, accept)))
-        hasty.until(lambda: hasty.service.requests == 1, 20)
+        hasty.until(lambda: hasty.service.admission.requests == 1, 20)
         hasty.run(hasty.service.idle(), 30)
         assert not hasty.service.calls
         assert len(rest(sock)) < 2048 * 2048 * 4
@@ -111,7 +111,7 @@ def test_unread_small_replies_time_out(hasty: Resident) -> None:
         sock.sendall(call * 30)
         hasty.until(lambda: not hasty.connections, 20)
     hasty.run(hasty.service.idle())
-    assert hasty.service.requests == 0
+    assert hasty.service.admission.requests == 0
     hasty.until(lambda: hasty.service.segments.stats().used == 0)
 
 

@@ -137,7 +137,7 @@ def fleet(workers: int, **options: float) -> Iterator[Fleet]:
         made.run(start(), COMPILING_S)
         yield made
     finally:
-        made.run(made.engine.stop(0.0))
+        made.run(made.engine.stop())
         made.segments.close()
         made.runner.close()
 

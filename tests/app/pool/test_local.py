@@ -161,26 +161,8 @@ def test_an_engine_before_its_start() -> None:
     assert engine.progress() == 0.0
 
 
-def test_stop_lets_running_jobs_finish_and_refuses_new_ones() -> None:
-    """Running jobs are completed within the drain time; a new job is rejected at once, also afterwards."""
-    inputs = random_inputs(LONG)
-    with fleet(1) as one:
-
-        async def scenario() -> None:
-            running = asyncio.create_task(one.compute(LONG, inputs, reference=True))
-            await one.until(one.busy)
-            stopping = asyncio.create_task(one.engine.stop(60.0))
-            await one.until(lambda: not one.engine.ready)
-            with pytest.raises(ShuttingDown):
-                await one.compute(TINY, random_inputs(TINY))
-            np.testing.assert_array_equal(await running, compute(LONG, *inputs, reference=True))
-            await stopping
-
-        one.run(scenario())
-
-
 def test_stop_leaves_no_process_and_no_descriptor() -> None:
-    """After stop, called again to end a long drain, everything is as before start."""
+    """Stop fails running and new jobs, also when it is called twice; after it everything is as before start."""
     before = descriptors()
     with fleet(2) as both:
         snapshot = both.engine.snapshot()
@@ -191,10 +173,13 @@ def test_stop_leaves_no_process_and_no_descriptor() -> None:
             with Frozen(both.pids):
                 running = asyncio.create_task(both.finish(job))
                 await both.until(both.busy)
-                draining = asyncio.create_task(both.engine.stop(3600.0))
+                stopping = asyncio.create_task(both.engine.stop())
                 await asyncio.sleep(0)
-                await both.engine.stop(0.0)
-                await draining
+                assert not both.engine.ready
+                with pytest.raises(ShuttingDown):
+                    await both.compute(TINY, random_inputs(TINY))
+                await both.engine.stop()
+                await stopping
                 with pytest.raises(ShuttingDown):
                     await running
 

@@ -333,8 +333,8 @@ def test_a_disconnect_counts_as_a_failure(tight: Resident) -> None:
     made = httpx.Request("POST", f"http://localhost/v2/models/{OP}/infer", content=content, headers=headers)
     with connected(tight.url) as sock:
         sock.sendall(b"".join(written(made))[:-10])
-        tight.until(lambda: tight.service.requests == 1)
-    tight.until(lambda: tight.service.requests == 0)
+        tight.until(lambda: tight.service.admission.requests == 1)
+    tight.until(lambda: tight.service.admission.requests == 0)
 
 
 def test_infinities_are_strings_in_json(http: httpx.Client) -> None:
