@@ -5,7 +5,6 @@ Results stay in shared memory: the next node reads the segment that the one befo
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence, Set
@@ -27,6 +26,7 @@ from app.intake.options import Options, check_encoding, parse_options
 from app.intake.tensors import Tensor
 from app.settings import Settings
 from app.telemetry.context import current_context
+from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import storage_dtype
@@ -285,10 +285,7 @@ async def _copy(tensor: LogicalTensor, packed: Segment, memory: Segment, *, scat
     steps = [step * kind.itemsize for step in tensor.strides]
     strided = np.lib.stride_tricks.as_strided(flat, tensor.shape, steps)
     target, source = (strided, dense_view) if scatter else (dense_view, strided)
-    if dense_view.nbytes <= _INLINE:
-        np.copyto(target, source)
-    else:
-        await asyncio.to_thread(np.copyto, target, source)
+    await in_thread_if(dense_view.nbytes > _INLINE, np.copyto, target, source)
 
 
 def _bytes(tensor: LogicalTensor, layout: str = "logical") -> int:

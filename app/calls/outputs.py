@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from app.calls.planning import Computation, tensor_bytes
 from app.pool.engine import Job
+from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from kernels import Unit, storage_dtype
 
@@ -78,16 +79,14 @@ class CallOutput:
 
         Those have one NaN, without a sign.
         """
-        hashed = self._hash_listed if listed else self._hash
-        return hashed() if self.nbytes <= _HASH_INLINE else await asyncio.to_thread(hashed)
+        return await in_thread_if(self.nbytes > _HASH_INLINE, self._hash, listed)
 
-    def _hash(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
-
-    def _hash_listed(self) -> str:
-        values = np.frombuffer(self.data, dtype(self.spec.dtype).numpy)
-        nan = np.isnan(values)
-        return hashlib.sha256(np.where(nan, values.dtype.type("nan"), values).tobytes()).hexdigest()
+    def _hash(self, listed: bool) -> str:
+        data: memoryview | bytes = self.data
+        if listed:
+            values = np.frombuffer(data, dtype(self.spec.dtype).numpy)
+            data = np.where(np.isnan(values), values.dtype.type("nan"), values).tobytes()
+        return hashlib.sha256(data).hexdigest()
 
     def start(self, units: Units) -> None:
         """Run the job in a task of its own."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from app.intake.strict_json import BOM, end_of, parse_document, partial_document, string_end
 from app.intake.values import TensorValues, ValueReader
+from app.threads import in_thread_if
 from convgrad._errors import ParseError, TooLarge
 
 __all__ = ["HEAD_LIMIT", "JsonIntake"]
@@ -99,9 +100,7 @@ class JsonIntake:
             return None
         self._begun, self._parsed = arrived, self._parsed + length
         skeleton, values = bytes(self._skeleton), [*self._closed(), open_value]
-        if length <= _PARSE_INLINE:
-            return partial_document(skeleton, values)
-        return await asyncio.to_thread(partial_document, skeleton, values)
+        return await in_thread_if(length > _PARSE_INLINE, partial_document, skeleton, values)
 
     def _closed(self) -> list[object]:
         """Return the values that have been taken out and are complete."""
@@ -137,9 +136,7 @@ class JsonIntake:
 
     async def finish_async(self) -> Any:
         """Parse the skeleton, in a thread if it is large."""
-        if len(self._skeleton) <= _PARSE_INLINE:
-            return self.finish()
-        return await asyncio.to_thread(self.finish)
+        return await in_thread_if(len(self._skeleton) > _PARSE_INLINE, self.finish)
 
     # Each state processes the chunk from a position and returns the position where the next state continues.
 

@@ -6,7 +6,6 @@ cut at commas, and each slice goes through the standard parser to the tensor's s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from itertools import pairwise
@@ -21,6 +20,7 @@ from app.intake.inline import ReceivedData
 from app.intake.lease import Lease
 from app.intake.sinks import RawSink, TensorFault
 from app.pool.buffers import Segment
+from app.threads import in_thread_if
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import ConvgradError, ParseError
 
@@ -152,10 +152,8 @@ class Numbers(ReceivedData):
         if self._kind == self._dtype.numpy:
             return segment
         target = await self._lease.acquire_async(self.count * self._dtype.itemsize)
-        if self.count * self._kind.itemsize <= _INLINE:
-            self._convert(segment, target, self._dtype)
-        else:
-            await asyncio.to_thread(self._convert, segment, target, self._dtype)
+        large = self.count * self._kind.itemsize > _INLINE
+        await in_thread_if(large, self._convert, segment, target, self._dtype)
         self._lease.release(segment)
         return target
 

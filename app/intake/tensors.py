@@ -7,7 +7,7 @@ dtype and shape; whether the tensors suit the operation is checked by `schemas.o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from app.intake.numbers import Numbers
 from app.intake.sinks import NpySink, RawSink, TensorFault
 from app.intake.values import declared_size
 from app.pool.buffers import Segment
+from app.threads import in_thread_if
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import TooLarge, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
@@ -258,25 +259,15 @@ def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> Ra
 
 async def _collect(tensor: Tensor, lease: Lease) -> Segment:
     assert tensor.sink is not None
-    segment = await tensor.sink.collect()
+    segment, large = await tensor.sink.collect(), tensor.nbytes > _INLINE
+    # The request may be cancelled before a thread ends: the thread's views keep the memory from being reused.
     if tensor.fortran:
         source, segment = segment, await lease.acquire_async(tensor.nbytes)
-        await _offload(tensor, _transpose, tensor, source, segment)
+        await in_thread_if(large, _transpose, tensor, source, segment)
         lease.release(source)
     if tensor.swapped:
-        await _offload(tensor, _swap, tensor, segment)
+        await in_thread_if(large, _swap, tensor, segment)
     return segment
-
-
-async def _offload(tensor: Tensor, work: Callable[..., None], *args: Any) -> None:
-    """Run `work`, in a thread if the tensor is large.
-
-    The caller may be cancelled before the thread ends: the thread's views keep the memory from being reused.
-    """
-    if tensor.nbytes <= _INLINE:
-        work(*args)
-    else:
-        await asyncio.to_thread(work, *args)
 
 
 def _transpose(tensor: Tensor, source: Segment, target: Segment) -> None:

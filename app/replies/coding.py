@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import lru_cache
 from typing import Any
 
 from app.replies.accept import weighted
+from app.threads import in_thread_if
 
 __all__ = ["accepts", "choose_coding", "coded"]
 
@@ -58,10 +58,6 @@ async def coded(pieces: AsyncIterator[bytes | memoryview], coding: str) -> Async
     """Compress the pieces of a body; large ones in a thread."""
     deflate: Any = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[coding])
     async for piece in pieces:
-        if len(piece) <= _INLINE:
-            made = deflate.compress(piece)
-        else:
-            made = await asyncio.to_thread(deflate.compress, piece)
-        if made:
+        if made := await in_thread_if(len(piece) > _INLINE, deflate.compress, piece):
             yield made
     yield deflate.flush()

@@ -17,6 +17,7 @@ from app.calls.work import Begin, End, Event, Progress, TileReady, Work
 from app.replies.body import send_bytes, send_piece
 from app.replies.stream import Stream
 from app.telemetry.context import Timings, current_context
+from app.threads import in_thread_if
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode
 
@@ -64,10 +65,7 @@ class _FrameStream(Stream):
         """Send a frame, now or together with the next ones."""
         with self._timings.measure("encode"):
             body = event.body() if isinstance(event, TileReady) else memoryview(b"")
-            if len(body) > _HASH_INLINE:
-                frame = await asyncio.to_thread(encode, header, body)
-            else:
-                frame = encode(header, body)
+            frame = await in_thread_if(len(body) > _HASH_INLINE, encode, header, body)
         if isinstance(event, Progress):
             self.beat = b"".join(frame)
         first = not self.held

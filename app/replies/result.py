@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import TypeVar, cast
@@ -17,6 +16,7 @@ from app.intake.options import Encoding
 from app.replies.body import json_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
 from app.telemetry.context import current_context
+from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
@@ -89,9 +89,7 @@ def _tensor_text(output: CallOutput | HeldTensor, encoding: Encoding) -> tuple[I
 
 async def encoded(result: Result, encode: Callable[[Result], T]) -> T:
     """Encode a result, in a thread if it has many nodes."""
-    if len(result.document.get("nodes", ())) > _NODES:
-        return await asyncio.to_thread(encode, result)
-    return encode(result)
+    return await in_thread_if(len(result.document.get("nodes", ())) > _NODES, encode, result)
 
 
 async def send_result(work: Work, send: Send) -> None:

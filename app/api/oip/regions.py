@@ -11,21 +11,20 @@ write to it during a call. Workers read it in place.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import stat
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from app.api.oip.request import MemoryRange
 from app.intake.lease import Lease
 from app.intake.tensors import Elements
 from app.pool.buffers import LentBlock, Segment
+from app.threads import in_thread_if
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
 from schemas.broken_rules import safe_key
 
@@ -63,11 +62,11 @@ class Region:
 
     async def read(self, offset: int, into: memoryview) -> None:
         """Fill `into` as `read_now` does, in a thread if it is large."""
-        await _off_loop(len(into), self.read_now, offset, into)
+        await in_thread_if(len(into) > _INLINE, self.read_now, offset, into)
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Write `data` to an offset of the region; raises `InvalidRequest` when that fails."""
-        await _off_loop(len(data), self._write, offset, data)
+        await in_thread_if(len(data) > _INLINE, self._write, offset, data)
 
     def read_now(self, offset: int, into: memoryview) -> None:
         """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
@@ -231,10 +230,3 @@ def _check_object(descriptor: int, key: str, end: int) -> None:
         raise InvalidRequest(f"{key} is not shared memory of the user who runs this service")
     if status.st_size < end:
         raise InvalidRequest(f"{key} has {status.st_size} bytes, but offset and byte_size need {end}")
-
-
-async def _off_loop(nbytes: int, work: Callable[[int, memoryview], None], *args: Any) -> None:
-    if nbytes <= _INLINE:
-        work(*args)
-    else:
-        await asyncio.to_thread(work, *args)
