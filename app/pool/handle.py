@@ -66,8 +66,6 @@ class WorkerHandle:
         self.parent: int | None = None
         self.exit_code: int | None = None
         self.assignments: deque[Assignment] = deque()  # of one job: the running unit, and one prefetched at most
-        self.units = 0
-        self.compute_s = 0.0
         self._on_ready, self._on_done, self._on_death = on_ready, on_done, on_death
         self._said_hello = False
         self._serial = 0
@@ -177,8 +175,6 @@ class WorkerHandle:
             "pid": self.pid,
             "ready": self.ready,
             "unit": unit,
-            "units": self.units,
-            "compute_s": self.compute_s,
             "beats": self.beats,
         }
 
@@ -190,8 +186,6 @@ class WorkerHandle:
             case Done():
                 assignment = self.assignments.popleft()
                 assert assignment.serial == message.serial
-                self.units += 1
-                self.compute_s += message.seconds
                 if message.outcome in {"failed", "no_memory"}:
                     self._forget_segments_of(assignment.run)
                 self._on_done(self, assignment, message)

@@ -85,7 +85,7 @@ class LocalEngine:
         self._open: set[JobRun] = set()  # jobs that are not settled
         self._timers: dict[JobRun, asyncio.TimerHandle] = {}
         self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
-        names = ("jobs", "units", "macs", "compute_s", "retried_units", "deaths", "hangs", "enforced_stops")
+        names = ("units", "macs", "compute_s", "retried_units", "deaths", "hangs", "enforced_stops")
         self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
@@ -163,7 +163,6 @@ class LocalEngine:
             raise no_workers()
         run = JobRun(job)
         self._open.add(run)
-        self._counters["jobs"] += 1
         self._queue.add(run)
         if job.arrival is not None:
             job.arrival.on_more = self._dispatch
@@ -193,9 +192,6 @@ class LocalEngine:
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
         return {
-            "ready": self.ready,
-            "progress": self.progress(),
-            "failure": self.failure,
             "workers": [worker.snapshot() for worker in self._workers.values()],
             "workers_wanted": self._wanted,
             "tile_gflops": self._launcher.tile_gflops,

@@ -160,7 +160,6 @@ class RequestContext:
     api: str = "pages"
     key: str = ANYONE
     address: str = ANYONE
-    session: str = ""
     owner: str = ""
     """Tenant charged for the memory of the request's tensors; empty: none."""
     calls_limit: int | None = None

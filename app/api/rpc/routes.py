@@ -69,7 +69,6 @@ async def answer_rpc(exchange: Exchange, service: Service, methods: Mapping[str,
     """Read one HTTP request, execute its JSON-RPC requests, and reply."""
     check_media_type(media_type(exchange.headers), (*_CONTENT_TYPES, ""))
     reply_type = choose(exchange.headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
-    exchange.context.session = session_of(exchange.headers)
     with ExitStack() as admission, service.lease() as lease:
         await _Message(exchange, service, methods, lease, admission).answer(reply_type)
 
@@ -110,6 +109,7 @@ class _Message:
     ) -> None:
         self._exchange = exchange
         self._context = exchange.context
+        self._caller = exchange.context.tenant, session_of(exchange.headers)
         self._service = service
         self._methods = methods
         self._lease = lease
@@ -173,10 +173,9 @@ class _Message:
 
     def _cancel_calls(self, items: Iterable[_Item]) -> None:
         """Handle the notifications that cancel calls."""
-        context = self._context
-        for item in () if context.denied else items:
+        for item in () if self._context.denied else items:
             if isinstance(item, rpc.Request) and item.is_notification and item.method == NOTIFICATION:
-                self._service.cancellations.cancel(context.tenant, context.session, item.params)
+                self._service.cancellations.cancel(*self._caller, item.params)
 
     async def _reply_nothing(self, notifications: Sequence[_Item]) -> None:
         for item in notifications:
@@ -235,7 +234,7 @@ class _Message:
         The resources of the answer are released with `stack`.
         """
         context = self._context
-        running = stack.enter_context(self._service.cancellations.register(context.tenant, context.session, item.id))
+        running = stack.enter_context(self._service.cancellations.register(*self._caller, item.id))
         if _changes_check(item):
             await stack.enter_async_context(self._one_check)
         try:
