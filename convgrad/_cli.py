@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from convgrad import _launch as launch
-from convgrad._command import calls, completion, pages, sealed
+from convgrad._command import calls, check, completion, pages, sealed
 from convgrad._command.exits import REPORTED, failed, pipe_closed
 from convgrad._command.exits import say as _say
 from convgrad._command.flags import Command, parser
@@ -54,11 +55,17 @@ def _delegate(module: str, arguments: Sequence[str]) -> int:
 _MODULES = {"serve": "app", "keys": "app.http.keys"}
 """The modules of the service that are subcommands."""
 
+
+def _check(options: argparse.Namespace) -> int:
+    """Check a kernel, here or by a sealed check."""
+    return (sealed.check if options.sealed or options.verify_signature else check.check)(options)
+
+
 _COMMANDS: dict[str, Command] = {
     "run": calls.run,
     "validate": calls.validate,
     "verify": calls.verify,
-    "check": sealed.check,
+    "check": _check,
     "ops": pages.ops,
     "describe": pages.describe,
     "health": pages.health,
