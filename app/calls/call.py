@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from app.calls.outputs import CallOutput
 from app.calls.planning import Prepared
 from app.calls.service import Service
-from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady
+from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady, Work
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import as_convgrad_error, current_context
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
@@ -30,7 +30,7 @@ _PROGRESS_STEPS = 100
 _CANCELLED = "the caller cancelled the call"
 
 
-class Call:
+class Call(Work):
     """Run one prepared call, once, with ``async with``.
 
     The segments hold the elements of `prepared.op.inputs`, named in either spelling, from byte 0, in C order and

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from app.calls.call import Call
 from app.calls.outputs import HeldTensor
 from app.calls.planning import Prepared, call_bytes, check_limits, plan_call, tensor_bytes
 from app.calls.service import Service
-from app.calls.work import Event, Progress, Result, Streams
+from app.calls.work import Event, Progress, Result, Work
 from app.intake.graphs import GraphRequest, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.tensors import Tensor
@@ -160,13 +160,13 @@ class NodeCall(Call):
         return nullcontext()
 
 
-class GraphRun:
+class GraphRun(Work):
     """The calls of a graph's nodes, one after the other; the `lease` owns all memory.
 
     `tensors` are the segments of the graph's inputs by id.
     """
 
-    streams: ClassVar[Streams] = "progress"
+    streams = "progress"
 
     def __init__(self, service: Service, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> None:
         self._service = service

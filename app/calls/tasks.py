@@ -19,7 +19,7 @@ from app.calls.graphs import GraphRun, PreparedGraph, check_begun_graph, describ
 from app.calls.planning import Prepared, complete_images, describe_plans, verification_cost
 from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
-from app.calls.work import Answered, Work
+from app.calls.work import Answered, Result, Work
 from app.intake.graphs import GraphRequest, read_graph_request
 from app.intake.lease import Lease
 from app.intake.options import parse_options
@@ -183,7 +183,7 @@ class Validate(_OperationTask, Immediate):
             plan["verify"] = verification_cost(op, self.service.settings)
         outputs = {op.wire_name(spec.name): spec.as_json() for spec in op.outputs}
         reply = {"op": op.called_as, "outputs": outputs, "resolved": prepared.resolved, "plan": plan}
-        return Answered(reply | op.reply_warnings)
+        return Answered(Result(reply | op.reply_warnings))
 
 
 class _Graph(Task):
@@ -225,7 +225,7 @@ class ValidateGraph(_Graph, Immediate):
     async def answer(self, request: RequestObject) -> Answered:
         """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
         with self.service.admission.call(current_context()):
-            return Answered(await describe_graph(self.service, cast("GraphRequest", request)))
+            return Answered(Result(await describe_graph(self.service, cast("GraphRequest", request))))
 
 
 class RequestReceiver:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from app.calls.algorithms import check_algorithm
 from app.calls.call import Call
@@ -18,7 +17,7 @@ from app.calls.planning import (
     work_of_verification,
 )
 from app.calls.service import Service
-from app.calls.work import Result, Streams
+from app.calls.work import Result
 from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestObject
 from schemas.broken_rules import broken_rule, dims, invalid_params
@@ -82,7 +81,7 @@ def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> Non
 class Verification(Call):
     """A call whose output is a report."""
 
-    streams: ClassVar[Streams] = "progress"
+    streams = "progress"
 
     def result(self) -> Result:
         """Return the report of a finished verification."""

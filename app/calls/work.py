@@ -5,10 +5,10 @@ The events of each output are `Begin`, then any number of `Progress` and `TileRe
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -73,57 +73,52 @@ class Result:
     member: str = "outputs"
 
 
-class Work(Protocol):
+class Work(ABC):
     """Use with ``async with``: leaving the block stops it and frees its memory."""
 
     streams: ClassVar[Streams]
     """What a stream of messages has before the result, which after tiles has checksums instead of data."""
 
     @property
+    @abstractmethod
     def output_bytes(self) -> int:
         """Size of the output tensors."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
-        """Run to the end; yield what happens. Without `each` there need be no events for single units."""
-
-    def result(self) -> Result:
-        """Return the result of finished work; valid inside the block."""
-
-    def cancel(self) -> None:
-        """Stop at the caller's request: `events` raises `Cancelled`."""
-
-
-@dataclass
-class Answered:
-    """Work that is already done, such as a validation."""
-
-    streams: ClassVar[Streams] = "nothing"
-    document: Mapping[str, Any]
-    output_bytes: int = 0
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:  # noqa: B027
         """Free nothing."""
 
     async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
-        """Yield nothing."""
+        """Run to the end; yield what happens. Without `each` there need be no events for single units."""
         return
         yield
 
+    @abstractmethod
+    def result(self) -> Result:
+        """Return the result of finished work; valid inside the block."""
+
+    def cancel(self) -> None:  # noqa: B027 - finished work has nothing to stop
+        """Stop at the caller's request: `events` raises `Cancelled`."""
+
+
+class Answered(Work):
+    """Work that is already done, such as a validation."""
+
+    streams = "nothing"
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    @property
+    def output_bytes(self) -> int:
+        """Size of the tensors of the result."""
+        return sum(len(output.data) for output in self._result.outputs)
+
     def result(self) -> Result:
         """Return the result."""
-        return Result(self.document)
-
-    def cancel(self) -> None:
-        """Do nothing."""
+        return self._result
 
 
 async def finish(work: Work) -> None:

@@ -113,13 +113,13 @@ class Submit(Task):
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
         """Return the verification, or the earlier reply if this answer was given before."""
         if (reply := self._replied(prepared, tensors)) is not None:
-            return Answered(reply)
+            return Answered(Result(reply))
         self._case.require_open()
         if prepared is None:
             answer = str(self._outcome)
             self._case.close(answer)
             self._case.replies[answer] = {"check": self._check.id, "case": self._case.number, "outcome": answer}
-            return Answered(self._case.replies[answer])
+            return Answered(Result(self._case.replies[answer]))
         inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
         work = Judgement(self.service, prepared, {**tensors, **inputs}, lease)
         work.check, work.case, work.given = self._check, self._case, next(iter(tensors.values()))
@@ -171,23 +171,19 @@ class Judgement(Verification):
 class _SentCase(Answered):
     """The reply with a case; marks the case as sent once the whole reply has been sent."""
 
-    def __init__(self, case: SealedCase, reply: Result) -> None:
-        super().__init__(reply.document, sum(len(tensor.data) for tensor in reply.outputs))
+    def __init__(self, case: SealedCase, result: Result) -> None:
+        super().__init__(result)
         self._case = case
-        self._reply = reply
 
-    async def __aexit__(self, *error: object) -> None:
-        self._case.sent = self._case.sent or error[0] is None
-
-    def result(self) -> Result:
-        """Return the case."""
-        return self._reply
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._case.sent = self._case.sent or error is None
 
 
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
-    check, settings = service.sealed_checks.begin(current_context(), given), service.settings
-    limits = {"case_s": settings.check_case_s, "check_s": settings.check_s}
-    return Answered({"check": check.id, "cases": check.asked, **limits, "key_id": service.sealed_checks.signer.key_id})
+    checks, settings = service.sealed_checks, service.settings
+    check = checks.begin(current_context(), given)
+    limits = {"case_s": settings.check_case_s, "check_s": settings.check_s, "key_id": checks.signer.key_id}
+    return Answered(Result({"check": check.id, "cases": check.asked, **limits}))
 
 
 async def _next(service: Service, given: Mapping[str, Any]) -> Work:
@@ -195,7 +191,7 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     check = _found(service, given)
     case = await service.sealed_checks.next(check)
     if case is None:
-        return Answered({"check": check.id, "case": None, "cases": check.asked})
+        return Answered(Result({"check": check.id, "case": None, "cases": check.asked}))
     asked = case.case.problem
     document = {
         "check": check.id, "case": case.number, "cases": check.asked, "op": asked.op, "dtype": asked.dtype,
@@ -211,7 +207,7 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
 
 
 async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(service.sealed_checks.finish(_found(service, given)))
+    return Answered(Result(service.sealed_checks.finish(_found(service, given))))
 
 
 async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
@@ -220,14 +216,14 @@ async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
     except NotFound:  # the reply to the same request may have been lost
         if not is_check_id(given["check"]):
             raise
-    return Answered({"check": given["check"]})
+    return Answered(Result({"check": given["check"]}))
 
 
 async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
     document = given["document"]
     if not isinstance(document, Mapping):
         raise refused("document", "document must be the object that check.finish returned", "object_type")
-    return Answered(service.sealed_checks.signer.verified(document))
+    return Answered(Result(service.sealed_checks.signer.verified(document)))
 
 
 def _choice(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
