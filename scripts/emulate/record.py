@@ -140,11 +140,16 @@ def record(path: Path, count: int, seed: int) -> None:
     with path.open("wb") as out:
         out.write(struct.pack("<Q", 0))
         recorder = _Recorder(out, index, lambda: [*inside, *(array for array, _ in arena._local.held.values())])
+
+        def address(array: Any) -> int:
+            """Return the address of an array, whose memory is recorded from now on."""
+            inside.append(array)
+            return find(array)
+
+        find = arena.address
+        _replace(find, address)
         for name, function in _functions().items():
-            for module in [m for n, m in sys.modules.items() if n.startswith("kernels.")]:
-                for key, value in list(vars(module).items()):
-                    if value is function:
-                        setattr(module, key, recorder.wrap(name, function))
+            _replace(function, recorder.wrap(name, function))
         rng = np.random.default_rng(seed + 1)
         for case in _cases(count, seed):
             problem, inputs = problem_of(case), case.floats() if rng.random() < 0.5 else case.inputs()
@@ -163,6 +168,14 @@ def record(path: Path, count: int, seed: int) -> None:
         out.seek(0)
         out.write(struct.pack("<Q", recorder.calls))
     sys.stdout.write(f"{recorder.calls} calls recorded, {path.stat().st_size >> 20} MB\n")
+
+
+def _replace(function: Any, other: Any) -> None:
+    """Let all modules of the kernels call another function."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("kernels.")]:
+        for key, value in list(vars(module).items()):
+            if value is function:
+                setattr(module, key, other)
 
 
 def objects(folder: Path, path: str) -> None:
