@@ -60,9 +60,9 @@ class Attributes(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        made = handler.resolve_ref_schema(handler(schema))
-        made["properties"] = _accepted(cls.called, made.get("properties", {}))
-        return made
+        described = handler.resolve_ref_schema(handler(schema))
+        described["properties"] = _accepted(cls.called, described.get("properties", {}))
+        return described
 
 
 # JSON Schema members of a plain field that `_accepted` replaces.
@@ -71,7 +71,7 @@ _REPLACED = ("title", "description", "default")
 
 def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema properties of all accepted forms: both spellings, wrapped or plain."""
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     for row in called.operation.attributes:
         own = {key: value for key, value in plain[row.name].items() if key not in _REPLACED}
         forms = [form for form in own.get("anyOf", [own]) if form != {"type": "null"}]
@@ -85,35 +85,35 @@ def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, An
         }
         nothing = [] if row.required == "yes" else [{"type": "null"}]
         default = row.default_in(called.dialect)
-        made = {
+        accepted = {
             "description": row.doc,
             "anyOf": [*forms, wrapped, *nothing],
             **({} if default is None else {"default": default}),
         }
         name = row.spelled(called.dialect)
-        found[name] = made
+        properties[name] = accepted
         for other in {row.name, row.old_name or row.name} - {name}:
-            found[other] = {**made, "description": f"Another spelling of `{name}`."}
-    return found
+            properties[other] = {**accepted, "description": f"Another spelling of `{name}`."}
+    return properties
 
 
-def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list[BrokenRule]]:
+def read_attributes(called: CalledOperation, attributes: object) -> tuple[Given, list[BrokenRule]]:
     """Return the attributes of a call with defaults, and every rule that they break by themselves.
 
     A value that breaks a rule is None, with its name in `bad`, so that the rest can still be checked.
     """
-    unusable = members_rule(given, ["attributes"])
+    unusable = members_rule(attributes, ["attributes"])
     if unusable is not None:
         return Given(bad=frozenset(called.operation.attribute)), [unusable]
-    values, spelled, broken = canonical(called, given)
-    bad = {called.operation.attribute_spellings[found["loc"][1]] for found in broken if _is_known(called, found)}
+    values, spelled, broken = canonical(called, attributes)
+    bad = {called.operation.attribute_spellings[rule["loc"][1]] for rule in broken if _is_known(called, rule)}
     try:
         model = _field_model(called.called_as, partial=bool(bad))
         read = model.model_validate(values)
     except ValidationError as error:
-        for found in error.errors(include_url=False):
-            bad.add(str(found["loc"][0]))
-            broken.append(_from_pydantic(called, found, spelled))
+        for rule in error.errors(include_url=False):
+            bad.add(str(rule["loc"][0]))
+            broken.append(_from_pydantic(called, rule, spelled))
         kept = {name: value for name, value in values.items() if name not in bad}
         read = _field_model(called.called_as, partial=True).model_validate(kept)
     fields = read.__dict__
@@ -122,37 +122,37 @@ def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list
     return Given(**fields, bad=frozenset(bad), spelled=spelled), broken
 
 
-def _is_known(called: CalledOperation, found: BrokenRule) -> bool:
-    loc = found["loc"]
+def _is_known(called: CalledOperation, rule: BrokenRule) -> bool:
+    loc = rule["loc"]
     return len(loc) > 1 and loc[1] in called.operation.attribute_spellings
 
 
 _OTHER_CHANNELS = str.maketrans("IO", "OI")
 
 
-def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> BrokenRule:
-    name, *index = found["loc"]
+def _from_pydantic(called: CalledOperation, error: Any, spelled: Mapping[str, str]) -> BrokenRule:
+    name, *index = error["loc"]
     row = called.operation.attribute[name]
     written = spelled.get(name) or called.wire_names[name]
     where = f"{written}[{index[0]}]" if index else written
-    context = found.get("ctx", {})
-    match found["type"]:
+    context = error.get("ctx", {})
+    match error["type"]:
         case "greater_than_equal":
-            msg = f"{where} must be at least {context['ge']}, but is {number(found['input'])}"
+            msg = f"{where} must be at least {context['ge']}, but is {number(error['input'])}"
             kind = "greater_than_equal"
         case "less_than_equal":
-            msg = f"{where} must be at most {context['le']}, but is {number(found['input'])}"
+            msg = f"{where} must be at most {context['le']}, but is {number(error['input'])}"
             kind = "less_than_equal"
         case "too_long":
             msg, kind = f"{where} must have at most {MAX_DIMS} values, but has more", "too_long"
         case "literal_error":
             msg = f"{where} must be one of {', '.join(row.choices)}"
-            if (here := format_here(found["input"], row.choices)) is not None:
+            if (here := format_here(error["input"], row.choices)) is not None:
                 msg += f"; use {here}"
                 if name == "weights_format" and called.operation.transposed:
                     # JAX's axes are those of the convolution that this one transposes.
                     msg += f", or {here.translate(_OTHER_CHANNELS)} for jax.lax with transpose_kernel=True"
-            elif (hint := near_miss(found["input"], row.choices)) is not None:
+            elif (hint := near_miss(error["input"], row.choices)) is not None:
                 msg += f"; did you mean {hint}?"
             kind = "choice"
         case "tuple_type":
@@ -164,16 +164,16 @@ def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, st
 
 def _fields(called: CalledOperation, *, partial: bool) -> dict[str, Any]:
     """Return the Pydantic field definitions of an operation's rows; a partial set requires nothing."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for row in called.operation.attributes:
         default = row.default_in(called.dialect)
         if row.required == "yes" and not partial:
-            found[row.name] = (_field_type(row), Field(description=row.doc))
+            fields[row.name] = (_field_type(row), Field(description=row.doc))
         elif default is None:
-            found[row.name] = (_field_type(row) | None, Field(default=None, description=row.doc))
+            fields[row.name] = (_field_type(row) | None, Field(default=None, description=row.doc))
         else:
-            found[row.name] = (_field_type(row), Field(default=default, description=row.doc))
-    return found
+            fields[row.name] = (_field_type(row), Field(default=default, description=row.doc))
+    return fields
 
 
 def _field_type(row: AttributeRow) -> Any:

@@ -58,7 +58,7 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
     inputs = {name: _as_sent(tensor) for name, tensor in dump.inputs.items()}
     spellings, shape = called.operation.input_spellings, called.operation.shape_input
     # A logical tensor has no values: then a shape comes from the attribute or the output.
-    found: dict[str, Any] = {
+    call: dict[str, Any] = {
         "attributes": spec,
         "inputs": {
             name: tensor
@@ -66,7 +66,7 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
             if spellings.get(name) != shape or not isinstance(tensor, Mapping) or _has_data(tensor)
         },
     }
-    return found | ({"options": body["options"]} if "options" in body else {})
+    return call | ({"options": body["options"]} if "options" in body else {})
 
 
 def read_dump(value: object, called: CalledOperation) -> Dump:
@@ -112,18 +112,18 @@ def _only_op(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _inputs(operation: Operation, given: object, broken: list[BrokenRule]) -> dict[str, Any]:
+def _inputs(operation: Operation, tensors: object, broken: list[BrokenRule]) -> dict[str, Any]:
     """Return the inputs by name; a list is in the operation's index order."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    if not isinstance(given, list | tuple):
+    if isinstance(tensors, Mapping):
+        return dict(tensors)
+    if not isinstance(tensors, list | tuple):
         broken.append(broken_rule([*_LOC, "inputs"], "inputs must be a list", "list_type"))
         return {}
     rows = [row for row in operation.inputs if row.only_for is None]  # oneDNN's own
-    if len(given) > len(rows):
-        msg = f"{operation.name} has at most {len(rows)} inputs, but the dump has {len(given)}"
+    if len(tensors) > len(rows):
+        msg = f"{operation.name} has at most {len(rows)} inputs, but the dump has {len(tensors)}"
         broken.append(broken_rule([*_LOC, "inputs"], msg, "too_long"))
-    return {row.name: tensor for row, tensor in zip(rows, given, strict=False)}
+    return {row.name: tensor for row, tensor in zip(rows, tensors, strict=False)}
 
 
 def _as_sent(tensor: Any) -> Any:
@@ -141,12 +141,12 @@ def _is_unknown(shape: object) -> bool:
     return isinstance(shape, list | tuple) and (not shape or any(type(size) is int and size < 0 for size in shape))
 
 
-def _output(given: object, broken: list[BrokenRule]) -> Any:
+def _output(tensors: object, broken: list[BrokenRule]) -> Any:
     """Return the output's logical tensor, or None when its shape is unknown."""
-    if not isinstance(given, list | tuple) or len(given) > 1:
+    if not isinstance(tensors, list | tuple) or len(tensors) > 1:
         broken.append(broken_rule([*_LOC, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
         return None
-    tensor = given[0] if given else None
+    tensor = tensors[0] if tensors else None
     shape = tensor.get("shape") if isinstance(tensor, Mapping) else None
     if not isinstance(shape, list | tuple) or not shape:
         return None

@@ -35,33 +35,33 @@ class Inputs:
 
 def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[BrokenRule]]:
     """Return the inputs of a call, and the rules that each breaks by itself or by its dtype."""
-    found = Inputs()
+    inputs = Inputs()
     broken: list[BrokenRule] = []
     unusable = members_rule(given, ["inputs"])
     if unusable is not None:
-        found.bad.update(row.name for row in called.operation.inputs)
-        return found, [unusable]
-    values = _by_name(called, given, found, broken)
+        inputs.bad.update(row.name for row in called.operation.inputs)
+        return inputs, [unusable]
+    values = _by_name(called, given, inputs, broken)
     for row in called.operation.inputs:
         if row.name in values:
-            key = found.spelled[row.name]
+            key = inputs.spelled[row.name]
             before = len(broken)
             if row.dtypes == "s32":
-                found.shape = _shape_values(values[row.name], key, row.name != "weights_shape", broken)
-                found.values_unknown = not isinstance(values[row.name], list | tuple)
+                inputs.shape = _shape_values(values[row.name], key, row.name != "weights_shape", broken)
+                inputs.values_unknown = not isinstance(values[row.name], list | tuple)
             else:
                 ranks = (1,) if row.name == "bias" else called.operation.ranks
-                _tensor(row.name, values[row.name], key, ranks, found, broken)
+                _tensor(row.name, values[row.name], key, ranks, inputs, broken)
             if len(broken) > before:
-                found.bad.add(row.name)
-        elif row.required and row.name not in found.bad:
+                inputs.bad.add(row.name)
+        elif row.required and row.name not in inputs.bad:
             name = called.wire_names[row.name]
             broken.append(broken_rule(["inputs", name], f"{name} is required", "missing"))
-            found.bad.add(row.name)
-    return found, broken
+            inputs.bad.add(row.name)
+    return inputs, broken
 
 
-def _by_name(called: CalledOperation, given: Any, found: Inputs, broken: list[BrokenRule]) -> dict[str, object]:
+def _by_name(called: CalledOperation, given: Any, inputs: Inputs, broken: list[BrokenRule]) -> dict[str, object]:
     values: dict[str, object] = {}
     spellings = called.operation.input_spellings
     for key, value in given.items():
@@ -69,24 +69,24 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, broken: list[Br
         if name is None:
             shown = safe_key(key)
             msg = f"{'this input' if shown == '?' else shown} is not an input of {called.called_as}"
-            known = ", ".join(called.wire_names[row.name] for row in called.operation.inputs)
-            msg += advice(called, key, "input") or f": it has {known}"
+            names = ", ".join(called.wire_names[row.name] for row in called.operation.inputs)
+            msg += advice(called, key, "input") or f": it has {names}"
             broken.append(broken_rule(["inputs", shown], msg, "unknown_input"))
         elif value is None:
             continue
         elif name in values and not same_value(values[name], value):
             # Two tensors can't be compared before their data arrives, so a second one is an error.
-            msg = f"{key} is another spelling of {found.spelled[name]}: give one"
+            msg = f"{key} is another spelling of {inputs.spelled[name]}: give one"
             broken.append(broken_rule(["inputs", str(key)], msg, "conflict"))
-            found.bad.add(name)
+            inputs.bad.add(name)
         else:
             values.setdefault(name, value)
-            found.spelled[name] = str(key)
+            inputs.spelled[name] = str(key)
     return values
 
 
 def _tensor(
-    name: str, value: object, key: str, ranks: tuple[int, ...], found: Inputs, broken: list[BrokenRule]
+    name: str, value: object, key: str, ranks: tuple[int, ...], inputs: Inputs, broken: list[BrokenRule]
 ) -> None:
     meta = read_meta(value, ["inputs", key], broken)
     if meta is None:
@@ -94,17 +94,17 @@ def _tensor(
     if meta.dtype not in (*DTYPE_NAMES, *REFERENCE_DTYPES):
         msg = f"{key} must be {', '.join(DTYPE_NAMES[:-1])} or {DTYPE_NAMES[-1]}, or f64 with options.reference"
         wrong = broken_rule(["inputs", key, "dtype"], msg, "unsupported_dtype")
-        found.unsupported = found.unsupported or wrong
+        inputs.unsupported = inputs.unsupported or wrong
         broken.append(wrong)
         return
-    if found.dtype is None:
-        found.dtype = meta.dtype
-    elif meta.dtype != found.dtype:
-        first = next(iter(found.metas))
-        msg = f"{key} must be {found.dtype} like {found.spelled[first]}, but is {meta.dtype}"
+    if inputs.dtype is None:
+        inputs.dtype = meta.dtype
+    elif meta.dtype != inputs.dtype:
+        first = next(iter(inputs.metas))
+        msg = f"{key} must be {inputs.dtype} like {inputs.spelled[first]}, but is {meta.dtype}"
         broken.append(broken_rule(["inputs", key, "dtype"], msg, "mixed_dtypes"))
     _check_sizes(name, key, meta.shape, ranks, broken)
-    found.metas[name] = meta
+    inputs.metas[name] = meta
 
 
 def _check_sizes(name: str, key: str, shape: tuple[int, ...], ranks: tuple[int, ...], broken: list[BrokenRule]) -> None:

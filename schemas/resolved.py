@@ -82,8 +82,8 @@ class ResolvedOp:
 
         Used as attributes again, all but `groups_axis` resolve to the same call.
         """
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         for row in self.called.operation.attributes:
             value = getattr(self, row.name)
-            found[self.called.wire_names[row.name]] = list(value) if isinstance(value, tuple) else value
-        return found | ({"groups_axis": self.groups_axis} if self.called.operation.convolves else {})
+            attributes[self.called.wire_names[row.name]] = list(value) if isinstance(value, tuple) else value
+        return attributes | ({"groups_axis": self.groups_axis} if self.called.operation.convolves else {})

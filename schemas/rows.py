@@ -162,9 +162,9 @@ class Operation(InputRows):
 
 
 def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for row in rows:
-        found[row.name] = row.name
+        names[row.name] = row.name
         if row.old_name is not None:
-            found[row.old_name] = row.name
-    return found
+            names[row.old_name] = row.name
+    return names

@@ -73,18 +73,18 @@ def parse_message(payload: object, *, max_batch: int = 1000) -> Request | Invali
 def _parse_request(item: object) -> Request | Invalid:
     if not isinstance(item, Mapping):
         return Invalid("a request must be an object")
-    given, is_right = _read_id(item)
+    request_id, is_right = _read_id(item)
     if not is_right:
         return Invalid(f"id must be a string of at most {_MAX_ID} characters, a number or null")
     if item.get("jsonrpc") != "2.0":
-        return Invalid('jsonrpc must be "2.0"', given)
+        return Invalid('jsonrpc must be "2.0"', request_id)
     method = item.get("method")
     if not isinstance(method, str):
-        return Invalid("method must be a string", given)
+        return Invalid("method must be a string", request_id)
     params = item.get("params")
     if "params" in item and not isinstance(params, Mapping | list | tuple):
-        return Invalid("params must be an object or an array", given)
-    return Request(method, params, given, "id" not in item)
+        return Invalid("params must be an object or an array", request_id)
+    return Request(method, params, request_id, "id" not in item)
 
 
 def id_of(item: Mapping[Any, Any]) -> Id:
@@ -93,15 +93,15 @@ def id_of(item: Mapping[Any, Any]) -> Id:
 
 
 def _read_id(item: Mapping[Any, Any]) -> tuple[Id, bool]:
-    given = item.get("id")
-    if given is None:
+    request_id = item.get("id")
+    if request_id is None:
         return None, True
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+    if isinstance(request_id, bool) or not isinstance(request_id, str | int | float):
         return None, False
-    if isinstance(given, str):
+    if isinstance(request_id, str):
         # The id is sent back unchanged, so it must be possible to encode it.
-        return (given, True) if len(given) <= _MAX_ID and _is_text(given) else (None, False)
-    return (given, True) if isinstance(given, int) or math.isfinite(given) else (None, False)
+        return (request_id, True) if len(request_id) <= _MAX_ID and _is_text(request_id) else (None, False)
+    return (request_id, True) if isinstance(request_id, int) or math.isfinite(request_id) else (None, False)
 
 
 def _is_text(value: str) -> bool:
@@ -117,22 +117,22 @@ def bind_params(
     """
     broken: list[BrokenRule] = []
     if params is None:
-        found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
     elif isinstance(params, Mapping):
         too_many = members_rule(params, ["params"])
         if too_many is not None:
             raise _wrong_params([too_many])
-        found = {name: params[name] for name in names if name in params}
+        named = {name: params[name] for name in names if name in params}
         broken.extend(_unknown(name, names) for name in params if name not in names)
     else:
-        found = dict(zip(names, params, strict=False))
+        named = dict(zip(names, params, strict=False))
         if len(params) > len(names):
             msg = f"params must have at most {len(names)} values ({', '.join(names)}), but has {len(params)}"
             broken.append(broken_rule(["params"], msg, "too_long"))
-    broken.extend(broken_rule([name], f"{name} is required", "missing") for name in required if name not in found)
+    broken.extend(broken_rule([name], f"{name} is required", "missing") for name in required if name not in named)
     if broken:
         raise _wrong_params(broken)
-    return found
+    return named
 
 
 def _unknown(name: object, names: Sequence[str]) -> BrokenRule:

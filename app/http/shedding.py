@@ -11,7 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from app.calls.service import Service
 from app.http.overload import HEAD_BYTES, RejectedConnection, RequestStart, rejection
@@ -32,21 +32,17 @@ _RETRY_AFTER_S = 1
 _FLOOD = 256
 
 
-class _Serve(Protocol):
-    def __call__(self, sock: socket.socket, *, once: bool = False) -> None: ...
-
-
 class LoadShedder:
     """Serve or reject connections beyond the limits.
 
-    `serve` takes a connection over, `open_connections` returns how many are open, and `full` the error that a call
-    would get now.
+    `serve` takes a connection over, to be closed after one request if `once`; `open_connections` returns how many are
+    open, and `full` the error that a call would get now.
     """
 
     def __init__(
         self,
         service: Service,
-        serve: _Serve,
+        serve: Callable[..., None],
         open_connections: Callable[[], int],
         full: Callable[[], Overloaded | None],
     ) -> None:
