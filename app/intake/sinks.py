@@ -114,7 +114,9 @@ class RawSink:
     async def supply(self) -> None:
         """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
         if self._own and self._expected is not None and not self._pieces:
-            await self._add_piece()
+            self._pieces.append(await self._lease.acquire_async(self._expected))
+        if not self._waiting and (self._pieces or not self._complete):
+            return
         waiting, self._waiting = self._waiting, []
         if not self._own and (self.nbytes if self._expected is None else self._expected) <= _SMALL:
             await self._keep(waiting)

@@ -191,9 +191,10 @@ class InferenceBody:
 
     def _remember(self, head: CachedHead, shapes: bytes, known: Known) -> None:
         """Cache the plan for later calls with the same head."""
+        if shapes in head.calls:
+            return
         # A shape in shared memory may be different the next time.
-        fixed = not any(self._is_shape(tensor) for tensor in head.request.inputs if tensor.place is not None)
-        if shapes not in head.calls and fixed:
+        if not any(self._is_shape(tensor) for tensor in head.request.inputs if tensor.place is not None):
             head.remember(shapes, known.prepared)
             if self._text:
                 self._heads.keep(self._called.called_as, self._text, head)
