@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
 from convgrad._base import DEFAULT_TIMEOUT, BaseClient, Timeout
 from convgrad._blocking import Blocking, BlockingNetwork, blocking, complete
-from convgrad._core import Algorithm, Inputs, OnUpload
 from convgrad._events import Array
 from convgrad._operations import Operations
 from convgrad._retry import Retry
-from convgrad._stream import Stream
+from convgrad._stream import blocking_stream
 from convgrad._tls import Certificate, Trust, tls_context
 
 __all__ = ["Client"]
@@ -77,41 +74,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
     describe = blocking(BaseClient.describe)
     health = blocking(BaseClient.health)
     wait_until_ready = blocking(BaseClient.wait_until_ready)
-
-    @contextmanager
-    def stream(
-        self,
-        op: str,
-        inputs: Inputs,
-        attributes: Mapping[str, Any] | None = None,
-        *,
-        outputs: Sequence[str] | None = None,
-        reference: bool = False,
-        reproducible: bool = False,
-        algorithm: Algorithm = "direct",
-        deadline: float | None = None,
-        on_upload: OnUpload | None = None,
-    ) -> Iterator[Stream]:
-        """Compute `op` and stream its tiles as they become final, in a `with` block.
-
-        Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
-        `on_upload` is called with the bytes sent so far and in total while the request is sent.
-        """
-        opened = self._async.stream(
-            op,
-            inputs,
-            attributes,
-            outputs=outputs,
-            reference=reference,
-            reproducible=reproducible,
-            algorithm=algorithm,
-            deadline=deadline,
-            on_upload=on_upload,
-        )
-        stream = complete(opened.__aenter__())
-        with ExitStack() as stack:
-            stack.push(lambda *error: complete(opened.__aexit__(*error)))
-            yield Stream(stream)
+    stream = blocking_stream(BaseClient.stream)
 
     def close(self) -> None:
         """Close the connections."""

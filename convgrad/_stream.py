@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from convgrad._blocking import Blocking, blocking, complete
 from convgrad._core import Decoder
@@ -11,7 +15,10 @@ from convgrad._events import Array, Event, Result
 from convgrad._retry import Budget
 from convgrad._transport import translated
 
-__all__ = ["AsyncStream", "Stream"]
+__all__ = ["AsyncStream", "Stream", "blocking_stream"]
+
+A = TypeVar("A")
+P = ParamSpec("P")
 
 
 class AsyncStream:
@@ -66,3 +73,23 @@ class Stream(Blocking[AsyncStream]):
 
     result = blocking(AsyncStream.result)
     details = blocking(AsyncStream.details)
+
+
+def blocking_stream(
+    method: Callable[Concatenate[A, P], AbstractAsyncContextManager[AsyncStream]],
+) -> Callable[Concatenate[Blocking[A], P], AbstractContextManager[Stream]]:
+    """Return the blocking form of a method that opens a stream, with its signature and docstring."""
+
+    @contextmanager
+    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Stream]:
+        opened = method(self._async, *args, **kwargs)
+        stream = complete(opened.__aenter__())
+        with ExitStack() as stack:
+            stack.push(lambda *error: complete(opened.__aexit__(*error)))
+            yield Stream(stream)
+
+    wrapped = wraps(method)(call)
+    wrapped.__doc__ = inspect.getdoc(method)
+    signature = inspect.signature(method).replace(return_annotation="AbstractContextManager[Stream]")
+    wrapped.__signature__ = signature  # type: ignore[attr-defined] # what `help` shows
+    return wrapped
