@@ -17,7 +17,7 @@ from kernels.emit.brgemm import FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
-from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
+from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, TAPS, line_table
 from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
@@ -61,10 +61,11 @@ def prove() -> Iterator[str]:
         for rows in range(1, MICRO_ROWS[name][vectors] + 1):
             yield f"micro-kernel {name}, {rows} x {vectors}"
             _prove_batch(name, vectors, rows, address, rng)
-    for place, (dtype, line) in enumerate((dtype, line) for dtype in LINE_DTYPES for line in LINES):
-        for rows in range(1, LINE_ROWS + 1):
-            yield f"line of taps in {dtype}, {line}, {rows} rows"
-            _prove_line(dtype, *line, rows, int(line_table()[place]), rng)
+    for (number, dtype), (stride, lines) in product(enumerate(LINE_DTYPES), TAPS.items()):
+        for taps in lines:
+            yield f"lines of {taps} taps in {dtype}, stride {stride}"
+            for rows in range(1, LINE_ROWS + 1):
+                _prove_line(dtype, taps, stride, rows, int(line_table()[number, stride - 1]), rng)
     for number, problem in enumerate(_problems(rng)):
         name = f"{problem.op} in {problem.dtype}, problem {number}"
         yield name
@@ -164,16 +165,17 @@ def _prove_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng
     src = _integers(rng, (2, columns, lanes), dtype)
     weights, start = _integers(rng, (2, taps, lanes), "f32"), _integers(rng, (lanes,), "f32")
     sums = np.zeros((rows, lanes), src.dtype)
-    for case in range(2 * taps - 1):
-        left = range(case // 2 + 1, columns) if case % 2 else range(columns - case // 2)
+    for low, high in {(0, columns), (taps // 2, columns), (0, columns - taps // 2)}:
+        left = range(low, high)
         elements = np.zeros(2, Element.dtype)
         elements["a"], elements["b"] = np.arange(2) * src.strides[0], np.arange(2) * weights.strides[0]
-        elements["case"][1] = case
+        elements["case"][1], elements["steps"] = low, (columns, len(left))
         batch = np.zeros(1, Batch.dtype)
         for name, value in {
             "rows": rows, "a": src.ctypes.data, "a_row": src.strides[1], "b": weights.ctypes.data,
             "elements": elements.ctypes.data, "count": 2, "c": sums.ctypes.data, "c_row": sums.strides[0],
             "start": start.ctypes.data, "vectors": 2, "last": 4 * target().lanes, "step": weights.strides[1],
+            "taps": taps,
         }.items():  # fmt: skip
             batch[name] = value
         _BATCH(address)(batch.ctypes.data)

@@ -59,7 +59,8 @@ MASKS = "avx512bw" in target().features
 class Element(Record):
     """What is added to a tile: `steps` words and lines that follow each other, from byte offsets `a` and `b` on.
 
-    `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s.
+    `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s. In
+    `kernels.emit.depthwise_lines` these two are columns.
     """
 
     a: int
@@ -83,7 +84,7 @@ class Batch(Record):
     (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
-    step leads `step` bytes on in `a` and in `b`.
+    step leads `step` bytes on in `a` and in `b`. Only `kernels.emit.depthwise_lines` reads the `taps` of a line.
     """
 
     rows: int
@@ -104,6 +105,7 @@ class Batch(Record):
     vectors: int
     last: int
     step: int
+    taps: int
 
 
 _FIELDS = tuple(Batch.__annotations__)

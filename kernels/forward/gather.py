@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
+from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import F32, address_of, load, store_value
-from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
+from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.lanes import repeat_channels, repeat_groups
@@ -226,7 +226,8 @@ def _sum_block(
     row, at, end, counts, room = share.row, work.at, work.end, work.counts, pieces.shape[0] // 4
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
-    brought = work.brought > 0
+    brought, lines = work.brought > 0, share.lines[0] != 0
+    skips = work.limit if lines else SKIPS
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True
@@ -252,10 +253,12 @@ def _sum_block(
                 at[axis] = end[axis]
             elif depth == 3:
                 rows, work.repeat, counts[axis] = list_rows(
-                    taps, phase, axes[axis].src_step, at[axis], stop[axis], work.limit, some_taps
+                    taps, phase, axes[axis].src_step, at[axis], stop[axis], work.limit, skips, some_taps
                 )
-                if counts[axis] > 0:
-                    batch.rows = rows
+                batch.rows = rows
+                if counts[axis] > 0 and lines:
+                    sum_lines(share, axes, phases, taps, work, pieces, elements, batch)
+                elif counts[axis] > 0:
                     sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
                 at[axis] += rows * work.repeat
             else:
@@ -307,7 +310,7 @@ def gather(
             rest //= parts
             if not share.far:
                 _reach(tables, axis, works[0])
-        if not share.packed and share.micro != DOTS_PLACE:
+        if not share.packed and share.micro != DOTS_PLACE and not share.ahead:
             _touch_source(src, call, works[0])
         for g in range(one.groups):
             start, work.micro = call.src + src.start + g * src.group, share.micro
@@ -354,7 +357,7 @@ def gather(
                 work.start += shift
                 work.source, work.shift, work.brought = start, shift, channel
                 entry = table[work.micro + wide - 1]
-                work.last = share.lines if share.lines != 0 else table[work.micro + narrow - 1]
+                work.last = table[work.micro + narrow - 1]
                 _sum_block(entry, share, tables, works[0], lists, batches[0], one, call)
                 work.start -= shift
                 if not direct:

@@ -7,13 +7,14 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
+from kernels.pack.split import touch
 from kernels.target import target
 
-__all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lists"]
+__all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lines", "sum_lists"]
 
 WIDTH = target().lanes
 
@@ -42,9 +43,9 @@ def list_class(taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, 
 
 @jit
 def list_rows(
-    taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, limit: int, pieces: Rows[Piece]
+    taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, limit: int, skips: int, pieces: Rows[Piece]
 ) -> tuple[int, int, int]:
-    """Cut a tile from the positions `at` to `end` of a phase, and list its taps.
+    """Cut a tile from the positions `at` to `end` of a phase, and list its taps, which may leave out so many rows.
 
     Give its rows, the number of tiles of these rows and taps that follow each other, and the number of taps, 0 for rows
     that meet none. Rows up to the end differ by one where nothing else cuts them.
@@ -58,12 +59,12 @@ def list_rows(
             continue
         if low > at:
             same = min(same, low)
-            if low - at > SKIPS:
+            if low - at > skips:
                 most = min(most, low - at)
         else:
             same, met = min(same, high), True
         if high < at + rows:
-            most = min(most, high - at + (0 if low > at else SKIPS))
+            most = min(most, high - at + (0 if low > at else skips))
     if not met:
         return same - at, 1, 0
     repeat = max(1, min(end - at - tiles * (rows - 1), (same - at) // rows)) if most == rows else 1
@@ -83,6 +84,17 @@ def list_rows(
 
 
 @jit
+def _touch_line(batch: Batch, place: int, count: int, pixel: int) -> None:
+    """Ask for so many (`count`) pixels of a line, `pixel` bytes apart, of the lanes at hand."""
+    width = min(pixel, batch.last + 64)
+    if width == pixel:
+        width, count = pixel * count, 1
+    for x in range(count):
+        for at in range(0, width, 64):
+            touch(place + x * pixel + at)
+
+
+@jit
 def _sum_tiles(
     entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
 ) -> None:
@@ -90,7 +102,7 @@ def _sum_tiles(
     row, at, end, src, dst = share.row, work.at, work.end, work.src, work.dst
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
-    batch.a_row, batch.c_row = src[row] if share.lines != 0 else a_row, c_row
+    batch.a_row, batch.c_row = src[row] if batch.taps > 1 else a_row, c_row
     a_one, a_two, a_three = (
         axes[one].src_step * src[one],
         axes[two].src_step * src[two],
@@ -116,6 +128,9 @@ def _sum_tiles(
                     for _ in range(work.repeat):
                         if begun:
                             batch.start, batch.start_row = batch.c, c_row
+                        for line in range(axes[2].src_step if share.ahead else 0):
+                            below, pixels = batch.a + work.ahead + line * src[2], batch.rows * axes[3].src_step
+                            _touch_line(batch, below, pixels, src[3])
                         call_entry(call, address_of(batch))
                         batch.a += batch.rows * a_row
                         batch.c += batch.rows * c_row
@@ -123,26 +138,41 @@ def _sum_tiles(
 
 
 @jit
-def _sum_lines(
-    share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
+def sum_lines(
+    share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work, pieces: Rows[Piece],
     elements: Rows[Element], batch: Batch,
 ) -> None:  # fmt: skip
-    """Sum the tiles at hand line of taps by line of taps."""
-    src, counts, room, count = work.src, work.counts, pieces.shape[0] // 4, 0
-    begin = pieces[3 * room].src - pieces[3 * room].number
-    outside = begin + (batch.rows - 1) * axes[3].src_step + share.kernel[2] - share.width
-    case = -2 * begin - 1 if begin < 0 else 2 * outside if outside > 0 else 0
-    batch.elements = address_of(elements)
-    for i in range(counts[1]):
-        plane = pieces[room + i]
-        for j in range(counts[2]):
-            line, element = pieces[2 * room + j], elements[count]
-            element.a = pieces[0].src * src[0] + plane.src * src[1] + line.src * src[2] + begin * src[3]
-            element.b = (plane.number * share.kernel[1] + line.number) * share.kernel[2] * share.tap_bytes
-            element.case = case
-            count += 1
+    """Sum the tiles at hand line of taps by line of taps; the rows' axis is the last one with several taps."""
+    src, counts, room, row, count = work.src, work.counts, pieces.shape[0] // 4, share.row, 0
+    phase, step, kernel = phases[work.phase[row]], axes[row].src_step, share.kernel
+    two, three = 1 if row > 1 else 2, 2 if row > 2 else 3
+    one = phase.line
+    for place in range(phase.first, phase.first + phase.taps, one):
+        begin = taps[place].src + (work.at[row] - taps[place].low) * step
+        if begin <= -one or begin + (batch.rows - 1) * step >= share.width:
+            one = 1  # a pixel meets no tap of this part of a line
+            break
+    apart, columns = (step, batch.rows) if one == 1 else (1, (batch.rows - 1) * step + one)
+    batch.elements, batch.taps = address_of(elements), one
+    for i in range(counts[two]):
+        outer = pieces[two * room + i]
+        for j in range(counts[three]):
+            inner = pieces[three * room + j]
+            base = pieces[0].src * src[0] + outer.src * src[two] + inner.src * src[three]
+            number = (outer.number * kernel[three - 1] + inner.number) * kernel[row - 1]
+            for place in range(phase.first, phase.first + phase.taps, one):
+                tap, element = taps[place], elements[count]
+                begin = tap.src + (work.at[row] - tap.low) * step
+                first = (apart - 1 - begin) // apart if begin < 0 else 0
+                left = share.width - begin
+                element.steps = min(columns, left if apart == 1 else (left + apart - 1) // apart) - first
+                element.a, element.b = base + begin * src[row], (number + tap.number) * share.tap_bytes
+                element.case = first
+                count += 1 if element.steps > 0 else 0
     batch.count = count
-    _sum_tiles(share.lines, share, axes, phases, work, batch, False)
+    work.ahead = elements[count - 1].a + src[2] if share.ahead else 0
+    work.last = share.lines[0 if one == 1 else step - 1]
+    _sum_tiles(work.last, share, axes, phases, work, batch, False)
 
 
 @jit
@@ -155,9 +185,6 @@ def sum_lists(
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
     src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
-    if share.lines != 0:
-        _sum_lines(share, axes, phases, work, pieces, elements, batch)
-        return
     count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
     if not begun:
         batch.totals = 0

@@ -93,12 +93,14 @@ class Tap(Record):
 class Phase(Record):
     """Dst positions of an axis that meet the same taps, a stride apart: the first of them.
 
-    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap.
+    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Of lines of taps so
+    many (`line`) are summed at once.
     """
 
     dst: int
     first: int
     taps: int
+    line: int
 
 
 class Axis(Record):
@@ -167,13 +169,15 @@ class GatherShare(Record):
     so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place. With
     `joined` taps side by side are one run of words. With `far` src is packed tap by tap, because all that a band meets
     would be too much. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a
-    tap. With a `lines` address lines of `kernel[2]` taps are summed by that
-    micro-kernel (see `kernels.emit.depthwise_lines`), and src has `width` positions along w.
+    tap. With `lines`, addresses by stride, lines of taps along the axis `row`, of which src has `width` positions, are
+    summed by these micro-kernels (see `kernels.emit.depthwise_lines`). With `ahead` each tile asks for the src that the
+    tile below it needs, otherwise a band for all of its own.
     """
 
     kind: int
-    lines: int
+    lines: Vector = numbers(2)
     width: int
+    ahead: bool
     micro: int
     limits: Vector = numbers(2)
     row: int
@@ -235,9 +239,9 @@ class ScatterShare(Record):
 class Work(Record):
     """What is at hand: where src and dst lie, in bytes to the next position, and the positions that are summed.
 
-    `start` and `place` are the addresses of position 0; that of src may be packed. Of each axis the positions `at` to
-    `end` of a phase (`dst` is its first position) meet so many taps (`counts`); of the row axis those are the rows of
-    `repeat` tiles.
+    `start` and `place` are the addresses of position 0; that of src may be packed. From a tile's src it is `ahead`
+    bytes to the line below the last one that it meets. Of each axis the positions `at` to `end` of a phase (`dst` is
+    its first position) meet so many taps (`counts`); of the row axis those are the rows of `repeat` tiles.
     """
 
     src: Vector = numbers(4)
@@ -253,6 +257,7 @@ class Work(Record):
     end: Vector = numbers(4)
     counts: Vector = numbers(4)
     repeat: int
+    ahead: int
     micro: int
     limit: int
     blocks: int

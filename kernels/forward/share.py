@@ -13,7 +13,7 @@ from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.emit.brgemm import MASKS, MICRO, ROWS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
+from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, line_table, line_taps
 from kernels.emit.intrinsics import KINDS
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
 from kernels.forward.gather import gather, pack_bias, pack_weights
@@ -140,9 +140,9 @@ class _Gather(Share):
         pieces = ceil(words / limit)
         long = prod(table.most for table in tables) * pieces > MOST_ELEMENTS // 2
         in_place = self.near and (channels % 2 == 0 if dots else f32)
-        line = self._line(tables) if self.lanewise and not long and taps <= limit else None
+        lines = self.lanewise and channels == 1 and not long and taps <= limit
         if self.lanewise:
-            in_place = self.near and (f32 or (line is not None and problem.dtype in LINE_DTYPES))
+            in_place = self.near and (f32 or (lines and self.near_dst and problem.dtype in LINE_DTYPES))
             in_place = in_place and channels * many == 1 and dims.groups >= WIDTH and not long
         reach = prod(table.reach for table in tables) * channels * (dims.groups if self.lanewise else 1)
         large = 4 * reach > SUMS.source_bytes
@@ -178,21 +178,23 @@ class _Gather(Share):
         self.floats["products"] = LANES * max(ROWS["f32"].values())
         kernel = [table.kernel for table in self.tables[1:]]
         group, inside = self._flushes(kernel, words, limit)
-        line = None if far else line
+        lines = lines and not far
         stored = problem.dtype if not packed else "f32"
+        row = self._line_row() if lines else self._row()
         micro = "lanes" if self.lanewise else "dots" if self.dots else "f32"
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         self.share = row_of(
             GatherShare,
             kind=self.kind,
-            lines=int(line_table()[LINES.index(line[0]) + len(LINES) * LINE_DTYPES.index(stored)]) if line else 0,
-            width=self.tables[3].src,
+            lines=line_table()[LINE_DTYPES.index(stored)] if lines else [0, 0],
+            width=self.tables[row].src,
+            ahead=lines and not packed and row == 3,
             micro=MICRO[micro],
-            limits=[line[1], 0]
-            if line
+            limits=[LINE_ROWS, 0]
+            if lines
             else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
-            row=3 if line else self._row(),
+            row=row,
             channels=channels,
             words=words,
             word=self.line if self.lanewise else 4,
@@ -229,17 +231,18 @@ class _Gather(Share):
         )
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
-    def _line(self, tables: Sequence[AxisTable]) -> tuple[tuple[int, int], int] | None:
-        """Return the micro-kernel of `kernels.emit.depthwise_lines` that has such lines of taps, and its rows."""
-        columns = tables[3]
-        line = columns.kernel, columns.src_step
-        dense = len(columns.phases) == columns.dst_step == 1 and len(columns.taps) == columns.kernel
-        begins = columns.taps["src"] - columns.taps["low"] * columns.src_step
-        if line not in LINES or self.dims.src_channels > 1 or not dense or not columns.covered or columns.src < line[0]:
-            return None
-        if (np.diff(begins) != 1).any() or -begins[0] >= line[0]:
-            return None
-        return line, min(LINE_ROWS, (columns.src - line[0]) // line[1] + 1)
+    def _line_row(self) -> int:
+        """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""
+        row = 3
+        while row > 1 and self.tables[row].kernel == 1 and max(table.kernel for table in self.tables) > 1:
+            row -= 1
+        table = self.tables[row]
+        for phase in table.phases:
+            some = slice(int(phase["first"]), int(phase["first"] + phase["taps"]))
+            begins = table.taps["src"][some] - table.taps["low"][some] * table.src_step
+            adjacent = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
+            phase["line"] = line_taps(int(phase["taps"]), table.src_step) if adjacent else 1
+        return row
 
     def _lanes(self) -> int:
         """Return the lanes that are done at a time where lanes are groups."""
@@ -283,7 +286,8 @@ class _Gather(Share):
     def _band_pixels(self, source: int, direct: bool) -> int:
         """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
         dims = self.dims
-        if direct and self.lanewise and not self.packed:
+        phases = prod(len(table.phases) for table in self.tables)
+        if direct and self.lanewise and not self.packed and phases == 1:
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
         groups = 1 if self.lanewise or self.packed else dims.groups
         per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
