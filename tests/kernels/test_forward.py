@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -171,7 +172,7 @@ def test_depthwise_lines_of_any_length(taps: int) -> None:
             if size < 1:
                 continue
             for last in (False, True):
-                axes = {
+                axes: dict[str, Any] = {
                     "src_spatial": (size, 3), "dst_spatial": (positions, 3), "kernel": (taps, 1),
                     "strides": (stride, 1), "dilations": (dilation, 1), "pads_begin": (low, 0), "pads_end": (high, 0),
                 }  # fmt: skip
