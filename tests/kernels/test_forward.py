@@ -179,7 +179,8 @@ def test_depthwise_lines_of_any_length(taps: int) -> None:
                 }  # fmt: skip
                 case = Case(
                     op="ConvolutionBackwardWeights", dtype=next(dtypes), n=2, groups=24, src_channels=24,
-                    dst_channels=24, data_format="NXC", **{name: each[:: -1 if last else 1] for name, each in axes.items()},
+                    dst_channels=24, data_format="NXC",
+                    **{name: each[:: -1 if last else 1] for name, each in axes.items()},
                 )  # fmt: skip
                 check(replace(case, op="Convolution"), workers=2)
                 check(replace(case.mirrored(), op="ConvTranspose"), workers=2)
