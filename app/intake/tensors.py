@@ -26,7 +26,7 @@ from convgrad._errors import TooLarge, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
 from schemas.frameworks import dtype_here
 from schemas.rows import MAX_DIMS, InputRows
-from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
+from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_shape, read_tensor
 
 __all__ = [
     "Elements",
@@ -120,12 +120,17 @@ async def read_inputs(rows: InputRows, inputs: Mapping[str, Any], lease: Lease) 
 def check_begun_tensor(name: str, description: Mapping[str, Any], memory: int) -> None:
     """Check the size of a tensor that is still arriving, if its description has arrived.
 
-    Raises `InvalidParams` if the body can't contain it, and `TooLarge` if it exceeds the `memory` of the service.
+    Raises `InvalidParams` if it has too many dimensions or the body can't contain it, and `TooLarge` if it exceeds the
+    `memory` of the service.
     """
-    loc, size = ["inputs", safe_key(name)], declared_size(description)
+    loc, size, shape = ["inputs", safe_key(name)], declared_size(description), description.get("shape")
+    if isinstance(shape, list) and len(shape) > MAX_DIMS:
+        broken: list[BrokenRule] = []
+        read_shape(shape, [*loc, "shape"], broken)
+        raise invalid_params(_WHAT, broken)
     if size is not None and size > memory:
-        shape = tuple(description["shape"])
-        message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: its shape is {dims(shape)}"
+        message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call:"
+        message += f" its shape is {dims(description['shape'])}"
         raise TooLarge(message, data={"reason": "memory", "limit": memory, "value": size, "loc": loc})
     for member in ("data", "npy"):
         data = description.get(member)

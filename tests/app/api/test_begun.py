@@ -82,6 +82,14 @@ def test_a_tensor_of_terabytes(service: LiveService, path: str) -> None:
     assert error_of(path, reply) == ("too_large", ["inputs", "src"])
 
 
+@pytest.mark.parametrize("path", [REST, f"{REST}/verify", RPC, OIP])
+def test_a_tensor_of_too_many_dimensions(service: LiveService, path: str) -> None:
+    """A shape that no tensor has is an error before the data, however large it is."""
+    status, reply = ask(service, path, *begun(path, {"dtype": "f32", "shape": [64] * 13}))
+    assert status == (200 if path == RPC else 422)
+    assert error_of(path, reply) == ("invalid_params", ["inputs", "src", "shape"])
+
+
 @pytest.mark.parametrize("path", [REST, RPC])
 def test_a_tensor_that_the_body_can_not_contain(service: LiveService, path: str) -> None:
     """A tensor that is longer than the rest of the body is an error before it ends."""
