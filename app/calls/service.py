@@ -96,11 +96,13 @@ class Service:
         return "starting" if self.engine.failure is None else "failed"
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` for the admitted requests to finish."""
+        """Wait at most `seconds` for the admitted requests to finish, and fail the calls of the others."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.idle()
+        self.admitting = False
+        await self.engine.stop()
 
     async def idle(self) -> None:
         """Wait until no admitted request is running."""

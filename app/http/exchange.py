@@ -19,6 +19,7 @@ from typing import Any, cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.intake.lease import DirectBody
+from app.pool.engine import shutting_down
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
 from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext, address_of, api_of
@@ -94,7 +95,8 @@ class Exchange:
         self._send = send
         self._limits = limits
         length = self.headers.get("content-length")
-        self.length = None if length is None else int(length)
+        # int() rejects thousands of digits, which may be zeros.
+        self.length = None if length is None else int(length.strip().lstrip("0") or 0)
         """Bytes of the body, if its head declares them."""
         # Whether the whole body was received: ASGI's next message is the disconnect.
         self._complete = self.length == 0 or (self.length is None and "transfer-encoding" not in self.headers)
@@ -318,6 +320,8 @@ class Exchanges:
             for check in self._checks:
                 check(exchange)
             await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:  # uvicorn ends what still runs when the service ends, such as slow uploads
+            await exchange.fail(shutting_down())
         except Exception as caught:  # noqa: BLE001 - every error is answered here
             await exchange.fail(caught)
         finally:

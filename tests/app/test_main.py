@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.app.bare import connected, replies
 from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
 
@@ -86,6 +88,30 @@ def test_the_second_signal_stops_at_once(own: LiveService) -> None:
             else:
                 assert [header["type"] for header, _ in frames(got)][-1] == "error"
     own.process.wait(20)
+
+
+def test_what_the_drain_does_not_wait_for_is_answered() -> None:
+    """When the drain time is over, running calls and requests that are still arriving get 503 `shutting_down`."""
+    with (
+        running_service("--workers", "1", "--drain-s", "0") as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+        ThreadPoolExecutor(1) as thread,
+        connected(service.url) as slow,
+    ):
+        slow.sendall(f"POST /v1/ops/{SMALL.op} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n".encode())
+        slow.sendall(b"content-type: application/json\r\n\r\n{")
+        for pid in children(service.pid):
+            if not children(pid):
+                os.kill(pid, signal.SIGSTOP)
+        running = thread.submit(post, client, SMALL, SMALL.inputs())
+        while "\nconvgrad_calls_open 1.0\n" not in httpx.get(f"{service.url}/metrics").text:
+            pass
+        service.process.send_signal(signal.SIGTERM)
+        call = running.result()
+        assert (call.status_code, call.json()["code"], call.headers["retry-after"]) == (503, "shutting_down", "5")
+        ((status, upload),) = replies(slow, 1)
+        assert (status, json.loads(upload)["code"]) == (503, "shutting_down")
+        assert service.process.wait(30) == 0
 
 
 def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> None:
