@@ -149,8 +149,10 @@ class RayEngine(LocalEngine):
         """Compute the first stage here and on the cluster; raises `Away` if this machine has to compute the rest."""
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
-        memory = tuple(segment.hold() for segment in job.segments)
-        shared = _Shared(job, next(self._share_numbers), split, nodes, memory)
+        # Only `shared` may have the holds: this frame may outlive the job, in the traceback of its error.
+        shared = _Shared(
+            job, next(self._share_numbers), split, nodes, memory=tuple(segment.hold() for segment in job.segments)
+        )
         self._shared[shared.number] = shared
         try:
             if job.arrival is not None:  # the inputs travel once, in whole pieces
