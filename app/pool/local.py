@@ -396,7 +396,9 @@ class LocalEngine:
             self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
 
     def _retry(self) -> None:
-        self._retry_timer = self._launcher.failed = None
+        self._retry_timer = None
+        if self._launcher.loaded:  # otherwise it is why the fork server ends
+            self._launcher.failed = None
         self._fill()
 
     def _count_failure(self, cause: str, final: bool) -> float | None:
