@@ -62,9 +62,11 @@ class Geometry:
                 self.wide[axis] = self.narrow[axis]
                 self.steps[0][axis] *= self.strides[axis]
                 self.strides[axis] = 1
-        if all(ones) and self.wide == self.narrow and self.steps[0] == self.steps[1]:
+        dense = all(stride == 1 or size == 1 for stride, size in zip(self.strides, self.narrow, strict=True))
+        if all(ones) and dense and self.wide == self.narrow and self.steps[0] == self.steps[1]:
             count = prod(self.narrow)
             self.wide, self.narrow, self.steps = [1, 1, count], [1, 1, count], [[count, count, 1]] * 2
+            self.strides = [1, 1, 1]
         ranges = []
         for axis in range(3):
             rows = np.zeros((dims.kernel[axis], 3), np.int64)

@@ -103,7 +103,7 @@ def test_taps_are_those_of_each_position() -> None:
             assert sorted(numbers) == [*range(dims.kernel[axis])]
             taps = np.argsort(numbers)
             found: dict[int, list[tuple[int, int]]] = {}
-            for dst, first, count in table.phases.tolist():
+            for dst, first, count, _ in table.phases.tolist():
                 for number, low, high, src in table.taps[first : first + count].tolist():
                     for at in range(low, high):
                         place = src + (at - low) * table.src_step
@@ -114,10 +114,9 @@ def test_taps_are_those_of_each_position() -> None:
 
 
 @pytest.mark.parametrize("skips", [0, 3])
-def test_tiles_sum_the_taps_of_their_rows(skips: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_sum_the_taps_of_their_rows(skips: int) -> None:
     """Tiles of a line together have every position once, in order, and each row the taps that its position meets."""
     rng = np.random.default_rng(29)
-    monkeypatch.setattr(lists, "SKIPS", skips)
     cut: Any = lists.list_rows.py_func  # type: ignore[attr-defined]  # Numba's
     for _ in range(100):
         dims = problem_of(random_case(rng, macs=50_000)).dims
@@ -128,7 +127,14 @@ def test_tiles_sum_the_taps_of_their_rows(skips: int, monkeypatch: pytest.Monkey
             at, end = 0, -(-(dims.dst[2] - int(phase["dst"])) // table.dst_step)
             while at < end:
                 rows, repeat, count = cut(
-                    _Fields.rows(table.taps), _Fields(phase), table.src_step, at, end, limit, _Fields.rows(pieces)
+                    _Fields.rows(table.taps),
+                    _Fields(phase),
+                    table.src_step,
+                    at,
+                    end,
+                    limit,
+                    skips,
+                    _Fields.rows(pieces),
                 )
                 assert rows >= 1
                 assert count == 0 or rows <= limit

@@ -22,6 +22,26 @@ def test_random_problems(block: int) -> None:
         check(random_case(rng, macs=40_000), reference=True)
 
 
+def test_axes_of_one_position() -> None:
+    """Kernels of one with strides, on axes of one or two positions: what is one axis to the loops must be one."""
+    rng = np.random.default_rng(27)
+    for _ in range(150):
+        rank = int(rng.integers(1, 4))
+        strides, sizes = (tuple(rng.integers(1, 3, rank).tolist()) for _ in range(2))
+        reach = [stride * (size - 1) for stride, size in zip(strides, sizes, strict=True)]
+        pads = tuple(int(rng.integers(min(most, 1) + 1)) for most in reach)
+        dst = tuple(most + 1 - pad for most, pad in zip(reach, pads, strict=True))
+        case = Case(
+            op="ConvTranspose" + str(rng.choice(["", "BackwardWeights", "BackwardData"])),
+            dtype=str(rng.choice(["f32", "f64"])), n=2, src_channels=6, dst_channels=8, groups=int(rng.choice([1, 2])),
+            src_spatial=sizes, dst_spatial=dst, kernel=(1,) * rank, strides=strides, pads_end=pads,
+            data_format=str(rng.choice(["NCX", "NXC"])), seed=int(rng.integers(1 << 16)),
+        )  # fmt: skip
+        check(case, reference=True)
+        if not case.data_gradient:
+            check(case.mirrored(), reference=True)
+
+
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
 def test_traps(trap: Case) -> None:
     """The reference matches the oracle's bits on the named traps."""
