@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,13 +96,14 @@ class Service:
         return "starting" if self.engine.failure is None else "failed"
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` for the admitted requests to finish, and fail the calls of the others."""
+        """Wait at most `seconds` for the admitted requests to finish; fail the calls of those that have not."""
         self.draining = True
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 await self.idle()
-        self.admitting = False
-        await self.engine.stop()
+        except TimeoutError:
+            self.admitting = False
+            await self.engine.stop()
 
     async def idle(self) -> None:
         """Wait until no admitted request is running."""

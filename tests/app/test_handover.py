@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from tests.app.resident import resident_service
 from tests.app.samples import LONG, SMALL, post, read, same_bits
 from tests.deploy.replicas import free_ports
 from tests.faults.leaving import prepared
@@ -107,6 +108,13 @@ def test_connections_are_refused_while_starting() -> None:
         assert service.ready.wait(60)
         assert accepts(url)
     assert set(seen) == {("starting", False)}
+
+
+def test_a_drain_that_waits_for_nothing_fails_nothing() -> None:
+    """A request that arrives on an open connection after the drain is computed, as a proxy can't send it elsewhere."""
+    with resident_service(workers=1) as resident, httpx.Client(base_url=resident.url) as http:
+        resident.run(resident.service.drain(10))
+        assert post(http, SMALL, SMALL.inputs()).status_code == 200
 
 
 def test_a_drain_before_the_start_is_over(tmp_path_factory: pytest.TempPathFactory) -> None:
