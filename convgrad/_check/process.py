@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,7 +166,7 @@ class KernelProcess:
         assert self._process is not None
         assert self._process.stdout is not None
         left = end - time.monotonic()
-        if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+        if left <= 0 or not _is_readable(self._process.stdout, left):
             return False
         new = self._process.stdout.read(1 << 20)
         self._buffer += new or b""
@@ -214,7 +214,14 @@ def signal_name(number: int) -> str:
 def _is_open(process: subprocess.Popen[bytes]) -> bool:
     """Whether the process still has its end of the pipe, so that it has not ended."""
     assert process.stdout is not None
-    return not select.select([process.stdout], [], [], 0)[0]
+    return not _is_readable(process.stdout, 0)
+
+
+def _is_readable(stream: IO[bytes], seconds: float) -> bool:
+    """Wait at most so long for bytes of a stream, or its end."""
+    with selectors.DefaultSelector() as ready:  # unlike select(), it takes descriptors above 1023
+        ready.register(stream, selectors.EVENT_READ)
+        return bool(ready.select(seconds))
 
 
 def _place(said: str) -> str:

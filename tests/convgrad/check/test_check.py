@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,18 @@ def test_a_right_kernel_passes(service: LiveService) -> None:
     assert counts(data) == {"passed": 120, "failed": 0, "unsupported": 0}
     assert not data["faults"]
     assert {entry["kind"] for entry in data["cases"]} >= {"integers", "impulse", "normal", "special", "subnormals"}
+
+
+def test_a_caller_with_many_open_files(service: LiveService) -> None:
+    """The pipes of the kernel's process may have descriptors beyond the 1024 that select() takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2048:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2048), hard))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            files.enter_context(Path(os.devnull).open("rb"))
+        assert counts(checked("right", service.url, cases=3))["passed"] == 3
 
 
 @pytest.mark.heavy(minutes=1)
