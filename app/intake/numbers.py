@@ -86,6 +86,7 @@ class Numbers(ReceivedData):
         self._text = b""
         self._word = b""  # the beginning of a word at the end of the last slice
         self._before = b"["  # the last character that is not white space
+        self._comma = b""  # one at the end of the last slice: what follows it may not be JSON
         self._depth = 1  # lists that are open
         self._levels = 0  # lists around each number; 0 until there is one
         self._sizes: list[int] = []  # numbers in a list of each level, from 1 for a number itself outwards; 0: unknown
@@ -230,6 +231,9 @@ class Numbers(ReceivedData):
 
     def _structure(self, outline: bytes) -> int | None:
         """Check the brackets and commas of a slice; return where the array ends, if it does."""
+        held, outline = len(self._comma), (self._comma + outline).rstrip(_SPACE)
+        self._comma = b"," if outline.endswith(b",") else b""
+        outline = outline.removesuffix(b",")
         codes = np.frombuffer(outline, np.uint8)
         depths = self._depth + np.cumsum((codes == _OPEN).astype(np.int8) - (codes == _CLOSE), dtype=np.int64)
         closed = depths == 0
@@ -249,7 +253,7 @@ class Numbers(ReceivedData):
             self._check_lengths(closing if end is None else np.append(closing, self._levels))
         self._before = outline.rstrip(_SPACE)[-1:] or self._before
         self._depth = int(depths[-1]) if len(depths) else self._depth
-        return end
+        return end if end is None else end - held
 
     def _check_depth(self, deepest: int) -> None:
         if self._shape is not None:

@@ -171,6 +171,14 @@ def test_a_comma_before_any_number_is_refused(text: bytes) -> None:
             read(text, list(range(width, len(text), width)))
 
 
+def test_a_comma_after_the_last_number_is_refused() -> None:
+    """A comma that ends a piece is no number too many of its list: what follows may not be JSON."""
+    text = b'{"shape":[1,1,3],"datatype":"FP32","data":[[[1, 2, 3,]]]}'
+    for cut in range(1, len(text)):
+        with pytest.raises(ParseError):
+            read(text, [cut])
+
+
 def test_integers_are_whole() -> None:
     """The values of a shape must be integers, but may be written as floats."""
     document, lease = read(b'{"data": [3, 2.0, 1e1]}', [])
