@@ -46,7 +46,7 @@ __all__ = ["Compute", "Immediate", "RequestReceiver", "RunGraph", "Task", "Valid
 
 
 class Task(ABC):
-    """The work that a request wants done."""
+    """What a request asks the service to do."""
 
     need_data = True
     """Whether a tensor needs its data, and not just dtype and shape."""

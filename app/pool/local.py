@@ -313,7 +313,7 @@ class LocalEngine:
             if worker is not None:
                 worker.hang_up()
         elif worker is None:
-            os.close(pidfd)  # the worker was dropped meanwhile; its socket is closed, so it exits by itself
+            os.close(pidfd)  # the worker has been dropped and its socket closed, so it exits by itself
         else:
             worker.parent = self._launcher.pid
             worker.spawned(pid, pidfd)

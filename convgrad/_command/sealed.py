@@ -103,7 +103,7 @@ def _checked(
 
 
 def _answered(kernel: KernelProcess, client: Client, case: SealedCase) -> bool:
-    """Run the kernel on a case and submit what it returns; return whether that is right."""
+    """Run the kernel on a case and submit its result; return whether it passed."""
     outcome = kernel.call(Problem.from_json(case.problem), case.inputs, Memory())
     if outcome.result is not None and not outcome.modified and not outcome.outside:
         return client.submit_result(case, outcome.result).passed

@@ -5,7 +5,7 @@
 The batch is that of `kernels.emit.brgemm`, with an element for each line of `taps` and a vector of groups in place of
 each word. A tile of some pixels loads the line's weights and every column of src once, `a_row` bytes from the one
 before. Of these columns `steps` are inside, from number `case` on; the others are left out: each pixel meets a tap. A
-line of one tap serves all strides and dilations, its columns as far apart as its pixels, of which any may be outside.
+line of one tap works for all strides and dilations: each pixel has a column of its own, which may be outside.
 Longer lines than `TAPS` has are cut into equal ones (`line_taps`). Taps are summed in the order of that module: the
 bits are the same.
 """
@@ -94,7 +94,7 @@ def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[An
         return sums
 
     def some_inside(place: Any, weights: list[Any], found: Any, sums: list[Any], most: int) -> list[Any]:
-        """Add the columns that are inside, of which at most so many are outside at either end."""
+        """Add the columns that are inside; at either end at most `most` are outside."""
         end = builder.add(found.case, found.steps)
         for column in range(columns):
             inside = []

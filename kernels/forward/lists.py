@@ -45,7 +45,7 @@ def list_class(taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, 
 def list_rows(
     taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, limit: int, skips: int, pieces: Rows[Piece]
 ) -> tuple[int, int, int]:
-    """Cut a tile from the positions `at` to `end` of a phase, and list its taps, which may leave out so many rows.
+    """Cut a tile from the positions `at` to `end` of a phase; list its taps, each of which may skip `skips` rows.
 
     Give its rows, the number of tiles of these rows and taps that follow each other, and the number of taps, 0 for rows
     that meet none. Rows up to the end differ by one where nothing else cuts them.
@@ -85,7 +85,7 @@ def list_rows(
 
 @jit
 def _touch_line(batch: Batch, place: int, count: int, pixel: int) -> None:
-    """Ask for so many (`count`) pixels of a line, `pixel` bytes apart, of the lanes at hand."""
+    """Prefetch `count` pixels of a line, `pixel` bytes apart, for the lanes at hand."""
     width = min(pixel, batch.last + 64)
     if width == pixel:
         width, count = pixel * count, 1

@@ -1,4 +1,4 @@
-"""From sums in scratch memory to dst: rounded once, and turned where dst has channels apart; where src is packed."""
+"""Write sums from scratch memory to dst, rounded once and transposed for NCX, and lay out packed src."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fill", "lay_out", "write"]
 
 @jit
 def lay_out(work: Work, pitch: int, scratch: int) -> None:
-    """Let the src positions at hand lie packed in scratch memory, `pitch` bytes apart."""
+    """Set the strides of the src positions at hand, packed in scratch memory with `pitch` bytes between them."""
     steps, first, sizes = work.src, work.first, work.sizes
     steps[3], work.start = pitch, scratch
     for axis in range(2, -1, -1):

@@ -170,8 +170,8 @@ class GatherShare(Record):
     `joined` taps side by side are one run of words. With `far` src is packed tap by tap, because all that a band meets
     would be too much. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a
     tap. With `lines`, addresses by stride, lines of taps along the axis `row`, of which src has `width` positions, are
-    summed by these micro-kernels (see `kernels.emit.depthwise_lines`). With `ahead` each tile asks for the src that the
-    tile below it needs, otherwise a band for all of its own.
+    summed by these micro-kernels (see `kernels.emit.depthwise_lines`). With `ahead` each tile prefetches the src of
+    the tile below it, otherwise a band prefetches all of its src first.
     """
 
     kind: int
@@ -261,7 +261,7 @@ class Work(Record):
     micro: int
     limit: int
     blocks: int
-    """Pairs of vectors of dst channels, `pair` bytes apart in dst."""
+    """The number of pairs of vectors of dst channels, which are `pair` bytes apart in dst."""
     pair: int
     last: int
     """The micro-kernel of the last one, of whose last vector `valid` lanes are written."""

@@ -20,7 +20,7 @@ MULTIPLIERS = (2, 4)
 """Dst channels of a group: few, and whole groups fill a vector."""
 
 AHEAD = 16
-"""Pixels: of each one few bytes are read, which the processor asks for too late."""
+"""Pixels to prefetch ahead: a few bytes of each are read, and the hardware prefetcher is too late for them."""
 
 _INDEX = ir.VectorType(ir.IntType(32), WIDTH)
 
