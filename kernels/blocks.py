@@ -29,7 +29,7 @@ class Caches:
     """Bytes of the caches that the sizes below are made for: nominal ones, the same on every machine of a path."""
 
     l1: int
-    """Of data. AVX2 comes with 32 KiB; with vectors of 16 it is 32 (Zen 4) or 48 KiB, and 48 KiB are assumed."""
+    """Of data. AVX2 comes with 32 KiB; AVX-512 with 32 (Zen 4) or 48 KiB, and 48 KiB are assumed."""
 
     l2: int = 512 << 10
     """A second-level cache as small as they come among processors of today (Zen 2 and 3)."""
@@ -38,7 +38,7 @@ class Caches:
     """The same among those with products of bf16 (Cooper Lake, Zen 4 and 5; 2 MiB on Sapphire Rapids)."""
 
 
-CACHES = Caches(l1=(48 if target().lanes == 16 else 32) << 10)
+CACHES = Caches(l1=(48 if target().registers == 32 else 32) << 10)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from kernels.dtypes import DTYPES, DTypeName
 
 __all__ = ["FEW_TAPS", "Algorithm", "ConvProblem", "Dims", "OpName", "data_steps", "storage_dtype", "wrapped"]
 
@@ -25,15 +27,12 @@ OpName = Literal[
     "BiasAddBackward",
 ]
 Algorithm = Literal["direct", "winograd", "auto"]
-DTypeName = Literal["f32", "f16", "bf16", "f64"]
 Ints = tuple[int, ...]
 
 
-def storage_dtype(dtype: str) -> np.dtype[np.float32] | np.dtype[np.float64] | np.dtype[np.uint16]:
+def storage_dtype(dtype: str) -> np.dtype[Any]:
     """Return the NumPy dtype that stores `dtype`: f32 and f64 as themselves, f16 and bf16 as their 16 bits."""
-    if dtype == "f64":
-        return np.dtype(np.float64)
-    return np.dtype(np.float32) if dtype == "f32" else np.dtype(np.uint16)
+    return DTYPES[dtype].storage
 
 
 def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
@@ -232,7 +231,7 @@ class ConvProblem:
         return shapes[self.computes]
 
     @property
-    def output_dtype(self) -> np.dtype[np.float32] | np.dtype[np.float64] | np.dtype[np.uint16]:
+    def output_dtype(self) -> np.dtype[Any]:
         """NumPy dtype in which the result is stored."""
         return storage_dtype(self.dtype)
 

@@ -16,23 +16,24 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.arena import address, arena_address
+from kernels.dtypes import DTYPES, KINDS
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, Record, Records, Rows, Vector, emitted, jit, numbers, row_of
-from kernels.emit.intrinsics import F32, KINDS, address_of, by_kind, fill_zero, load_wide, size_of
+from kernels.emit.intrinsics import F32, address_of, by_kind, fill_zero, load_wide, size_of
 from kernels.pack.panels import transpose_run
 from kernels.plan import Storage
 from kernels.problem import Dims
 from kernels.reference import widen
 from kernels.target import target
 
-__all__ = ["LEAST", "add_products", "add_signed", "meetings"]
+__all__ = ["add_products", "add_signed", "meetings"]
 
 Array = npt.NDArray[np.float64]
 
 _ROWS = 4
 """Sums that are formed side by side: a value is read from memory once for so many of them."""
 
-_WIDTH = 2 * target().lanes if target().lanes == 16 else 8
+_WIDTH = 2 * target().lanes if target().registers == 32 else 8
 """Positions of these that are in registers."""
 
 _LINES = 8
@@ -43,9 +44,6 @@ _STRETCH = 1024
 
 _ACROSS = 64
 """Positions of adjacent channels that are transposed at a time."""
-
-LEAST = {"f32": -126, "f16": -14, "bf16": -126}
-"""Exponent of the smallest power of two that has the full number of digits."""
 
 _F64 = ir.DoubleType()
 _ADJACENT = (16, 4, 1)
@@ -292,7 +290,7 @@ def add_signed(
 
     `signs` are (projections, groups, lines), of a multiple of 4 projections. `squares` and `powers`, (groups, values),
     get the squares of the values, and those of the powers of two at or below them, of at least 2 to the power of
-    `LEAST`. All these are written, not added to, if they are `fresh`.
+    `DType.least`. All these are written, not added to, if they are `fresh`.
     """
     rows, groups, lines = signs.shape
     values = tensor.shape[1]
@@ -312,7 +310,7 @@ def add_signed(
     to = row_of(
         Signed, signs=address(by_four), rows=rows, sums=address(sums), step=sums.strides[0], group=sums.strides[1],
         squares=0 if squares is None else address(squares), powers=0 if powers is None else address(powers),
-        least=LEAST[dtype], fresh=fresh,
+        least=DTYPES[dtype].least, fresh=fresh,
     )  # fmt: skip
     add_lines(KINDS[dtype], given, to)
 
@@ -328,7 +326,7 @@ def _add_signed(
             if squares is not None:
                 squares += some * some
         if powers is not None:
-            exponents = np.clip((some.view(np.int64) >> 52 & 0x7FF) - 1023, LEAST[dtype], 127)
+            exponents = np.clip((some.view(np.int64) >> 52 & 0x7FF) - 1023, DTYPES[dtype].least, 127)
             powers += np.square(np.ldexp(1.0, exponents.astype(np.intc)))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
@@ -22,6 +23,7 @@ from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
+from kernels.reference import single
 from kernels.registry import compute
 from kernels.target import target
 
@@ -29,8 +31,6 @@ __all__ = ["prove"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
-
-_INFINITE = {"f16": 0x7C00, "bf16": 0x7F80}
 
 SEGMENT_LOG = 6
 """Logarithm of the positions that a tile sums in registers."""
@@ -71,9 +71,9 @@ def prove() -> Iterator[str]:
         yield name
         inputs = [_integers(rng, shape, problem.dtype) for shape in problem.input_shapes]
         if number % 4 == 3:  # what is not finite goes other ways
-            inputs[0].reshape(-1)[:1] = np.float32(np.inf) if problem.dtype == "f32" else _INFINITE[problem.dtype]
-        expected = _values(compute(problem, *inputs, reference=True), problem.dtype)
-        result = _values(compute(problem, *inputs, workers=1 + number % 3), problem.dtype)
+            inputs[0].view(f"u{inputs[0].itemsize}").reshape(-1)[:1] = DTYPES[problem.dtype].infinity
+        expected = single(compute(problem, *inputs, reference=True), problem.dtype)
+        result = single(compute(problem, *inputs, workers=1 + number % 3), problem.dtype)
         if not np.array_equal(result, expected, equal_nan=True):
             raise ArithmeticError(f"{name} is wrong: {problem}")
 
@@ -182,8 +182,8 @@ def _prove_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng
         expected = np.tile(start, (rows, 1))
         for line, row, tap in np.ndindex(2, rows, taps):
             if line == 0 or row * stride + tap in left:
-                expected[row] += weights[line, tap] * _values(src[line, row * stride + tap], dtype)
-        if (_values(sums, dtype) != expected).any():
+                expected[row] += weights[line, tap] * single(src[line, row * stride + tap], dtype)
+        if (single(sums, dtype) != expected).any():
             raise ArithmeticError(f"line of taps in {dtype}, {taps} with stride {stride}, is wrong")
 
 
@@ -197,7 +197,7 @@ def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.G
     sums = np.zeros((taps, lanes), np.float32)
     places = np.array([divmod(tap, LINE_TAPS) for tap in range(taps)])
     expected = np.array(
-        [(_values(narrow, dtype) * _values(wide, dtype)[h, w : w + COLUMNS]).sum(0) for h, w in places], np.float32
+        [(single(narrow, dtype) * single(wide, dtype)[h, w : w + COLUMNS]).sum(0) for h, w in places], np.float32
     )
     line = narrow.strides[0]
     group = 4 * target().lanes
@@ -215,12 +215,6 @@ def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.G
     _TILE(address)(*(each.ctypes.data for each in (walk, narrow, wide, offsets, sums)))
     if (sums != expected).any():
         raise ArithmeticError(f"{name} is wrong")
-
-
-def _values(stored: Storage, dtype: str) -> Floats:
-    if dtype == "bf16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.view(np.float16).astype(np.float32) if dtype == "f16" else stored
 
 
 def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:

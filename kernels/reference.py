@@ -21,8 +21,8 @@ from kernels.chains.gradients import gradient_sums, takes_gradient
 from kernels.chains.loops import F64
 from kernels.chains.pixels import pixel_sums, write_pixels
 from kernels.chains.units import arrange, units_of
+from kernels.dtypes import KINDS
 from kernels.emit.doubles import PARTS
-from kernels.emit.intrinsics import KINDS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
@@ -50,6 +50,8 @@ def single(stored: Storage, dtype: str) -> Storage:
         return stored
     if dtype == "f16":
         return stored.view(np.float16).astype(np.float32)
+    if dtype != "bf16":
+        raise KeyError(dtype)
     return (stored.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -73,6 +75,8 @@ def narrow(values: Array, dtype: str) -> Storage:
     if dtype == "f16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16)
+    if dtype != "bf16":
+        raise KeyError(dtype)
     return _round_bf16(values)
 
 

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
 from verify.blocks import blocks
 from verify.evaluate import evaluate
-from verify.model import DIGITS, Model, ulp
+from verify.model import Model, ulp
 from verify.parts import Part, part_of
 from verify.rules import Compared
 
@@ -245,7 +246,7 @@ def _roundings(problem: ConvProblem, inputs: Sequence[Storage]) -> Iterator[tupl
         yield "f16", lambda values: widen(narrow(values, "f16"), "f16")
     elif problem.dtype == "f16":
         yield "bf16", lambda values: _rounded(values, 8)
-    least = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14, "f64": 2.0**-1022}[problem.dtype]
+    least = 2.0 ** DTYPES[problem.dtype].least
     if any(_has_subnormals(tensor, problem.dtype, least) for tensor in inputs):
         yield "numbers whose subnormals are zero", lambda values: np.where(np.abs(values) < least, 0.0, values)
 
@@ -281,7 +282,7 @@ def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
         return None
     what = "the images'" if not problem.forward else "the taps'"
     for kind in ("bf16", "f16") if len(pieces) > 1 else ():
-        if DIGITS[kind] > DIGITS[problem.dtype]:
+        if DTYPES[kind].digits > DTYPES[problem.dtype].digits:
             continue
         total = np.zeros_like(pieces[0])
         for piece in pieces:

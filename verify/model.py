@@ -24,18 +24,12 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
+from kernels.dtypes import DTYPES
 from kernels.problem import ConvProblem
 
-__all__ = ["DIGITS", "EXACT", "LARGEST", "SIGMAS", "Model", "accumulation_slack", "rounding_slack", "ulp"]
+__all__ = ["EXACT", "SIGMAS", "Model", "accumulation_slack", "rounding_slack", "ulp"]
 
 Array = npt.NDArray[np.float64]
-
-DIGITS = {"f32": 24, "f16": 11, "bf16": 8, "f64": 53}
-_SMALLEST = {"f32": -149, "f16": -24, "bf16": -133, "f64": -1074}
-"""Exponent of the smallest subnormal number."""
-
-LARGEST = {"f32": 128, "f16": 16, "bf16": 128, "f64": 1024}
-"""Exponent of the smallest power of two that is too large."""
 
 _UNIFORM = 0.18
 SIGMAS = 8.0
@@ -90,7 +84,7 @@ class Model:
                 total = self.norm(np.sqrt(added / 3) * likely, more * spread)
             sigma: Array = sqrt(_UNIFORM) * self.unit * self.scale * total
             if self.products:  # products below the smallest number are rounded to its multiples
-                least = 2.0 ** _SMALLEST["f64" if self.dtype == "f64" else "f32"]
+                least = 2.0 ** DTYPES["f64" if self.dtype == "f64" else "f32"].smallest
                 sigma = self.norm(sigma, np.sqrt(terms / 12) * least)
         return sigma
 
@@ -103,8 +97,8 @@ class Model:
 def ulp(values: Array, dtype: str) -> Array:
     """Return the distance of the numbers of a dtype around each value: that of the smallest ones around zero."""
     biased = np.asarray(values).view(np.int64) >> 52 & 0x7FF  # 0 for zeros and subnormal float64
-    exponent = biased - (1022 + DIGITS[dtype])
-    exponent = np.clip(exponent, _SMALLEST[dtype], LARGEST[dtype] - DIGITS[dtype]).astype(np.intc)
+    kind = DTYPES[dtype]
+    exponent = np.clip(biased - (1022 + kind.digits), kind.smallest, kind.largest - kind.digits).astype(np.intc)
     step: Array = np.ldexp(1.0, exponent)
     return step
 

@@ -20,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import arena
+from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.projections import add_products, add_signed, meetings
 from kernels.reference import REFERENCE, channels_first, single, widen
 from verify.blocks import blocks
 from verify.evaluate import evaluate
-from verify.model import DIGITS, EXACT, Model, accumulation_slack, ulp
+from verify.model import EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
 
 __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
@@ -185,7 +186,7 @@ class Projection:
                 return False
             signs = (over_images[:, image, None] * t)[:, None]
             add_signed(_lines(result[image], one), one.dtype, signs, *(by_position[at] for at in parts))
-        rows[-1] *= 4.0 ** (1 - DIGITS[one.dtype])  # units in the last place
+        rows[-1] *= 4.0 ** (1 - DTYPES[one.dtype].digits)  # units in the last place
         return True
 
     def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected | None:
@@ -219,7 +220,7 @@ class Projection:
             facts = np.array([facts[0], max(more[0], more[1]), max(facts[2], more[2])])
         # sums that no rounding can change, in the result nor in its projections
         largest = float(terms.max(initial=0.0)) * facts[0] * facts[1]
-        exactly = facts[2] == 0 and largest < EXACT * 2.0 ** DIGITS[one.dtype] and largest * many < 2.0**53
+        exactly = facts[2] == 0 and largest < EXACT * 2.0 ** DTYPES[one.dtype].digits and largest * many < 2.0**53
         errors = got - exact[:count]
         return Projected.of(
             one, errors, exact[count], squares, steps / 12, terms, many, difficulty, exactly=bool(exactly)

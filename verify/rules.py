@@ -20,12 +20,13 @@ from math import inf, isfinite, sqrt
 import numpy as np
 import numpy.typing as npt
 
+from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE, narrow, widen
 from verify.blocks import Block as Cut
 from verify.blocks import blocks, within
-from verify.model import LARGEST, SIGMAS, Model, accumulation_slack, rounding_slack, ulp
+from verify.model import SIGMAS, Model, accumulation_slack, rounding_slack, ulp
 from verify.terms import products_of
 
 __all__ = ["Block", "Compared", "Shares", "Tally", "judge"]
@@ -98,7 +99,7 @@ class Block:
 
     def allowed(self, dtype: str) -> Array:
         """Return the largest error that rule 2 allows."""
-        smallest, huge = 2.0 ** (4 - LARGEST[dtype]), 2.0 ** (LARGEST[dtype] - 1)
+        smallest, huge = 2.0 ** (4 - DTYPES[dtype].largest), 2.0 ** (DTYPES[dtype].largest - 1)
         size = np.abs(self.exact)
         border = (size < smallest) | (size > huge * (1 - 2.0**-8) * 2)
         return self.step * np.where(border, 1.5, 0.5) + SIGMAS * self.sigma
@@ -121,7 +122,7 @@ def _block(compared: Compared, model: Model, part: Cut) -> Block:
     low = 0.0 if compared.low is None else compared.low[part]
     few = compared.terms[within(part, compared.terms.shape)]
     # An overflow counts as the first number that is too large, so that a sum just below it may overflow too.
-    huge = inf if dtype == "f64" else 2.0 ** LARGEST[dtype]
+    huge = inf if dtype == "f64" else 2.0 ** DTYPES[dtype].largest
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs((np.clip(got, -huge, huge) - exact) - low)
         rounding = np.abs((nearest - exact) - low)

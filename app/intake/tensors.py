@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from convgrad._errors import TooLarge, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
 from schemas.frameworks import dtype_here
 from schemas.rows import MAX_DIMS, InputRows
-from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_shape, read_tensor
+from schemas.tensors import MAX_NUMBERS, TensorMeta, WireDType, WireTensor, read_meta, read_shape, read_tensor
 
 __all__ = [
     "Elements",
@@ -45,7 +45,7 @@ _AT_ONCE = 64
 _INLINE = 256 << 10
 _SWAP_STEP = 1 << 18
 _WHAT = "invalid inputs"
-_WIRE_DTYPES = ("f32", "f16", "bf16", "f64", "s32")
+_WIRE_DTYPES = get_args(WireDType)
 
 
 class Elements(Protocol):

@@ -15,8 +15,8 @@ import numpy as np
 from kernels.arena import address, arena
 from kernels.bias.runs import add_to_planes, add_to_rows, sum_planes, sum_rows
 from kernels.blocks import STEPS, SUMS
+from kernels.dtypes import KINDS
 from kernels.emit.compiler import Doubles, Floats
-from kernels.emit.intrinsics import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reduction import chunks_of, sum_tree

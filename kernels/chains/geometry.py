@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.loops import F64, TERMS, Operand
+from kernels.chains.loops import TERMS, Operand
+from kernels.dtypes import DTYPES
 from kernels.emit.compiler import Table, values_of
-from kernels.emit.intrinsics import KINDS
 from kernels.problem import ConvProblem
 
 __all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]
@@ -135,7 +135,7 @@ def lanes_of(
 
 def size_of(kind: int) -> int:
     """Return the bytes of a value."""
-    return 8 if kind == F64 else 4 if kind == KINDS["f32"] else 2
+    return list(DTYPES.values())[kind].size
 
 
 def cut(sizes: Sizes, position_bytes: int, position_macs: int) -> Iterator[tuple[list[int], list[int]]]:

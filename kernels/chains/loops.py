@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.dtypes import KINDS
 from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers
 from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, round_lines, widen_run
 from kernels.emit.intrinsics import F32, call_entry, fill_zero
@@ -33,8 +34,7 @@ __all__ = [
     "sum_pixels",
 ]  # fmt: skip
 
-F64 = 3
-"""A kind of values besides those of `kernels.pack.panels.KINDS`."""
+F64 = KINDS["f64"]
 
 _GAP = 8
 """Values after a panel that packing may write."""

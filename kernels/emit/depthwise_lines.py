@@ -36,7 +36,7 @@ TAPS = {1: (1, 2, 3, 5, 7), 2: (3, 5)}
 LINE_DTYPES = ("f32", "bf16", "f16") if target().converts_f16 else ("f32", "bf16")
 """Dtypes in which src is read where it lies."""
 
-LINE_ROWS = 8 if target().lanes == 16 or target().arch == "aarch64" else 4
+LINE_ROWS = 8 if target().registers == 32 or target().arch == "aarch64" else 4
 """Pixels of a tile: their sums and a line of weights fit the registers."""
 
 

@@ -11,20 +11,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.dtypes import DTYPES, KINDS
 from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "KINDS", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel",
+    "F32", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel",
     "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "transpose_panel",
     "untranspose",
 ]  # fmt: skip
-
-_SIZES = {"f32": 4, "f16": 2, "bf16": 2}
-"""How values are stored, and their bytes."""
-
-KINDS = {kind: number for number, kind in enumerate(_SIZES)}
-"""The same as compiled functions have it."""
 
 F32 = KINDS["f32"]
 
@@ -33,14 +28,17 @@ _typed_intrinsic: Any = intrinsic
 
 
 def by_kind(emit: Callable[..., Any], result: Any = types.void) -> Any:
-    """Make an intrinsic of ``emit(builder, kind, *values)``, as `emitted` does; its first argument is of `KINDS`."""
+    """Make an intrinsic of ``emit(builder, kind, *values)``, as `emitted` does; its first argument is of `KINDS`.
+
+    There is no case for f64, the last one.
+    """
 
     def choose(builder: Any, number: Any, *values: Any) -> Any:
         def case(kind: str) -> list[Any]:
             value = emit(builder, kind, *values)
             return [] if value is None else [value]
 
-        found = simd.switch(builder, number, [partial(case, kind) for kind in KINDS])
+        found = simd.switch(builder, number, [partial(case, kind) for kind in KINDS if kind != "f64"])
         return found[0] if found else None
 
     return emitted(choose, result)
@@ -48,7 +46,7 @@ def by_kind(emit: Callable[..., Any], result: Any = types.void) -> Any:
 
 def size_of(kind: str) -> int:
     """Return the bytes of a stored value."""
-    return _SIZES[kind]
+    return DTYPES[kind].size
 
 
 @by_kind

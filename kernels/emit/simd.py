@@ -15,6 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
+from kernels.dtypes import DTYPES
 from kernels.target import target
 
 __all__ = [
@@ -193,6 +194,8 @@ def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
     bits = builder.zext(raw, ints)
     if kind == "bf16":
         return builder.bitcast(builder.shl(bits, const(16)), floats)
+    if kind != "f16":
+        raise KeyError(kind)
     sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
     magnitude = builder.shl(builder.and_(bits, const(0x7FFF)), const(13))
     scaled = builder.fmul(builder.bitcast(magnitude, floats), ir.Constant(floats, [2.0**112] * width))
@@ -204,7 +207,7 @@ def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
 
 def storage(kind: str) -> Any:
     """Return the type in which values of `kind` are stored: f32 as itself, f16 and bf16 as their 16 bits."""
-    return F32 if kind == "f32" else ir.IntType(16)
+    return F32 if kind == "f32" else ir.IntType(8 * DTYPES[kind].size)
 
 
 def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
@@ -223,6 +226,8 @@ def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
         rounded = builder.lshr(builder.add(bits, builder.add(odd, const(0x7FFF))), const(16))
         quiet = builder.or_(builder.and_(top, const(0x8000)), const(0x7FC0))
         return builder.trunc(builder.select(nan, quiet, rounded), halves)
+    if kind != "f16":
+        raise KeyError(kind)
     magnitude = builder.and_(bits, const(0x7FFFFFFF))
     odd = builder.and_(builder.lshr(magnitude, const(13)), const(1))
     nearest = builder.add(magnitude, builder.add(odd, const((1 << 12) - 1)))

@@ -32,7 +32,7 @@ it."""
 LANE_ROWS = 9
 """Rows of the tallest lanewise tile: a 3x3 kernel."""
 
-LINES_KEPT = LANE_ROWS // LINE_TAPS if target().lanes == 16 else 0
+LINES_KEPT = LANE_ROWS // LINE_TAPS if target().registers == 32 else 0
 """Kernel lines up to which direct tiles keep values in registers, where there are 32; the table has them last."""
 
 
@@ -42,7 +42,7 @@ def _tile(kind: int, rows: int) -> Any:
     stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
     if stored:
         kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
-        emit = lane_taps(taps, target().lanes // 8, target().lanes, stored, kept)
+        emit = lane_taps(taps, target().registers // 16 or 1, target().lanes, stored, kept)
         return emitted_callback(f"_taps_{rows}_{stored}", emit, 5)
     ahead = kind > FROM_MEMORY
     vectors = max(1, kind - FROM_MEMORY * ahead)

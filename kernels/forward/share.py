@@ -11,10 +11,10 @@ import numpy as np
 
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
+from kernels.dtypes import KINDS
 from kernels.emit.brgemm import MASKS, MICRO, ROWS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, line_table, line_taps
-from kernels.emit.intrinsics import KINDS
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS

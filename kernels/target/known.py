@@ -44,7 +44,8 @@ class Target:
     """A processor as a value: kernels are laid out, compiled and cached for exactly what it says.
 
     `cpu` is LLVM's name, `features` are what the compiler may emit and `imitated` those whose paths run on plain
-    instructions. `flags` is the compiler's feature string where a user has set it.
+    instructions. `flags` is the compiler's feature string where a user has set it. Vectors have `vector_bits` at the
+    most, even if features allow wider ones.
     """
 
     name: str
@@ -53,44 +54,53 @@ class Target:
     features: frozenset[str]
     imitated: frozenset[str] = frozenset()
     flags: str | None = None
+    vector_bits: int = 512
 
     @cached_property
     def lanes(self) -> int:
         """Number of f32 in a vector; whatever is imitated has 16."""
-        return 16 if self.imitated or self.features >= {"avx512f", "avx512bw"} else 8
+        wide = self.features >= {"avx512f", "avx512bw"} and self.vector_bits == 512
+        return 16 if self.imitated or wide else 8
+
+    @cached_property
+    def registers(self) -> int:
+        """Number of vectors in registers: without AVX and on Arm, where a register has 4 lanes, two make a vector."""
+        if self.lanes == 16 or "avx512vl" in self.features:
+            return 32
+        return 16 if self.arch == "aarch64" or "avx" in self.features else 8
 
     @cached_property
     def dots(self) -> Dots:
         """The instruction for products of bf16 pairs, if there is one; it comes with AVX512F and AVX512BW."""
-        wide = {"avx512f", "avx512bw"}
-        if "amx-bf16" in self.imitated or self.features >= AMX | wide:
+        if self.lanes < 16:
+            return ""
+        if "amx-bf16" in self.imitated or self.features >= AMX:
             return "amx"
-        return "avx512bf16" if "avx512bf16" in self.imitated or self.features >= {"avx512bf16", *wide} else ""
+        return "avx512bf16" if "avx512bf16" in self.features | self.imitated else ""
 
     @cached_property
     def rows(self) -> dict[int, int]:
         """Rows of the tallest register tile, by vectors a row.
 
-        Sums, one row of vectors and one scalar stay within the registers: 32 of 16 lanes, or of 4 of which two are a
-        vector (Arm), or 16 of 8; without AVX there are 16 of 4, two of which are a vector, and products take one more.
+        Sums, one row of vectors and one scalar stay within the registers; without AVX, products take one more.
         """
-        if self.lanes == 16:
+        if self.registers == 32:
             return {1: 9, 2: 9}
         if self.arch == "aarch64":
             # 6 rows of two vectors are 24 sums, 4 registers of the panel and one of scalars, which `fmla` takes by
             # lane: 10 registers are loaded for 24 `fmla`, and none is spilled; with 7 rows some are. Four lanes and 12
             # rows would load 14 for as many. 9 rows of one vector, the taps of a 3x3 kernel, hide the latency.
             return {1: 9, 2: 6}
-        return {1: 8, 2: 6} if "avx" in self.features else {1: 5, 2: 3}
+        return {1: 8, 2: 6} if self.registers == 16 else {1: 5, 2: 3}
 
     @cached_property
     def batch_rows(self) -> dict[int, int]:
         """Rows of the tallest tile of `kernels.emit.brgemm`, by vectors a row; they fit as those of `rows` do."""
-        if self.lanes == 16:
+        if self.registers == 32:
             return {1: 12, 2: 12}
         if self.arch == "aarch64":
             return {1: 9, 2: 6}
-        return {1: 12, 2: 6} if "avx" in self.features else {1: 5, 2: 3}
+        return {1: 12, 2: 6} if self.registers == 16 else {1: 5, 2: 3}
 
     @property
     def fused(self) -> bool:
@@ -104,8 +114,8 @@ class Target:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """How wide the code path is, for comparing: products of bf16, then lanes, then fused multiply-adds."""
-        return ("", "avx512bf16", "amx").index(self.dots), self.lanes, int(self.fused), int("avx" in self.features)
+        """How wide the code path is, for comparing: products of bf16, lanes, registers, fused multiply-adds."""
+        return ("", "avx512bf16", "amx").index(self.dots), self.lanes, self.registers, int(self.fused)
 
     @property
     def compiles(self) -> bool:
@@ -116,12 +126,14 @@ class Target:
         """Return the compiler's feature string, in which all of `known` but ours is off, whatever `cpu` implies."""
         if self.flags is not None:
             return self.flags
-        return ",".join(("+" if name in self.features else "-") + name for name in sorted(known | self.features))
+        words = [("+" if name in self.features else "-") + name for name in sorted(known | self.features)]
+        return ",".join(words if self.vector_bits == 512 else [*words, f"+prefer-{self.vector_bits}-bit"])
 
     @property
     def digest(self) -> str:
         """A short name for what decides the code: all of the above."""
-        text = " ".join((self.arch, self.cpu, self.flags or "", *sorted(self.features), "/", *sorted(self.imitated)))
+        words = self.cpu, self.flags or "", *sorted(self.features), "/", *sorted(self.imitated)
+        text = " ".join((self.arch, str(self.vector_bits), *words))
         return sha256(text.encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
@@ -140,6 +152,7 @@ KNOWN = (
     _x86("haswell", _AVX2),
     _x86("znver2", _AVX2),
     _x86("znver3", _AVX2),
+    replace(_x86("skylake-avx512", _AVX512), name="avx10-256", vector_bits=256),
     _x86("skylake-avx512", _AVX512),
     _x86("cooperlake", _BF16),
     _x86("znver4", _BF16),
@@ -149,7 +162,10 @@ KNOWN = (
     Target("neoverse-n1", "aarch64", "neoverse-n1", _NEON | {"lse"}),
     Target("neoverse-v1", "aarch64", "neoverse-v1", _NEON | {"lse", "sve"}),
 )
-"""From the plainest to the widest. Those with the same features differ in how LLVM schedules their instructions."""
+"""From the plainest to the widest. Those with the same features differ in how LLVM schedules their instructions; one
+whose vectors are narrower than its features allow is used only where it is named."""
+
+_WIDE = tuple(target for target in KNOWN if target.vector_bits == 512)
 
 REFERENCE = Target("reference", "x86_64", "", frozenset())
 """Nothing is compiled: what is left when not even the portable path works."""
@@ -165,7 +181,7 @@ def best(arch: str, name: str, features: frozenset[str]) -> Target:
         place, family = KNOWN.index(target), _family(target.name) == _family(name)
         return target.path, len(target.features), target.name == name, family, place if family else -place
 
-    fitting = [target for target in KNOWN if target.arch == arch and target.features <= features]
+    fitting = [target for target in _WIDE if target.arch == arch and target.features <= features]
     if not fitting:
         names = ", ".join(target.name for target in KNOWN)
         raise ValueError(f"there are no kernels for {arch} processors like {name}; there are for {names}")
@@ -177,7 +193,7 @@ def narrower(target: Target) -> Target:
     plain = replace(target, imitated=frozenset())
     fitting = [
         other
-        for other in KNOWN
+        for other in _WIDE
         if other.arch == target.arch and other.features <= plain.features and other.path < target.path
     ]
     if not fitting:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, Vector
-from kernels.emit.intrinsics import KINDS
 from kernels.problem import ConvProblem, data_steps, storage_dtype
 from kernels.target import target
 from kernels.winograd.records import TileSlab

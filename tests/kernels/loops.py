@@ -39,9 +39,10 @@ def inner_loop(kind: str, vectors: int) -> list[str]:
     parsed.triple, parsed.data_layout = TRIPLES[target().arch], str(machine.target_data)
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)
-    blocks = re.split(
-        r"^\.?LBB\w+:.*$|^\t(?:j\w+|c?b[.nz]\S*|b)\t.*$", machine.emit_assembly(parsed), flags=re.MULTILINE
-    )
+    assembly = machine.emit_assembly(parsed)
+    if target().vector_bits < 512 and "zmm" in assembly:
+        raise SystemExit(f"{target()} has no vectors of 512 bits")
+    blocks = re.split(r"^\.?LBB\w+:.*$|^\t(?:j\w+|c?b[.nz]\S*|b)\t.*$", assembly, flags=re.MULTILINE)
     hottest = max(blocks, key=lambda block: sum(map(bool, map(PRODUCT.match, _instructions(block)))))
     return _instructions(hottest)
 

@@ -6,16 +6,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kernels.projections import LEAST, add_products, add_signed, meetings
+from kernels.dtypes import DTYPES
+from kernels.projections import add_products, add_signed, meetings
 from kernels.reference import narrow, taps, widen
 from tests.kernels.harness import problem_of
 from tests.problems import Case
-from verify.model import DIGITS, ulp
+from verify.model import ulp
 
 pytestmark = pytest.mark.path
 
 Array = npt.NDArray[np.float64]
-DTYPES = ("f32", "f16", "bf16")
+NAMES = ("f32", "f16", "bf16")
 
 
 def drawn_signs(rng: np.random.Generator, *shape: int) -> Array:
@@ -24,7 +25,7 @@ def drawn_signs(rng: np.random.Generator, *shape: int) -> Array:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize(
     ("groups", "lines", "values"), [(1, 1, 1), (2, 5, 37), (3, 13, 1100), (1, 130, 49), (2, 3, 64)]
 )
@@ -44,17 +45,17 @@ def test_signed_lines(groups: int, lines: int, values: int, dtype: str, order: s
     for line in range(lines):
         expected += signs[:, :, line, None] * wide[:, line]
         squares += wide[:, line] ** 2
-        steps += (ulp(wide[:, line], dtype) * 2.0 ** (DIGITS[dtype] - 1)) ** 2
+        steps += (ulp(wide[:, line], dtype) * 2.0 ** (DTYPES[dtype].digits - 1)) ** 2
     for found, each in ((sums, expected), (extra[0], squares), (extra[1], steps)):
         np.testing.assert_array_equal(found, each)
     add_signed(tensor, dtype, -signs, sums)  # not fresh: the sums cancel
     np.testing.assert_allclose(sums, 0, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_the_powers_of_the_smallest_and_largest(dtype: str) -> None:
     """Zeros and subnormal numbers count as the smallest normal one; Inf and NaN do not spread to the powers."""
-    smallest = 2.0 ** LEAST[dtype]
+    smallest = 2.0 ** DTYPES[dtype].least
     stored = narrow(np.array([[0.0, smallest / 4, -smallest, 3 * smallest, np.inf, np.nan]]), dtype)
     powers, sums = np.zeros((1, 6)), np.zeros((4, 1, 6))
     add_signed(stored, dtype, np.ones((4, 1, 1)), sums, None, powers)

@@ -72,7 +72,7 @@ def machine() -> Iterator[Machine]:
     machine.forget()
 
 
-@pytest.mark.parametrize("known", KNOWN, ids=str)
+@pytest.mark.parametrize("known", [known for known in KNOWN if known.vector_bits == 512], ids=str)
 def test_a_known_processor_takes_its_own_target(machine: Machine, known: Target) -> None:
     """Each known processor takes its own target."""
     machine.has(known.arch, known.cpu, known.features)
@@ -100,6 +100,20 @@ def test_avx512_without_bw_is_not_taken(machine: Machine) -> None:
     """Products of bf16 and 16 lanes need AVX512F and AVX512BW: a Knights Landing computes with eight lanes."""
     machine.has("x86_64", "knl", BY_NAME["haswell"].features | {"avx512f", "avx512cd", "avx512bf16"})
     assert (machine.target().lanes, machine.target().dots) == (8, "")
+
+
+def test_narrower_vectors_are_taken_by_name_alone(machine: Machine) -> None:
+    """256-bit vectors with the registers of AVX-512 have to be asked for; what is narrower than that is AVX2."""
+    machine.has("x86_64", "skylake-avx512", BY_NAME["skylake-avx512"].features)
+    assert (machine.target().lanes, machine.target().registers) == (16, 32)
+    machine.set(NAME, "avx10-256")
+    chosen = machine.target()
+    assert (chosen.lanes, chosen.registers, chosen.dots) == (8, 32, "")
+    assert "+avx512vl" in chosen.llvm_features(frozenset())
+    assert "+prefer-256-bit" in chosen.llvm_features(frozenset())
+    assert narrower(chosen).name == "haswell"
+    assert narrower(BY_NAME["skylake-avx512"]).lanes == 8
+    assert "avx512f" not in narrower(BY_NAME["skylake-avx512"]).features
 
 
 def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
@@ -153,7 +167,7 @@ def test_a_target_can_be_named(machine: Machine) -> None:
     machine.set(NAME, "reference")
     assert not machine.target().compiles
     machine.set(NAME, "znver9")
-    with pytest.raises(ValueError, match="znver9 is not a known target; this processor can run cooperlake, haswell"):
+    with pytest.raises(ValueError, match="znver9 is not a known target; this processor can run avx10-256, cooperlake"):
         machine.target()
     machine.has("x86_64", "haswell", BY_NAME["haswell"].features)
     machine.set(NAME, "znver4")

@@ -15,16 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _others() -> dict[str, Target]:
-    """Return a known target for each set of features that no test runs here: what LLVM can select depends on these.
+    """Return a known target for each code path and set of features that no test runs here.
 
-    Targets with the same features differ in how instructions are scheduled.
+    What LLVM can select depends on these. Other targets with the same ones differ in how instructions are scheduled.
     """
-    run = [target().features, *(known.features for known in KNOWN if known.name in narrower_paths())]
-    found: dict[frozenset[str], Target] = {}
+    run = [target(), *(known for known in KNOWN if known.name in narrower_paths())]
+    found: dict[object, Target] = {(known.path, known.features): known for known in run}
     for known in KNOWN:
-        if known.features not in run:
-            found.setdefault(known.features, known)
-    return {known.name: known for known in found.values()}
+        found.setdefault((known.path, known.features), known)
+    return {known.name: known for known in found.values() if known not in run}
 
 
 @pytest.mark.heavy

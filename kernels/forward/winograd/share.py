@@ -11,9 +11,9 @@ import numpy as np
 from kernels.arena import address, arena, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
+from kernels.dtypes import KINDS
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.intrinsics import KINDS
 from kernels.forward.winograd.driver import KERNEL, PRODUCTS, VECTOR, WIDTH, add_products, transform_filters
 from kernels.forward.winograd.records import Filters, Outputs
 from kernels.plan import Stop, Storage

@@ -28,7 +28,7 @@ import numpy as np
 
 from kernels.arena import address
 from kernels.blocks import STEPS
-from kernels.emit.intrinsics import KINDS
+from kernels.dtypes import DTYPES, KINDS
 from kernels.forward.share import LANES
 from kernels.forward.tiles import ForwardTiles, cut_units
 from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
@@ -40,9 +40,6 @@ from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.work import exact_factor
 
 __all__ = ["ForwardWinograd"]
-
-_EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
-"""The bits of the exponent: all are set in Inf and NaN alone."""
 
 
 class ForwardWinograd(WinogradKernel):
@@ -106,7 +103,7 @@ class ForwardWinograd(WinogradKernel):
         if not self._sum_directly(replace(problem, algorithm="direct"), unit, inputs, direct, stop):
             return False
         found = box(output, unit)
-        exponent = _EXPONENTS[problem.dtype]
+        exponent = DTYPES[problem.dtype].infinity
         wrong = found.view(f"u{found.itemsize}") & exponent == exponent
         wrong[~exact] = True
         np.copyto(found, box(direct, unit), where=wrong)

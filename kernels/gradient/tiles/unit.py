@@ -17,8 +17,8 @@ import numpy.typing as npt
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
+from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.intrinsics import KINDS
 from kernels.emit.tile_table import DIRECT, tile_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_lanes, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights

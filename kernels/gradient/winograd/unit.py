@@ -27,8 +27,9 @@ import numpy.typing as npt
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
+from kernels.dtypes import KINDS
 from kernels.emit.compiler import row_of
-from kernels.emit.intrinsics import F32, KINDS
+from kernels.emit.intrinsics import F32
 from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
