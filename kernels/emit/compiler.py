@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 from numba.core import config
+from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
@@ -78,6 +79,18 @@ if target().compiles and target().arch == host_arch():
         "CPU_FEATURES": target().llvm_features(host_features()[1]),
     }.items():
         setattr(config, _name, _value)  # Numba makes its settings at run time
+
+if target().vector_bits < 512:
+    # LLVM uses wider registers where a function has wider vectors and doesn't say that they are to be cut
+    _add_module: Any = CPUCodeLibrary.add_ir_module
+
+    def _add_with_width(library: Any, module: Any) -> None:
+        for function in module.functions:
+            if function.blocks:  # llvmlite has no word for it
+                set.add(function.attributes, f'"min-legal-vector-width"="{target().vector_bits}"')
+        _add_module(library, module)
+
+    CPUCodeLibrary.add_ir_module = _add_with_width
 
 
 Records = npt.NDArray[np.void]
