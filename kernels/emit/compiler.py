@@ -82,7 +82,8 @@ if target().compiles and target().arch == host_arch():
 
 if target().vector_bits < 512:
     # LLVM uses wider registers where a function has wider vectors and doesn't say that they are to be cut
-    _add_module: Any = CPUCodeLibrary.add_ir_module
+    _library: Any = CPUCodeLibrary
+    _add_module = _library.add_ir_module
 
     def _add_with_width(library: Any, module: Any) -> None:
         for function in module.functions:
@@ -90,7 +91,7 @@ if target().vector_bits < 512:
                 set.add(function.attributes, f'"min-legal-vector-width"="{target().vector_bits}"')
         _add_module(library, module)
 
-    CPUCodeLibrary.add_ir_module = _add_with_width
+    _library.add_ir_module = _add_with_width
 
 
 Records = npt.NDArray[np.void]
