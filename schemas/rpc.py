@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convgrad._errors import InvalidParams
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, members_rule, safe_key
 from schemas.tables import near_miss
 
@@ -29,6 +28,7 @@ __all__ = [
 Id = str | int | float | None
 
 _MAX_ID = 4096
+_MAX_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Batch:
     items: tuple[Request | Invalid, ...]
 
 
-def parse_message(payload: object, *, max_batch: int = 1000) -> Request | Invalid | Batch:
+def parse_message(payload: object) -> Request | Invalid | Batch:
     """Parse a decoded JSON body.
 
-    An empty batch, or one of more than `max_batch` items, is one `Invalid`, as the specification requires.
+    An empty batch, or one of too many items, is one `Invalid`, as the specification requires.
     """
     if isinstance(payload, list | tuple):
         if not payload:
             return Invalid("a batch must have at least 1 request, but is empty")
-        if len(payload) > max_batch:
-            return Invalid(f"a batch must have at most {max_batch} requests, but has {len(payload)}")
+        if len(payload) > _MAX_BATCH:
+            return Invalid(f"a batch must have at most {_MAX_BATCH} requests, but has {len(payload)}")
         return Batch(tuple(_parse_request(item) for item in payload))
     return _parse_request(payload)
 
@@ -109,19 +109,23 @@ def _is_text(value: str) -> bool:
 
 
 def bind_params(
-    params: Mapping[str, Any] | Sequence[Any] | None, names: Sequence[str], *, required: Sequence[str] = ()
+    params: Mapping[str, Any] | Sequence[Any] | None,
+    names: Sequence[str],
+    *,
+    required: Sequence[str] = (),
+    what: str = "params",
 ) -> dict[str, Any]:
     """Return params by name; positional ones are in the order of `names`.
 
-    Raises `InvalidParams` for a missing, extra or unknown parameter.
+    Raises `InvalidParams` for a missing, extra or unknown parameter; its message begins with `what` they are.
     """
     broken: list[BrokenRule] = []
     if params is None:
         named: dict[str, Any] = {}
     elif isinstance(params, Mapping):
-        too_many = members_rule(params, ["params"])
+        too_many = members_rule(params, [what])
         if too_many is not None:
-            raise _wrong_params([too_many])
+            raise invalid_params(what, [too_many])
         named = {name: params[name] for name in names if name in params}
         broken.extend(_unknown(name, names) for name in params if name not in names)
     else:
@@ -131,7 +135,7 @@ def bind_params(
             broken.append(broken_rule(["params"], msg, "too_long"))
     broken.extend(broken_rule([name], f"{name} is required", "missing") for name in required if name not in named)
     if broken:
-        raise _wrong_params(broken)
+        raise invalid_params(what, broken)
     return named
 
 
@@ -139,10 +143,6 @@ def _unknown(name: object, names: Sequence[str]) -> BrokenRule:
     hint = near_miss(name, tuple(names))
     msg = f"there is no such parameter; the parameters are {', '.join(names)}"
     return broken_rule([safe_key(name)], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_parameter")
-
-
-def _wrong_params(broken: list[BrokenRule]) -> InvalidParams:
-    return invalid_params("params", broken)
 
 
 def error_response(request_id: Id, code: int, message: str, data: Any = None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from schemas.tables import near_miss
 
 __all__ = [
     "MAX_NUMBERS",
+    "MAX_OUTPUTS",
     "DataTensor",
     "NpyTensor",
     "TensorDescription",
@@ -42,6 +43,7 @@ Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
 Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
 
 MAX_NUMBERS = 1_000_000
+MAX_OUTPUTS = 16
 """The most elements of a tensor that is a list of numbers in JSON."""
 
 _NUMBERS = (

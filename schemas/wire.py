@@ -15,7 +15,7 @@ from schemas.attributes import attributes_model, plain_attributes_model
 from schemas.describe import example
 from schemas.rows import TensorRow
 from schemas.tables import CalledOperation, find_operation, verified
-from schemas.tensors import MAX_NUMBERS, DataTensor, NpyTensor, TensorDescription, TensorReply
+from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [
     "AnyCall",
@@ -59,7 +59,7 @@ class CallOptions(BaseModel):
         default="direct",
         description="How convolutions are summed; auto: the faster way. What winograd can't compute is refused.",
     )
-    outputs: Annotated[list[str], Field(min_length=1, max_length=16)] | None = Field(
+    outputs: Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUTS)] | None = Field(
         default=None, description="Names of the outputs to compute; by default the operation's first."
     )
     explain: bool | None = Field(

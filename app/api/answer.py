@@ -1,4 +1,7 @@
-"""How every request is handled, on every API: admit, receive and check, compute, reply, free everything."""
+"""How a call to `/v1` or `/v2` is answered: admit, receive and check, compute, reply, free everything.
+
+`/rpc` takes the same steps for each item of a message.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ class OpsPort:
     def __init__(self, service: Service, listener: socket.socket) -> None:
         app = Application()
         app.state.service = service
-        app.stack = Exchanges(Routes([ops_pages.health]), Limits(0))  # no page reads a body
-        protocol = type("OpsProtocol", (_OpsProtocol,), {"slow_s": service.settings.slow_s})
+        slow_s = service.settings.slow_s
+        app.stack = Exchanges(Routes([ops_pages.health]), Limits(0, slow_s=slow_s))  # no page reads a body
+        protocol = type("OpsProtocol", (_OpsProtocol,), {"slow_s": slow_s})
         config = uvicorn.Config(
             app,
             http=protocol,

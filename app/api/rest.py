@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
+from app.api.answer import Decode, Encode, answer, decode, decode_optional
 from app.api.routing import service_of
 from app.calls.sealed.tasks import CheckTask, Submit
 from app.calls.service import Service
@@ -19,7 +19,7 @@ from app.replies.result import send_result
 from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
 
-__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router"]
+__all__ = ["REPLY_TYPES", "router"]
 
 router = APIRouter(prefix="/v1")
 
@@ -57,7 +57,7 @@ async def compute(request: Request, op: str) -> None:
     await answer(exchange, Compute(service_of(request), find_operation(op), check), decode, _ENCODERS[chosen])
 
 
-def _serve(
+def _add_page(
     path: str, make: Callable[..., Task], *reply_types: str, decode: Decode = decode, method: str = "POST"
 ) -> None:
     """Add a page whose task `make` creates, of the service and the parameters of the path."""
@@ -70,26 +70,26 @@ def _serve(
     router.add_api_route(path, page, methods=[method])
 
 
-def _of(check: str) -> Callable[[Any], Any]:
+def _with_check(check: str) -> Callable[[Any], Any]:
     """Add the check, which is in the path, to the body of a request."""
     return lambda body: {**body, "check": check} if isinstance(body, Mapping) else body
 
 
 def _answer_check(method: str) -> Callable[[Service, str], Task]:
-    return lambda service, check: CheckTask(service, method, _of(check))
+    return lambda service, check: CheckTask(service, method, _with_check(check))
 
 
-_serve("/ops/{op}/validate", lambda service, op: Validate(service, find_operation(op)), JSON)
-_serve("/ops/{op}/verify", lambda service, op: Verify(service, find_operation(op)), JSON, sse.MEDIA_TYPE)
-_serve("/graphs", RunGraph, JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
-_serve("/graphs/validate", ValidateGraph, JSON)
-_serve("/checks", lambda service: CheckTask(service, "check.begin"), JSON, decode=decode_optional)
-_serve(
+_add_page("/ops/{op}/validate", lambda service, op: Validate(service, find_operation(op)), JSON)
+_add_page("/ops/{op}/verify", lambda service, op: Verify(service, find_operation(op)), JSON, sse.MEDIA_TYPE)
+_add_page("/graphs", RunGraph, JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
+_add_page("/graphs/validate", ValidateGraph, JSON)
+_add_page("/checks", lambda service: CheckTask(service, "check.begin"), JSON, decode=decode_optional)
+_add_page(
     "/checks/verify-signature",
     lambda service: CheckTask(service, "check.verify_signature", lambda body: {"document": body}),
     JSON,
 )
-_serve("/checks/{check}/next", _answer_check("check.next"), JSON, multipart.MEDIA_TYPE, decode=decode_optional)
-_serve("/checks/{check}/submit", lambda service, check: Submit(service, _of(check)), JSON, sse.MEDIA_TYPE)
-_serve("/checks/{check}/finish", _answer_check("check.finish"), JSON, decode=decode_optional)
-_serve("/checks/{check}", _answer_check("check.drop"), JSON, decode=decode_optional, method="DELETE")
+_add_page("/checks/{check}/next", _answer_check("check.next"), JSON, multipart.MEDIA_TYPE, decode=decode_optional)
+_add_page("/checks/{check}/submit", lambda service, check: Submit(service, _with_check(check)), JSON, sse.MEDIA_TYPE)
+_add_page("/checks/{check}/finish", _answer_check("check.finish"), JSON, decode=decode_optional)
+_add_page("/checks/{check}", _answer_check("check.drop"), JSON, decode=decode_optional, method="DELETE")

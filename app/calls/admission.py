@@ -110,7 +110,7 @@ class Admission:
         limit = self.limit_of(context)
         if counter[context.tenant] >= limit:
             raise RateLimited(
-                f"this key may have {limit} calls at a time",
+                f"this key may have {limit} requests or calls at a time",
                 retry_after=_RETRY_AFTER_S,
                 data={"reason": "key_calls", "limit": limit},
             )

@@ -1,33 +1,22 @@
-"""Cancelling calls by request id: `notifications/cancelled` of the JSON-RPC API.
+"""Cancelling calls by request id.
 
-The notification arrives in a request of its own, on any connection. It cancels the request with its `requestId` that
-has the same tenant (`RequestContext.tenant`) and session; the session is the header `X-Session-ID` (or
-`Mcp-Session-Id`) or its absence. Callers choose ids themselves, so an id that several running requests share cancels
+The request to cancel has the id, and the same tenant (`RequestContext.tenant`) and session as the request that cancels
+it, which arrives on any connection. Callers choose ids themselves, so an id that several running requests share cancels
 none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.calls.work import Work
 
-__all__ = ["NOTIFICATION", "Cancellations", "Running", "session_of"]
-
-NOTIFICATION = "notifications/cancelled"
-
-_HEADERS = ("x-session-id", "mcp-session-id")
-_LONGEST = 128
+__all__ = ["Cancellations", "Running"]
 
 Name = tuple[str, str, Any]
-
-
-def session_of(headers: Mapping[str, str]) -> str:
-    """Return the session that a request belongs to; empty if it names none."""
-    return next((headers[name][:_LONGEST] for name in _HEADERS if name in headers), "")
 
 
 class Running:
@@ -72,10 +61,8 @@ class Cancellations:
             if not same:
                 del self._running[tenant, session, request_id]
 
-    def cancel(self, tenant: str, session: str, params: Any) -> None:
-        """Handle a notification; nothing happens if it matches no request or several."""
-        request_id = params.get("requestId") if isinstance(params, Mapping) else None
-        if isinstance(request_id, str | int | float):
-            same = self._running.get((tenant, session, request_id), [])
-            if len(same) == 1:
-                same[0].cancel()
+    def cancel(self, tenant: str, session: str, request_id: Any) -> None:
+        """Cancel a request; nothing happens if none has the id, or several."""
+        same = self._running.get((tenant, session, request_id), [])
+        if len(same) == 1:
+            same[0].cancel()

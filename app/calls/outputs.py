@@ -38,7 +38,9 @@ class CallOutput:
     job: Job = field(init=False)
     """What computes it, once it has memory."""
     units: Units | None = None
+    """Its units as the engine completes them, once it runs."""
     first: asyncio.Task[Unit | None] | None = None
+    """The wait for the first of them."""
 
     @property
     def spec(self) -> TensorSpec:

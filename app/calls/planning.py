@@ -41,7 +41,7 @@ __all__ = [
     "work_of_verification",
 ]
 
-_PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
+_PLAN_LIMITS = {("the filter has", "taps"): 1 << 17, ("a group has", "channels"): 1 << 21}
 """Planning takes up to a tenth of a second below these limits, and a plan's tables some tens of megabytes."""
 
 _AT_ONCE = {"taps": 1 << 9, "phases": 1 << 8, "channels": 1 << 13, "positions": 1 << 23, "units": 1 << 8}
@@ -183,8 +183,8 @@ def check_limits(op: ResolvedOp, settings: Settings, taps: int = 0) -> None:
     for output in op.outputs:
         problem = problem_of(op, output.name)
         counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
-        for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
-            _limit("plan", count, limit, what, op, _weights)
+        for count, ((has, what), limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
+            _limit("plan", count, limit, what, op, _weights, has)
 
 
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
@@ -318,12 +318,18 @@ def _describe(chosen: Plan) -> dict[str, Any]:
 
 
 def _limit(
-    reason: str, value: int, limit: int, what: str, op: ResolvedOp, find: Callable[[ResolvedOp], NamedTensor]
+    reason: str,
+    value: int,
+    limit: int,
+    what: str,
+    op: ResolvedOp,
+    find: Callable[[ResolvedOp], NamedTensor],
+    has: str = "the call needs",
 ) -> None:
     if value > limit:
         kind, name, shape = find(op)
         raise TooLarge(
-            f"the call needs {value} {what}, but this service allows {limit}: {name} is {written(shape)}",
+            f"{has} {value} {what}, but this service allows {limit}: {name} is {written(shape)}",
             data={"reason": reason, "limit": limit, "value": value, "loc": [kind, name]},
         )
 

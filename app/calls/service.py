@@ -1,4 +1,4 @@
-"""The operations of the service, shared by every API: validate, prepare, call.
+"""What all calls share, on every API: admission, memory, checks, planning.
 
 Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. A call on tensors in memory::
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """Compute gradients for the APIs: one object for the life of the process."""
+    """Admit requests, check and plan their calls: one object for the life of the process."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Result, Work
 from app.intake.graphs import GraphRequest, read_graph_request
 from app.intake.lease import Lease
-from app.intake.options import parse_options
+from app.intake.options import Options, parse_options
 from app.intake.requests import (
     Arrived,
     Begun,
@@ -76,11 +76,14 @@ class Task(ABC):
 
 
 class _OperationTask(Task):
-    """A task for the operation `called`."""
+    """A task for the operation `called`; `check` may reject its options, as soon as they are known."""
 
-    def __init__(self, service: Service, called: CalledOperation) -> None:
+    def __init__(
+        self, service: Service, called: CalledOperation, check: Callable[[Options], object] = lambda _: None
+    ) -> None:
         super().__init__(service)
         self.called = called
+        self._check = check
 
     async def read(self, document: Any) -> RequestObject:
         """Read a request object."""
@@ -88,17 +91,11 @@ class _OperationTask(Task):
 
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the part of a request object that has arrived."""
-        check_begun(self.called, document, int(self.service.settings.memory_budget))
+        self._check(check_begun(self.called, document, int(self.service.settings.memory_budget)))
 
 
 class Compute(_OperationTask):
-    """Compute an operation; `check` may reject what was prepared."""
-
-    def __init__(
-        self, service: Service, called: CalledOperation, check: Callable[[Prepared], object] = lambda _: None
-    ) -> None:
-        super().__init__(service, called)
-        self._check = check
+    """Compute an operation."""
 
     async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:  # noqa: ARG002
         """Check and plan the call."""
@@ -107,7 +104,7 @@ class Compute(_OperationTask):
             self._check_without_shape(request)
             return None
         prepared = await self.service.plan(*self.service.check(request))
-        self._check(prepared)
+        self._check(prepared.options)
         return prepared
 
     def _check_without_shape(self, request: RequestObject) -> None:
@@ -290,7 +287,7 @@ class RequestReceiver:
             try:
                 known.prepared = await self._task.prepare(known.request, complete=complete)
             except InvalidParams as error:
-                if known.whole:
+                if known.all_described:
                     raise
                 # Which inputs are required may depend on the outputs, and they may still come.
                 errors = [found for found in error.errors if not _is_missing_input(found)]

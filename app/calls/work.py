@@ -74,7 +74,7 @@ class Result:
 
 
 class Work(ABC):
-    """Use with ``async with``: leaving the block stops it and frees its memory."""
+    """An accepted request, ready to run. Use with ``async with``: leaving the block stops it and frees its memory."""
 
     streams: ClassVar[Streams]
     """What a stream of messages has before the result, which after tiles has checksums instead of data."""
@@ -88,7 +88,7 @@ class Work(ABC):
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:  # noqa: B027
-        """Free nothing."""
+        """Nothing to free by default."""
 
     async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
         """Run to the end; yield what happens. Without `each` there need be no events for single units."""

@@ -63,7 +63,7 @@ class CrossOriginProtection:
             )
         if method not in _READS and media_type(headers) in _FORM_TYPES:
             raise UnsupportedMediaType(
-                f"a web page must send {', '.join(_TAKEN)}, not a content type of plain forms",
+                f"a web page must send {', '.join(_TAKEN)}, not one that HTML forms send",
                 data={"supported": list(_TAKEN)},
             )
 

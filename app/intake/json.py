@@ -224,7 +224,7 @@ class JsonIntake:
         self._skeleton += piece
         if len(self._skeleton) > self._max_skeleton:
             raise TooLarge(
-                f"the JSON without {self._values.plural} may have at most {self._max_skeleton} bytes",
+                f"without {self._values.plural} the JSON may have at most {self._max_skeleton} bytes",
                 data={"reason": "head", "limit": self._max_skeleton},
             )
 

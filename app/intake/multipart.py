@@ -118,7 +118,7 @@ class MultipartIntake:
             return None
         if not self._missing:
             self._told = True
-            return Known(await self._read(), whole=False)
+            return Known(await self._read(), all_described=False)
         if self._begun:
             return None
         self._begun = True

@@ -187,10 +187,9 @@ class Numbers(ReceivedData):
                     raise _wrong_length([0] * depth, length, wanted)
 
     def _check_levels(self, levels: int, shape: tuple[int, ...]) -> None:
-        if levels > max(1, len(shape)):
-            raise TensorFault(f"{_NESTED}: it has more nested lists than {len(shape)} dimensions", "nesting")
-        if 1 < self._levels < len(shape):
-            raise TensorFault(f"{_NESTED}: its {levels} levels are fewer than {len(shape)} dimensions", "nesting")
+        if levels > max(1, len(shape)) or 1 < self._levels < len(shape):
+            rule = f"the lists are nested {levels} deep, but the shape has {len(shape)} dimensions"
+            raise TensorFault(f"{_NESTED}: {rule}", "nesting")
 
     def _read(self, chunk: bytes, start: int) -> tuple[int, bool]:
         stop = min(start + NUMBER_SLICE, len(chunk))
@@ -209,7 +208,7 @@ class Numbers(ReceivedData):
             text, self._word = text[:end], b""
         elif foreign >= 0:
             if plain[foreign] not in _OTHER_VALUES:
-                raise _not_json(f"has something that is no value; NaN and infinities are the strings {_WORDS_TEXT}")
+                raise _not_json(f"contains what is not JSON; NaN and infinities are the strings {_WORDS_TEXT}")
             raise TensorFault(f"must hold only numbers, or the strings {_WORDS_TEXT}", "number_type")
         self._take(_WORD.sub(rb" \1 ", text) if b'"' in text else text, over=end is not None)
         return stop, end is not None
@@ -248,7 +247,7 @@ class Numbers(ReceivedData):
             self._begin(outline, numbers, depths)
         if self._levels > 1:
             if (depths[numbers] != self._levels).any():
-                raise TensorFault(f"{_NESTED}: it has numbers beside lists", "nesting")
+                raise TensorFault(f"{_NESTED}: it mixes numbers and lists", "nesting")
             closing = self._levels - depths[codes == _COMMA]
             self._check_lengths(closing if end is None else np.append(closing, self._levels))
         self._before = outline.rstrip(_SPACE)[-1:] or self._before

@@ -9,15 +9,14 @@ from typing import Any, Literal, get_args
 from convgrad._errors import InvalidParams
 from kernels.problem import Algorithm
 from schemas.broken_rules import invalid_params, number
-from schemas.tensors import MAX_NUMBERS, listed
+from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, listed
 
 __all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options", "refuse_options"]
 
 Encoding = Literal["base64", "npy", "list"]
-ENCODINGS: tuple[Encoding, ...] = ("base64", "npy", "list")
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 
 _LONGEST_MS = 86_400_000
-_MOST_OUTPUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,8 @@ def _broken(name: str, value: Any) -> str | None:
         rule += f", but is {number(value)}" if type(value) is int else ""
     elif name == "outputs":
         names = isinstance(value, list) and all(isinstance(output, str) for output in value)
-        kept = names and 1 <= len(value) <= _MOST_OUTPUTS
-        rule = f"a list of 1 to {_MOST_OUTPUTS} names of outputs"
+        kept = names and 1 <= len(value) <= MAX_OUTPUTS
+        rule = f"a list of 1 to {MAX_OUTPUTS} names of outputs"
     elif name in _CHOICES:
         *others, last = _CHOICES[name]
         kept, rule = value in _CHOICES[name], f"{', '.join(others)} or {last}"

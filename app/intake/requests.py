@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from app.intake.lease import Lease
-from app.intake.options import parse_options
+from app.intake.options import Options, parse_options
 from app.intake.strict_json import Partial
 from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
@@ -89,17 +89,18 @@ class Begun:
 
 @dataclass(slots=True)
 class Known:
-    """Dtype and shape of every tensor are known; the last one that a decoder yields has all of their data.
+    """Dtype and shape of the tensors are known; the last one that a decoder yields has all of their data.
 
-    `prepared` is the plan of this request; it may have been made for an earlier one with other data. `likely` is a plan
-    for an earlier request that is used while the values of the shape input have not arrived: they may differ.
+    `prepared` is the plan of this request. `RequestReceiver` sets it, and the decoder may read it after its `yield`, or
+    set it before, from a cache: it may have been made for an earlier request with other data. `likely` is a plan for an
+    earlier request that is used while the values of the shape input have not arrived: they may differ.
     """
 
     request: RequestObject
     prepared: Any = None
     likely: Any = None
-    whole: bool = True
-    """Whether all inputs are described; only their data may still arrive."""
+    all_described: bool = True
+    """Whether no further input can come, only data; else optional ones, and those of some outputs, still may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,12 @@ class Arrived:
 RequestEvent = Begun | Known | Arrived
 
 
-def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> None:
+def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> Options:
     """Check what has arrived of a request object (`partial_document`), so that it can be rejected before the rest has.
 
-    Raises `InvalidParams` for attributes and options that break rules by themselves, and for a tensor that can't be
-    read; `TooLarge` for one that exceeds the `memory` of the service. Rules that involve several of them, or what may
-    still come, are checked later.
+    Returns the options, which are the defaults until they have arrived. Raises `InvalidParams` for attributes and
+    options that break rules by themselves, and for a tensor that can't be read; `TooLarge` for one that exceeds the
+    `memory` of the service. Rules that involve several of them, or what may still come, are checked later.
     """
     attributes = request.get("attributes")
     if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
@@ -132,9 +133,9 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
         if broken:
             raise invalid_params(called.called_as, broken)
     options = request.get("options")
-    if not isinstance(options, Partial):
-        parse_options(options)
+    parsed = parse_options(None if isinstance(options, Partial) else options)
     check_begun_inputs(request.get("inputs"), memory)
+    return parsed
 
 
 def check_begun_inputs(inputs: object, memory: int) -> None:

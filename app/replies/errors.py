@@ -40,7 +40,7 @@ MAPPING: dict[type[ConvgradError], ErrorCodes] = {
     errors.InvalidRequest: ErrorCodes(-32600, 400, "Invalid request"),
     errors.UnknownOperation: ErrorCodes(-32601, 404, "Unknown operation"),
     errors.InvalidParams: ErrorCodes(-32602, 422, "Invalid parameters"),
-    errors.NotAcceptable: ErrorCodes(-32600, 406, "No acceptable reply form"),
+    errors.NotAcceptable: ErrorCodes(-32600, 406, "No acceptable reply format"),
     errors.UnsupportedMediaType: ErrorCodes(-32600, 415, "Unsupported media type"),
     errors.TooLarge: ErrorCodes(-32003, 413, "Too large"),
     errors.Unsupported: ErrorCodes(-32004, 422, "Unsupported dtype or layout"),

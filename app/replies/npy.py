@@ -9,8 +9,8 @@ import numpy as np
 from starlette.types import Send
 
 from app.calls.call import Call
-from app.calls.planning import Prepared
 from app.calls.work import TileReady, Work, finish
+from app.intake.options import Options
 from app.replies.body import SMALL, send_bytes, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
@@ -38,11 +38,11 @@ class ReadyRows:
         return self.rows
 
 
-def check_outputs(prepared: Prepared) -> None:
+def check_outputs(options: Options) -> None:
     """Raise `NotAcceptable` for a call with several outputs: a `.npy` file holds one."""
-    if len(prepared.computations) > 1:
+    if len(options.outputs) > 1:
         raise NotAcceptable(
-            f"{MEDIA_TYPE} can hold one output, but the call requests {len(prepared.computations)}",
+            f"{MEDIA_TYPE} can hold one output, but the call requests {len(options.outputs)}",
             data={"supported": ["application/json", "multipart/form-data", "application/x-tensor-stream"]},
         )
 

@@ -77,12 +77,12 @@ def test_params_by_position_or_by_name(params: Any) -> None:
         (3, "request", None),
         (None, "request", None),
         ("x", "request", None),
-        ([message()] * 3, "batch", None),
+        ([message()] * 1001, "batch", None),
     ],
 )
 def test_invalid_requests(payload: Any, rule: str, found_id: Any) -> None:
     """An invalid request is answered with its id, or null if it has none."""
-    found = parse_message(payload, max_batch=2)
+    found = parse_message(payload)
     assert isinstance(found, Invalid)
     assert found.message.startswith((rule, f"a {rule}"))
     assert found.id == found_id

@@ -33,12 +33,12 @@ from convgrad._errors import PROBLEM_JSON, InvalidParams, InvalidRequest
 from schemas.broken_rules import broken_rule
 from schemas.tables import CalledOperation
 
-__all__ = ["OipState", "infer"]
+__all__ = ["REPLY_TYPES", "OipState", "infer"]
 
 # The last one is curl's default, which the protocol's own examples rely on.
 _REQUEST_TYPES = ("application/octet-stream", "application/json", "", "application/x-www-form-urlencoded")
 # Whether a reply is JSON or binary depends on the requested outputs; problem objects are for errors.
-_REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, PROBLEM_JSON)
+REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, PROBLEM_JSON)
 
 
 class OipState:
@@ -68,7 +68,7 @@ class _Inference(Compute):
         super().__init__(service, called)
         self._state = state
         self._exchange = exchange
-        self._reply_type = choose(exchange.headers.get("accept"), _REPLY_TYPES)
+        self._reply_type = choose(exchange.headers.get("accept"), REPLY_TYPES)
         self._body: InferenceBody | None = None
 
     def decode(self, exchange: Exchange, _: Task, lease: Lease) -> AsyncIterator[RequestEvent]:

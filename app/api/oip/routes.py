@@ -107,7 +107,7 @@ async def _document(request: Request) -> dict[str, Any]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_BYTES:
-            raise TooLarge(f"the body of this request may have {_MOST_BYTES} bytes", data={"limit": _MOST_BYTES})
+            raise TooLarge(f"this body may have at most {_MOST_BYTES} bytes", data={"limit": _MOST_BYTES})
     document = parse_document(body) if body.strip() else {}
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")

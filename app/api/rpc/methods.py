@@ -48,12 +48,14 @@ class TaskMethod:
         op = given.pop("op", None)
         return self.make(service, _called(op) if self._has_op else None), given
 
-    async def check_begun(self, service: Service, params: Any) -> None:
-        """Check the params that have arrived; raises what `Task.check_begun` raises."""
+    async def check_begun(self, service: Service, params: Any, task: Task | None) -> Task | None:
+        """Check the params that have arrived; return their task, for the next call. Raises as `Task.check_begun`."""
         if isinstance(params, list):
             params = dict(zip(self.params, params, strict=False))
         if isinstance(params, Mapping) and ("op" in params or not self._has_op):
-            await self.make(service, _called(params["op"]) if self._has_op else None).check_begun(params)
+            task = task or self.make(service, _called(params["op"]) if self._has_op else None)
+            await task.check_begun(params)
+        return task
 
     @property
     def _has_op(self) -> bool:

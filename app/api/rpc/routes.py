@@ -1,7 +1,7 @@
 """The `/rpc` API: the whole of JSON-RPC 2.0, answered as JSON or as server-sent events.
 
-Notifications are executed where they have an effect: those of `check.*`, and `notifications/cancelled`
-(`app.calls.cancel`).
+Notifications are executed where they have an effect: those of `check.*`, and `notifications/cancelled`, which cancels
+the request with its `requestId` (`app.calls.cancel`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastapi import APIRouter, Request
 
 from app.api.answer import check_media_type
 from app.api.routing import service_of
 from app.api.rpc.methods import METHODS, Method, TaskMethod
-from app.calls.cancel import NOTIFICATION, Running, session_of
+from app.calls.cancel import Running
 from app.calls.service import Service
-from app.calls.tasks import RequestReceiver
+from app.calls.tasks import RequestReceiver, Task
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange, exchange_of
 from app.intake.body import begun_documents, media_type, refuse_encoding, whole
@@ -55,6 +55,9 @@ _MAX_CONCURRENT = 4
 _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
 # A batch could request a document of tens of kilobytes a thousand times: the answer's documents are limited in total.
 _DOCUMENTS = 4 << 20
+# The first of these that a request has names its session.
+_SESSION_HEADERS = ("x-session-id", "mcp-session-id")
+_LONGEST_SESSION = 128
 
 router = APIRouter()
 
@@ -109,7 +112,7 @@ class _Message:
     ) -> None:
         self._exchange = exchange
         self._context = exchange.context
-        self._caller = exchange.context.tenant, session_of(exchange.headers)
+        self._caller = exchange.context.tenant, _session_of(exchange.headers)
         self._service = service
         self._methods = methods
         self._lease = lease
@@ -119,6 +122,7 @@ class _Message:
                 admission.enter_context(service.admit())
             except (Overloaded, RateLimited, ShuttingDown) as refusal:
                 self._refusal = refusal
+        self._task: Task | None = None  # of a request that is still arriving
         self._documents = _DOCUMENTS  # bytes that the documents of the answer, errors among them, may still have
         self._tensors = 0  # bytes of the tensors of its results
         self._one_check = asyncio.Lock()  # requests about checks run in their order
@@ -166,7 +170,7 @@ class _Message:
         method = self._methods.get(str(request.get("method")))
         if self._refusal is None and isinstance(method, TaskMethod) and request.get("jsonrpc") == "2.0":
             try:
-                await method.check_begun(self._service, request.get("params"))
+                self._task = await method.check_begun(self._service, request.get("params"), self._task)
             except ConvgradError as error:
                 return error.with_traceback(None)
         return None
@@ -174,8 +178,10 @@ class _Message:
     def _cancel_calls(self, items: Iterable[_Item]) -> None:
         """Handle the notifications that cancel calls."""
         for item in () if self._context.denied else items:
-            if isinstance(item, rpc.Request) and item.is_notification and item.method == NOTIFICATION:
-                self._service.cancellations.cancel(*self._caller, item.params)
+            if _is_notification(item) and item.method == "notifications/cancelled" and isinstance(item.params, Mapping):
+                request_id = item.params.get("requestId")
+                if isinstance(request_id, str | int | float):
+                    self._service.cancellations.cancel(*self._caller, request_id)
 
     async def _reply_nothing(self, notifications: Sequence[_Item]) -> None:
         for item in notifications:
@@ -332,7 +338,12 @@ class _Message:
         return _Text((text,), len(text))
 
 
-def _is_notification(item: _Item) -> bool:
+def _session_of(headers: Mapping[str, str]) -> str:
+    """Return the session that a request belongs to; empty if it names none."""
+    return next((headers[name][:_LONGEST_SESSION] for name in _SESSION_HEADERS if name in headers), "")
+
+
+def _is_notification(item: _Item) -> TypeGuard[rpc.Request]:
     return isinstance(item, rpc.Request) and item.is_notification
 
 

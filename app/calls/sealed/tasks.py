@@ -37,7 +37,7 @@ Place = Callable[[Any], Any]
 """Adds the path's parameters to the body."""
 
 _SENT = ("tensors", "seed")
-_TURNS = 16
+_LOOP_TURNS_TO_WAIT = 16
 
 
 class CheckTask(Immediate):
@@ -68,6 +68,10 @@ class Submit(Task):
     def __init__(self, service: Service, place: Place = lambda body: body) -> None:
         super().__init__(service)
         self._place = place
+        # Known once the params are.
+        self._check: SealedCheck
+        self._case: SealedCase
+        self._outcome: str | None
 
     async def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check what has arrived, and the case as soon as it is known."""
@@ -98,7 +102,8 @@ class Submit(Task):
 
     async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
-        for _ in range(0 if self._case.sent else _TURNS):  # the reply may have been sent before its task has ended
+        # The reply may have been sent before its task has ended.
+        for _ in range(0 if self._case.sent else _LOOP_TURNS_TO_WAIT):
             await asyncio.sleep(0)
         self._case.require_sent()
         if self._outcome is not None or not (complete or request.inputs):
@@ -121,9 +126,8 @@ class Submit(Task):
             self._case.replies[answer] = {"check": self._check.id, "case": self._case.number, "outcome": answer}
             return Answered(Result(self._case.replies[answer]))
         inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
-        work = Judgement(self.service, prepared, {**tensors, **inputs}, lease)
-        work.check, work.case, work.given = self._check, self._case, next(iter(tensors.values()))
-        return work
+        call = self.service, prepared, {**tensors, **inputs}, lease
+        return Judgement(*call, check=self._check, case=self._case, given=next(iter(tensors.values())))
 
     def _replied(self, prepared: Prepared | None, tensors: Mapping[str, Segment]) -> dict[str, Any] | None:
         """Return the reply to an answer that was given before; its sender repeats it if the reply was lost."""
@@ -137,10 +141,10 @@ class Submit(Task):
 class Judgement(Verification):
     """A verification that records its verdict in the check; if it fails, the case takes another answer."""
 
-    check: SealedCheck
-    case: SealedCase
-    given: Segment
-    _reply: Result
+    def __init__(self, *call: Any, check: SealedCheck, case: SealedCase, given: Segment) -> None:
+        super().__init__(*call)
+        self.check, self.case, self.given = check, case, given
+        self._reply: Result
 
     async def __aenter__(self) -> Self:
         """Queue the verification; raises `InvalidParams` if another one has begun."""
@@ -241,7 +245,8 @@ def _found(service: Service, given: Mapping[str, Any]) -> SealedCheck:
 def _params(given: Any, method: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise invalid_params("check", [broken_rule([], "the request must be an object", "object_type")])
-    return bind_params(given, tuple(CHECK_METHODS[method].params), required=CHECK_METHODS[method].required)
+    names, required = tuple(CHECK_METHODS[method].params), CHECK_METHODS[method].required
+    return bind_params(given, names, required=required, what="check")
 
 
 _ANSWERS: dict[str, Callable[[Service, Mapping[str, Any]], Awaitable[Work]]] = {

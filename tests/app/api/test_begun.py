@@ -17,7 +17,7 @@ from schemas.tables import CalledOperation, find_operation
 from tests.app.bare import connected, replies
 from tests.app.intake.support import npy
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import JSON, SMALL
+from tests.app.samples import JSON, NPY, SMALL
 from tests.live import LiveService
 
 REST, RPC, OIP = f"/v1/ops/{SMALL.op}", "/rpc", f"/v2/models/{SMALL.op}/infer"
@@ -39,10 +39,16 @@ def begun(path: str, tensor: dict[str, Any], **attributes: Any) -> tuple[bytes, 
     return text, "application/json"
 
 
-def ask(service: LiveService | Resident, path: str, body: bytes, content_type: str) -> tuple[int, Any]:
+def ask(
+    service: LiveService | Resident,
+    path: str,
+    body: bytes,
+    content_type: str,
+    accept: str = "application/json, application/problem+json",  # the error of /v2 is then that of /v1
+) -> tuple[int, Any]:
     """Send the head of a request with a long body, and the beginning of that; return the reply."""
     fields = f"host: localhost\r\ncontent-type: {content_type}\r\ncontent-length: 100000000"
-    fields += "\r\naccept: application/json, application/problem+json"  # the error of /v2 is then that of /v1
+    fields += f"\r\naccept: {accept}"
     head = f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n"
     with connected(service.url) as sock:
         sock.sendall(head.encode() + body)
@@ -106,6 +112,20 @@ def test_wrong_numbers(service: LiveService, path: str) -> None:
     assert status == (200 if path == RPC else 422)
     (error,) = (reply["error"]["data"] if path == RPC else reply)["errors"]
     assert error["msg"].startswith("data of src must be flat, or nested like its shape: ")
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_outputs_that_the_reply_can_not_hold(service: LiveService, form: bool) -> None:
+    """A `.npy` file of several outputs is refused once the options have arrived."""
+    call = {"options": {"outputs": ["diff_weights", "diff_bias"]}, "attributes": SMALL.attributes(), "inputs": {}}
+    text, content_type = json.dumps(call), JSON
+    if form:
+        disposition = 'Content-Disposition: form-data; name="{}"\r\n\r\n'
+        text = f"--x\r\n{disposition.format('request')}{text}\r\n--x\r\n{disposition.format('src')}"
+        content_type = "multipart/form-data; boundary=x"
+    status, reply = ask(service, REST, text.removesuffix("}}").encode(), content_type, NPY)
+    assert (status, reply["code"]) == (406, "not_acceptable")
+    assert "the call requests 2" in reply["detail"]
 
 
 def test_params_by_position(service: LiveService) -> None:

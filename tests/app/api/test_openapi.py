@@ -12,7 +12,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from app.api import web
+from app.api.oip import infer
 from app.main import ROUTERS
+from convgrad._errors import PROBLEM_JSON
 from kernels.target import target
 from schemas.openapi import openapi_document
 from schemas.tables import OPERATIONS, find_operation, operation_names, verified
@@ -84,6 +86,12 @@ def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
     assert set(name["schema"]["enum"]) == set(operation_names())
     for status, answer in verb["responses"].items():
         assert status == "200" or set(answer["content"]) == {"application/problem+json"}
+
+
+def test_an_inference_has_its_forms(openapi: dict[str, Any]) -> None:
+    """The page of an inference lists every type that a client may accept, but that of errors."""
+    verb = openapi["paths"]["/v2/models/{model}/infer"]["post"]
+    assert {*verb["responses"]["200"]["content"], PROBLEM_JSON} == set(infer.REPLY_TYPES)
 
 
 def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: httpx.Client) -> None:

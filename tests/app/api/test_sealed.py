@@ -295,6 +295,12 @@ def test_json_rpc(http: httpx.Client, encoding: str) -> None:
     assert call("check.finish", check=check)["data"]["reason"] == "unknown_check"
 
 
+def test_an_unknown_member(http: httpx.Client) -> None:
+    """The error is about a check: only JSON-RPC has params."""
+    problem = http.post("/v1/checks", json={"casez": 2}).json()
+    assert problem["detail"].startswith("check: there is no such parameter")
+
+
 @pytest.mark.parametrize("name", ["0" * 31, "x" * 32, "G" * 32])
 def test_only_a_check_can_be_dropped(http: httpx.Client, name: str) -> None:
     """A check that is gone may be dropped again, but no name that no check has."""

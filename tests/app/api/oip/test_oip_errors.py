@@ -158,7 +158,7 @@ NUMBERS: dict[str, tuple[str, str]] = {
     "many digits": (f"[{'1' * 600}, 1]", "data of src"),
     "brackets": ("[1[2]]", "in the wrong place"),
     "ragged": ("[" + ",".join(["[1,1]"] * 80) + "]", "nested like its shape"),
-    "deep": ("[" * 40 + "1" + "]" * 40, "nested lists"),
+    "deep": ("[" * 40 + "1" + "]" * 40, "nested"),
     "no list": ("7", "must be a list of numbers"),
     "string": ('"AAAA"', "must be a list of numbers"),
 }

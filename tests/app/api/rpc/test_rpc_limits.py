@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
+
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from app.api.rpc.methods import TaskMethod
+from app.api.rpc.routes import answer_rpc
+from app.calls.service import Service
+from app.calls.tasks import RunGraph, Task
+from app.http.exchange import Exchanges, Limits, exchange_of
+from app.intake import graphs
+from schemas.tables import CalledOperation
+from tests.app import graph
 from tests.app.bare import rpc_connection
 from tests.app.resident import Resident
 from tests.app.samples import HEAVY, JSON, SMALL, SSE, doubled, messages, read_tensor, rpc_request, same_bits
@@ -27,6 +39,36 @@ def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> No
     """If the connection closes in the middle of the body, the memory for its tensors is released."""
     with rpc_connection(tight.url, rpc_request(HEAVY), JSON, share=0.5):
         tight.until(lambda: tight.service.segments.stats().used > 0)
+
+
+def test_a_graph_is_checked_once(tight: Resident) -> None:
+    """A request that is still arriving has one task, which need not read its graph again with each byte."""
+    made = []
+
+    def make(service: Service, _: CalledOperation | None) -> Task:
+        made.append(RunGraph(service))
+        return made[-1]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        params = {"graph": graph.dump(), "inputs": {"0": 1, "1": 2}}
+        call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "graph.run", "params": params})
+        start, inputs, rest = call.rpartition('"inputs"')
+        yield (start + inputs).encode()
+        for byte in rest.encode():
+            yield bytes([byte])
+
+    async def post() -> httpx.Response:
+        methods = {"graph.run": TaskMethod(make, graphs.MEMBERS, ("graph",))}
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await answer_rpc(exchange_of(scope), tight.service, methods)
+
+        api = Exchanges(answer, Limits(1 << 20))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=api), base_url="http://API") as client:
+            return await client.post("/rpc", content=pieces())
+
+    assert tight.run(post()).json()["error"]["data"]["code"] == "invalid_params"
+    assert len(made) == 2  # one while it arrives, and that of the whole request
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
