@@ -161,7 +161,7 @@ def test_incoming_requests_count_for_their_key() -> None:
     """Incoming bodies use the places of their own key, and of no other."""
     admission = Admission(Settings(queue_length=64))
     with admission.request(context("a", 1)):
-        with pytest.raises(RateLimited, match="1 calls"), admission.request(context("a", 1)):
+        with pytest.raises(RateLimited, match="1 requests or calls"), admission.request(context("a", 1)):
             pass
         with admission.request(context("b", 1)):
             pass
