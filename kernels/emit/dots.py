@@ -92,7 +92,8 @@ class Walks(Record):
     `b_part` and `a_part` lead from a part to the next one, `a_line` and `acc_line` from a row to the next one. There
     are `count` walks, and at the address `starts` an int64 for each: where it begins in `a`. In `b` they follow each
     other, `skip` bytes left out between them. `down` leads from the first block of `a` to each other one down, and
-    behind that to their sums.
+    behind that to their sums. Where values have one part and the sums `begin`, they begin at zero, and memory is not
+    read.
     """
 
     b_part: int
@@ -103,6 +104,7 @@ class Walks(Record):
     starts: int
     skip: int
     down: Vector = numbers(6)
+    begin: int
 
 
 class Sides(Record):
@@ -144,9 +146,7 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     would lose more digits.
     """
     a, a_step, b, b_step, steps, c, c_step, place = values
-    walks = simd.fields(
-        builder, place, Walks.dtype, "b_part", "a_part", "a_line", "acc_line", "count", "starts", "skip", "down"
-    )
+    walks = simd.fields(builder, place, Walks.dtype, *Walks.__annotations__)
     tiles = machine(builder)
     line = _I64(_LINE)
     a_down, c_down = ([_I64(0), *walks.down[first:]] for first in (0, down - 1))
@@ -154,7 +154,11 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     places = [builder.add(_address(builder, c, c_step, j), c_down[i]) for i, j in blocks]
     for tile, place in enumerate(places):
         if parts == 1:
-            tiles.load(tile, place, walks.acc_line)
+            with builder.if_else(builder.icmp_signed("==", walks.begin, _I64(0))) as (goes_on, begins):
+                with goes_on:
+                    tiles.load(tile, place, walks.acc_line)
+                with begins:
+                    tiles.zero(tile)
         else:
             tiles.zero(tile)
 

@@ -91,6 +91,10 @@ class ForwardTiles:
         """Whether each dst pixel is summed independently, so that any box of dst may be a unit."""
         return _way(problem) == "gather"
 
+    def speed(self, _: ConvProblem) -> int:
+        """Return the speed, as a multiple of that on register tiles."""
+        return 1
+
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, dst lines, groups, then lane blocks; lanes first where weights are the larger tensor.
 
@@ -99,7 +103,7 @@ class ForwardTiles:
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
         cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])  # the last vector of groups is a whole one
-        wanted = int(max(1, min(4 * workers, problem.macs // STEPS.unit_macs)))
+        wanted = int(max(1, min(4 * workers, problem.macs // (STEPS.unit_macs * self.speed(problem)))))
         weights, src = prod(problem.weights_shape), prod(problem.src_shape)
         lanes_first = weights > src and cells[1] * cells[2] >= wanted
         lines_first = wanted * weights < src and _way(problem) == "gather"

@@ -229,7 +229,7 @@ def _sum_phase(
     pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
     row = 2 * share.step
     line, depth, block = 64 * across, share.depth, share.positions * row
-    where = np.zeros((4, 13), np.int64)
+    where = np.zeros((4, 14), np.int64)
     for down in range(1, 5):
         rest = where[down - 1]
         rest[0], rest[1], rest[2], rest[3] = _blocks(one) * share.block_bytes, depth * block, row, line
@@ -242,6 +242,7 @@ def _sum_phase(
             steps = min(run, depth - at)
             for rest in where:
                 rest[4], rest[5] = min(walks, taps - tap), address_of(offsets) + 8 * (first + tap)
+                rest[13] = 1 if cut.begin and tap + at == 0 else 0
             b = weights + ((first + tap) * depth + at) * TILE * row
             for piece in range(pieces):
                 n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
@@ -252,7 +253,7 @@ def _sum_phase(
                     down = min(most, cut.tiles - tile)
                     call_entry(
                         table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * row, block, b,
-                        share.block_bytes, steps, sums + tile * TILE * line, 64, address_of(where) + 104 * (down - 1),
+                        share.block_bytes, steps, sums + tile * TILE * line, 64, address_of(where) + 112 * (down - 1),
                     )  # fmt: skip
                     tile += down
 
@@ -359,7 +360,9 @@ def compute_cells(
                 if not _cut(share, cells[0], phases[k], cuts[0]):
                     continue
                 cut.across, cut.valid, cut.to = across, valid, place if direct else 0
-                copy_panel(F32, lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
+                cut.begin = parts == 1 and call.bias == 0
+                if not cut.begin:
+                    copy_panel(F32, lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
                 weights = call.panels + 2 * p * block_bytes
                 _sum_phase(table, share, one, call, phases[k], cuts[0], tables.offsets, weights)
                 _set_out(share, call, cells[0], phases[k], cuts[0], dst)

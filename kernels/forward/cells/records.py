@@ -78,8 +78,8 @@ class Cut(Record):
     """How the positions of a phase in a cell, `counts` in each of so many `images`, are summed: in pieces of `tiles`.
 
     The pieces are `LINES`, `PLANES`, or `WHOLE`, one row of the panel. They are summed for one or two blocks `across`,
-    of which so many channels are `valid`. Rows go to dst itself, from the address `to` on, or among the sums of a cell,
-    where it is 0.
+    of which so many channels are `valid`. Sums `begin` at zero, or at what lies there. Rows go to dst itself, from the
+    address `to` on, or among the sums of a cell, where it is 0.
     """
 
     images: int
@@ -88,6 +88,7 @@ class Cut(Record):
     tiles: int
     across: int
     valid: int
+    begin: bool
     to: int
 
 

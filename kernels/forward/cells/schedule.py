@@ -35,6 +35,9 @@ LANES = 2 * TILE
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
 
+GROUP_CYCLES = 40_000.0
+"""What each further group costs, which is a pass with calls of its own."""
+
 MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
 
@@ -242,5 +245,6 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         step=step,
         depth=depth,
         parts=parts,
-        cycles=dims.groups * cells * (products + VALUE_CYCLES * step * depth * packed),
+        cycles=dims.groups * cells * (products + VALUE_CYCLES * step * depth * packed)
+        + GROUP_CYCLES * (dims.groups - 1),
     )

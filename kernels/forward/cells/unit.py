@@ -12,7 +12,7 @@ import numpy as np
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import row_of
-from kernels.emit.dots import STEP, TILE, dot_table
+from kernels.emit.dots import PARTS, STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellShare
 from kernels.forward.cells.schedule import LANES, forward_schedule
@@ -31,6 +31,9 @@ PIXEL_MACS = 32
 
 MOST_CYCLES = 0.9
 """Of the estimate over that of register tiles."""
+
+_SPEED = 4
+"""Times as much work of bf16 makes a unit worth its message as on register tiles."""
 
 
 class _Cells(Share):
@@ -95,18 +98,18 @@ class _Cells(Share):
             blocks = ceil((last - first) / TILE)
             odd = np.zeros(TILE * blocks, np.int64)
             bring_weights(self.share, part, call, self.taps, odd)
-            # lanes behind the last channel may hold it once more
-            edges = first + np.flatnonzero(np.diff(odd[: last - first], prepend=0, append=0))
-            others += [
-                [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
-                for run in edges.reshape(-1, 2).tolist()
-            ]
+            if odd.any():  # lanes behind the last channel may hold it once more
+                edges = first + np.flatnonzero(np.diff(odd[: last - first], prepend=0, append=0))
+                others += [
+                    [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
+                    for run in edges.reshape(-1, 2).tolist()
+                ]
             for cell in range(0, self.cells, self.batch):
                 if stop():
                     return False
                 failed = np.empty((min(self.batch, self.cells - cell), ceil(blocks / 2)), np.int64)
                 compute_cells(dot_table(), self.share, part, call, plan.tables, cell, failed)
-                for item, pair in np.argwhere(failed).tolist():
+                for item, pair in np.argwhere(failed).tolist() if failed.any() else ():
                     low = first + LANES * pair
                     others.append(self._box(cell + item, self.g0 + group, low, min(last, low + LANES)))
         return all(share(self.problem, "gather", part).run(inputs, output, stop) for part in others)
@@ -145,6 +148,10 @@ class ForwardDots(ForwardTiles):
         if ratio > MOST_CYCLES and not target().imitated:
             return f"register tiles would do it in {1 / ratio:.0%} of the time"
         return None
+
+    def speed(self, problem: ConvProblem) -> int:
+        """Return the estimated speed, as a multiple of that on register tiles."""
+        return _SPEED // PARTS[problem.dtype] or 1
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of the grid that units are cut from, and its steps."""

@@ -225,7 +225,7 @@ if target().dots == "amx":
                     a_down[k], acc_down[k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
             walks.count, walks.starts, walks.skip = 1, address_of(starts), 0  # one walk, from 0 on
             walks.b_part, walks.a_part, walks.a_line = share.b.planes * share.b.plane, a_part, a_plane
-            walks.acc_line = every * LINE
+            walks.acc_line, walks.begin = every * LINE, 0
             if tile >= tiles:
                 walks.a_part, walks.a_line, walks.acc_line = down * ROWS * LINE, LINE, LINE
             for k in range(1, down):
