@@ -138,7 +138,7 @@ def target() -> Target:
     elif text := settings.get(SETTING):
         # known targets are steps on which features can lie between: these are compiled for just what is listed
         base = host_target()
-        allowed = _allowed(base.features, text)
+        allowed = _allowed(base.features | (features & {"avx512bf16"}), text)  # slow ones may be asked for
         widest = best(base.arch, base.name, allowed)
         chosen = (
             replace(widest, name=f"{widest.name}-custom", features=allowed) if allowed != widest.features else widest

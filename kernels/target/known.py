@@ -167,6 +167,10 @@ whose vectors are narrower than its features allow is used only where it is name
 
 _WIDE = tuple(target for target in KNOWN if target.vector_bits == 512)
 
+_SLOW_DOTS = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d"})
+"""Processors on which VDPBF16PS is no faster than multiply-adds: with it forward operations of bf16 take 1.6 to 1.9
+times as long (Emerald Rapids). They have AMX, but not every virtual machine or container is granted it."""
+
 REFERENCE = Target("reference", "x86_64", "", frozenset())
 """Nothing is compiled: what is left when not even the portable path works."""
 
@@ -182,6 +186,8 @@ def best(arch: str, name: str, features: frozenset[str]) -> Target:
         return target.path, len(target.features), target.name == name, family, place if family else -place
 
     fitting = [target for target in _WIDE if target.arch == arch and target.features <= features]
+    if name in _SLOW_DOTS:
+        fitting = [target for target in fitting if target.dots != "avx512bf16"]
     if not fitting:
         names = ", ".join(target.name for target in KNOWN)
         raise ValueError(f"there are no kernels for {arch} processors like {name}; there are for {names}")
@@ -195,6 +201,7 @@ def narrower(target: Target) -> Target:
         other
         for other in _WIDE
         if other.arch == target.arch and other.features <= plain.features and other.path < target.path
+        if other.dots != "avx512bf16" or target.name not in _SLOW_DOTS
     ]
     if not fitting:
         return REFERENCE
