@@ -46,7 +46,7 @@ DOTS: Constants = {
         "LEAST_USE": {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}, "MOST_CYCLES": np.inf,
     },
 }  # fmt: skip
-CELLS: Constants = {"kernels.forward.cells.unit": {"MOST_CYCLES": np.inf}}
+CELLS: Constants = {"kernels.forward.cells.unit": {"MOST_CYCLES": np.inf, "SPEED": 1}}
 
 
 @contextmanager

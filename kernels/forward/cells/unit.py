@@ -32,7 +32,7 @@ PIXEL_MACS = 32
 MOST_CYCLES = 0.9
 """Of the estimate over that of register tiles."""
 
-_SPEED = 4
+SPEED = 4
 """Times as much work of bf16 makes a unit worth its message as on register tiles."""
 
 
@@ -151,7 +151,7 @@ class ForwardDots(ForwardTiles):
 
     def speed(self, problem: ConvProblem) -> int:
         """Return the estimated speed, as a multiple of that on register tiles."""
-        return _SPEED // PARTS[problem.dtype] or 1
+        return SPEED // PARTS[problem.dtype] or 1
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of the grid that units are cut from, and its steps."""
