@@ -73,7 +73,8 @@ async def _startup(self: service_main.Server, sockets: list[socket.socket] | Non
     self._loop = asyncio.get_running_loop()
     await uvicorn.Server.startup(self, sockets)
     for each in self.servers[0].sockets:
-        service_main._log.info("listening on http://127.0.0.1:%d", each.getsockname()[1])
+        self._addresses.append(f"http://127.0.0.1:{each.getsockname()[1]}")
+        service_main._log.info("listening on %s", self._addresses[-1])
 
 
 async def _wait_for_all(self: RequestReceiver, arrived: Arrived) -> None:

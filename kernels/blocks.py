@@ -108,6 +108,11 @@ class Sums:
     winograd_chunked_sums: int = 8 * 128 * 128
     """The most channel pairs times chunks: each pair has 64 bytes of sums in every chunk, and chunks are added up."""
 
+    # forward operations by Winograd (`kernels.forward.winograd`)
+
+    winograd_weights_bytes: int = 64 << 20
+    """Transformed weights of a forward operation that `auto` chooses, in memory that the workers share."""
+
     # weight gradients on products of bf16 (`kernels.gradient.dots`)
 
     dot_slab_bytes: int = CACHES.l2_dots
@@ -226,9 +231,6 @@ class Steps:
 
     winograd_unit_weights: int = 1 << 18
     """Weights that make transforming them worth one more unit."""
-
-    winograd_weights_bytes: int = 64 << 20
-    """Transformed weights of a forward operation that `auto` chooses, in memory that the workers share."""
 
     # from one look at whether to stop to the next
 

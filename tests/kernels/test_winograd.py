@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kernels import plan
+from kernels.gradient.tiles.schedule import schedule
 from kernels.target import target
 from kernels.winograd.rules import refusals
 from tests.kernels.sizes import resize
@@ -59,6 +61,54 @@ def test_bits_do_not_depend_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
             again = compute(problem, *inputs, workers=workers)
             assert np.array_equal(bits(again)[finite[0]], bits(first)[finite[0]]), problem
     assert spoiled > 9
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_direct_sums_whose_lanes_are_groups(data_format: str) -> None:
+    """What is left to direct sums is right where these have a group in each lane, and so other units."""
+    lanes = target().lanes
+    problem = draw(
+        np.random.default_rng(5), op="ConvolutionBackwardWeights", dtype="f32", n=2, groups=lanes,
+        src_channels=17 * lanes, dst_channels=17 * lanes, src_spatial=(8, 8), dst_spatial=(8, 8), kernel=(3, 3),
+        strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1), data_format=data_format,
+    )  # fmt: skip
+    direct = replace(problem, algorithm="direct")
+    assert schedule(direct).lanes_are_groups
+    rng = np.random.default_rng(6)
+    large = [rng.integers(-3000, 3001, shape).astype(np.float32) for shape in problem.input_shapes]
+    assert np.array_equal(compute(problem, *large, workers=3), compute(direct, *large))
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in problem.input_shapes]
+    inputs[0].reshape(-1)[5] = np.inf
+    result, expected = compute(problem, *inputs, workers=3), compute(direct, *inputs)
+    finite = np.isfinite(expected)
+    assert not finite.all()
+    assert np.array_equal(bits(result)[~finite], bits(expected)[~finite])
+    np.testing.assert_allclose(result[finite], expected[finite], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("groups_axis", ["I", "O"])
+def test_boxes_of_units_are_disjoint(monkeypatch: pytest.MonkeyPatch, groups_axis: str) -> None:
+    """Where sums are cut to be small, each element of the gradient belongs to one unit."""
+    resize(monkeypatch, winograd_sums_bytes=1 << 18, winograd_shared_bytes=0)
+    for op, sizes in product(("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"), ((40, 100), (100, 40))):
+        src, dst = sizes
+        problem = draw(
+            np.random.default_rng(7),
+            op=op,
+            groups=2,
+            src_channels=2 * src,
+            dst_channels=2 * dst,
+            groups_axis=groups_axis,
+        )
+        for workers in (1, 3):
+            covered = np.zeros(problem.weights_shape, np.int64)
+            units = plan(problem, workers=workers).units
+            for unit in units:
+                assert unit.offset is not None
+                assert unit.shape is not None
+                covered[tuple(slice(low, low + size) for low, size in zip(unit.offset, unit.shape, strict=True))] += 1
+            assert len(units) > 2
+            assert (covered == 1).all()
 
 
 @pytest.mark.skipif(not target().fused, reason="rounds each product")

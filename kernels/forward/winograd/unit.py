@@ -27,7 +27,7 @@ from math import ceil, prod
 import numpy as np
 
 from kernels.arena import address
-from kernels.blocks import STEPS
+from kernels.blocks import STEPS, SUMS
 from kernels.dtypes import DTYPES, KINDS
 from kernels.forward.share import LANES
 from kernels.forward.tiles import ForwardTiles, cut_units
@@ -54,9 +54,9 @@ class ForwardWinograd(WinogradKernel):
 
     def _slower(self, problem: ConvProblem) -> str | None:
         filters = filter_share(problem)
-        if filters.total * filters.block > STEPS.winograd_weights_bytes:
+        if filters.total * filters.block > SUMS.winograd_weights_bytes:
             return (
-                f"algorithm is auto; winograd pays up to {STEPS.winograd_weights_bytes} bytes of transformed weights,"
+                f"algorithm is auto; winograd pays up to {SUMS.winograd_weights_bytes} bytes of transformed weights,"
                 f" and they have {filters.total * filters.block}"
             )
         return super()._slower(problem)

@@ -308,6 +308,7 @@ def box_of(problem: ConvProblem, lanes_are_wide: bool | None, g: Pair, span: Pai
         each = channels // problem.groups
         first, last = span if letter == lanes else (0, each)
         if letter != problem.groups_axis:
+            assert g[1] - g[0] == 1 or last - first == each, (problem, g, span)
             # this axis holds all groups one after another: several are whole, one may be cut
             first, last = g[0] * each + first, (g[1] - 1) * each + last
         spans[letter] = ((first,), (last - first,))

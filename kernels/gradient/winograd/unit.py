@@ -83,7 +83,7 @@ class BwdWinograd(WinogradKernel):
         parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
         if parts == 1:
             least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
-            by_group = min(groups, wanted)
+            by_group = groups if least > 1 else min(groups, wanted)  # a box is of several groups or a part of one
             by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
             shares = cut_shares(by_group, by_block, groups, blocks)
             macs = problem.macs // len(shares)
@@ -150,7 +150,10 @@ class BwdWinograd(WinogradKernel):
         """Compute a unit's part of the output by direct sums, with the bits of the kernel that would take all of it."""
         problem = replace(problem, algorithm="direct")
         kernel = self.taker(problem)
-        if kernel is BWD_WEIGHTS and schedule(problem).vector_is_wide == layout(problem).lanes_are_wide:
+        direct, plan = schedule(problem), layout(problem)
+        # only then a unit has the same groups and blocks of lanes there
+        alike = not direct.lanes_are_groups and direct.vector_is_wide == plan.lanes_are_wide
+        if kernel is BWD_WEIGHTS and alike:
             return kernel.run(problem, replace(unit, part=(*unit.part[:4], 0, 1)), inputs, output, None, stop)
         whole = np.empty(problem.output_shape, output.dtype)
         done = self.sum_whole(problem, inputs, whole, stop)
