@@ -63,7 +63,7 @@ def _three(values: Ints, fill: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Dims:
-    """A weight gradient as one sum, ranks raised to three spatial axes by leading ones.
+    """An operation as a wide and a narrow tensor, ranks raised to three spatial axes by leading ones.
 
     `wide` is the tensor sampled at ``x * stride + k * dilation - pad`` (src of Convolution, diff_dst of
     ConvTranspose), `narrow` the one sampled at ``x``. ConvTranspose is Convolution with the two swapped, so

@@ -1,7 +1,7 @@
 """The kernel that takes everything: float64 sums in one order on all processors, rounded once at the end.
 
 For each kernel position and image the products of a sum are added one after another, beginning at zero, and what that
-gives is added to the sum. Compiled loops do so (`kernels.products`), and NumPy where nothing compiles, with the same
+gives is added to the sum. Compiled loops do so (`kernels.chains`), and NumPy where nothing compiles, with the same
 bits. Where a group has few sums the products of each are summed in pairs, as NumPy does along contiguous memory.
 """
 
@@ -311,7 +311,7 @@ class ReferenceKernel:
         scratch: Storage | None,
         stop: Stop,
     ) -> bool:
-        """Compute one kernel position, one image, or the gradient of a bias."""
+        """Compute a box of channels of a gradient, some images, or the gradient of a bias."""
         if stop():
             return False
         if output.size == 0:

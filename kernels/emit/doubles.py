@@ -15,11 +15,9 @@ from functools import cache, partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.compiler import ENTRIES, Entry, Record, callback
+from kernels.emit.compiler import ENTRIES, Entry, Record, emitted, emitted_callback
 from kernels.emit.simd import I64
 from kernels.target import target
 
@@ -83,9 +81,6 @@ class ChainTile(Record):
     total: int
 
 
-_typed_intrinsic: Any = intrinsic
-"""Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
-
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 
@@ -138,7 +133,7 @@ def _add(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
     return [high, middle, builder.fadd(sums[2], builder.fadd(more[2], builder.fadd(of_more, of_lost)))]
 
 
-def _emit(builder: Any, number: int, place: Any) -> None:
+def _emit(builder: Any, place: Any, number: int) -> None:
     """Emit a tile: its sums, as lists of parts by line and vector, stay in registers over all runs."""
     tall, vectors, parts = SHAPES[number]
     tile = simd.fields(builder, place, ChainTile.dtype, *ChainTile.__annotations__)
@@ -195,7 +190,7 @@ def _emit(builder: Any, number: int, place: Any) -> None:
                 simd.store(builder, value, to, 8)
 
 
-def _emit_leaf(builder: Any, stored: Any, place: Any) -> None:
+def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
     """Emit the sum of up to LEAF_TERMS products of vectors in the order of NumPy's sums along contiguous memory.
 
     Of the `ChainTile` the first line alone has factors and a sum, and `total` is room for the products. They are summed
@@ -245,22 +240,12 @@ def _emit_leaf(builder: Any, stored: Any, place: Any) -> None:
 
 @cache
 def _entry(number: int) -> Any:
-    """Compile a tile, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
-    name = f"_doubles_{number}"
-
-    def typer(typingctx: Any, tile: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if number >= LEAF:
-                _emit_leaf(builder, ir.DoubleType() if number == LEAF else simd.F32, values[0])
-            else:
-                _emit(builder, number, values[0])
-            return context.get_dummy_value()
-
-        return types.void(types.int64), codegen
-
-    space: dict[str, Any] = {"__name__": __name__, f"{name}_emit": intrinsic(typer)}
-    exec(compile(f"def {name}(tile):\n    {name}_emit(tile)\n", __file__, "exec"), space)  # noqa: S102 -- our own text
-    return callback("void(int64)", space[name])
+    """Compile a tile, or load it."""
+    if number >= LEAF:
+        emit: Any = partial(_emit_leaf, stored=ir.DoubleType() if number == LEAF else simd.F32)
+    else:
+        emit = partial(_emit, number=number)
+    return emitted_callback(f"_doubles_{number}", emit, 1)
 
 
 def tile_address(number: int) -> int:
@@ -271,49 +256,34 @@ def tile_address(number: int) -> int:
 ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(LEAF_F32 + 1))
 
 
-@_typed_intrinsic
-def widen_run(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
+@emitted
+def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
     """Convert `count` adjacent f32 to float64."""
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def body(width: int) -> Any:
-            def some(carried: list[Any]) -> list[Any]:
-                to, source = carried
-                value = simd.load(builder, source, ir.VectorType(simd.F32, width))
-                simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), to, 8)
-                return [builder.add(to, I64(8 * width)), builder.add(source, I64(4 * width))]
+    def body(width: int) -> Any:
+        def some(carried: list[Any]) -> list[Any]:
+            to, source = carried
+            value = simd.load(builder, source, ir.VectorType(simd.F32, width))
+            simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), to, 8)
+            return [builder.add(to, I64(8 * width)), builder.add(source, I64(4 * width))]
 
-            return some
+        return some
 
-        to, source, count = values
-        simd.runs(builder, count, [to, source], (2 * LANES, 1), body)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
+    simd.runs(builder, count, [to, source], (2 * LANES, 1), body)
 
 
-@_typed_intrinsic
-def move(typingctx: Any, source: Any, to: Any) -> Any:
+@emitted
+def move(builder: Any, source: Any, to: Any) -> None:
     """Copy a float64 from one address to another."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        simd.store(builder, simd.load(builder, values[0], ir.DoubleType(), 8), values[1], 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    simd.store(builder, simd.load(builder, source, ir.DoubleType(), 8), to, 8)
 
 
-@_typed_intrinsic
-def add_vector(typingctx: Any, target: Any, a: Any) -> Any:
+@emitted
+def add_vector(builder: Any, target: Any, a: Any) -> None:
     """Add LEAF_LANES float64 at an address to those at `target`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
-        target, a = (simd.load(builder, each, lane, 8) for each in values)
-        simd.store(builder, builder.fadd(target, a), values[0], 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
+    before, more = (simd.load(builder, each, lane, 8) for each in (target, a))
+    simd.store(builder, builder.fadd(before, more), target, 8)
 
 
 def round_lines(odd: bool) -> Any:
@@ -323,34 +293,29 @@ def round_lines(odd: bool) -> Any:
     becomes NumPy's. Arguments: destination, source, the line that is added, count.
     """
 
-    def round_(typingctx: Any, to: Any, source: Any, bias: Any, count: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            to, source, bias, count = values
-            width = 2 * LANES
-            lane, ints = ir.VectorType(ir.DoubleType(), width), ir.VectorType(ir.IntType(32), width)
-            floats, added = ir.VectorType(simd.F32, width), simd.load(builder, bias, lane, 8)
+    def emit(builder: Any, to: Any, source: Any, bias: Any, count: Any) -> None:
+        width = 2 * LANES
+        lane, ints = ir.VectorType(ir.DoubleType(), width), ir.VectorType(ir.IntType(32), width)
+        floats, added = ir.VectorType(simd.F32, width), simd.load(builder, bias, lane, 8)
 
-            def line(carried: list[Any]) -> list[Any]:
-                to, source = carried
-                value = builder.fadd(simd.load(builder, source, lane, 8), added)
-                nan = builder.fcmp_unordered("uno", value, value)
-                value = builder.select(nan, ir.Constant(lane, [float("nan")] * width), value)
-                single = builder.fptrunc(value, floats)
-                if odd:
-                    near, bits = builder.fpext(single, lane), builder.bitcast(single, ints)
-                    positive = builder.fcmp_ordered(">", value, ir.Constant(lane, [0.0] * width))
-                    above = builder.fcmp_ordered(">", near, value)
-                    below = builder.fcmp_ordered("<", near, value)
-                    far = builder.select(positive, above, below)  # away from zero
-                    bits = builder.sub(bits, builder.zext(far, ints))
-                    bits = builder.or_(bits, builder.zext(builder.or_(above, below), ints))
-                    single = builder.bitcast(bits, floats)
-                simd.store(builder, single, to)
-                return [builder.add(to, I64(4 * width)), builder.add(source, I64(8 * width))]
+        def line(carried: list[Any]) -> list[Any]:
+            to, source = carried
+            value = builder.fadd(simd.load(builder, source, lane, 8), added)
+            nan = builder.fcmp_unordered("uno", value, value)
+            value = builder.select(nan, ir.Constant(lane, [float("nan")] * width), value)
+            single = builder.fptrunc(value, floats)
+            if odd:
+                near, bits = builder.fpext(single, lane), builder.bitcast(single, ints)
+                positive = builder.fcmp_ordered(">", value, ir.Constant(lane, [0.0] * width))
+                above = builder.fcmp_ordered(">", near, value)
+                below = builder.fcmp_ordered("<", near, value)
+                far = builder.select(positive, above, below)  # away from zero
+                bits = builder.sub(bits, builder.zext(far, ints))
+                bits = builder.or_(bits, builder.zext(builder.or_(above, below), ints))
+                single = builder.bitcast(bits, floats)
+            simd.store(builder, single, to)
+            return [builder.add(to, I64(4 * width)), builder.add(source, I64(8 * width))]
 
-            simd.loop(builder, count, [to, source], line, "round")
-            return context.get_dummy_value()
+        simd.loop(builder, count, [to, source], line, "round")
 
-        return types.void(*[types.int64] * 4), codegen
-
-    return intrinsic(round_)
+    return emitted(emit)

@@ -1,1 +1,1 @@
-"""ConvTranspose forward: gathered, scattered, or made of bf16 products cell by cell."""
+"""Convolution, ConvTranspose and data gradients: gathered, scattered, by Winograd, or on tile registers in cells."""

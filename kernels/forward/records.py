@@ -240,8 +240,9 @@ class Work(Record):
     """What is at hand: where src and dst lie, in bytes to the next position, and the positions that are summed.
 
     `start` and `place` are the addresses of position 0; that of src may be packed. From a tile's src it is `ahead`
-    bytes to the line below the last one that it meets. Of each axis the positions `at` to `end` of a phase (`dst` is
-    its first position) meet so many taps (`counts`); of the row axis those are the rows of `repeat` tiles.
+    bytes to the line below the last one that it meets. Of each axis the positions `at` to `end` of a phase (whose
+    `Phase.dst` is the first position) meet so many taps (`counts`); of the row axis those are the rows of `repeat`
+    tiles.
     """
 
     src: Vector = numbers(4)

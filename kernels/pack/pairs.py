@@ -41,7 +41,7 @@ MOST_STRIDE = 4
 _VALUES = 64  # adjacent values of a channel that are turned at a time; where 16 channels are, 32 bytes of each
 
 PACK_BYTES = 16 * 32 * TURNED + SPLIT_BYTES
-"""Scratch of `call_turned`."""
+"""Scratch of `_pack_turned`."""
 
 
 class PackedBox(Record):

@@ -33,7 +33,7 @@ WALK_STEPS = SUMS.walk_steps
 LINE = 64
 """Bytes of 16 pairs of weights, and of 16 sums."""
 
-WHOLE, PLANES, LINES = 0, 2, 3
+WHOLE, PLANES, LINES = 0, 1, 2
 """The pieces of a phase's positions: all of them, planes, lines."""
 
 CELL, CUT, MAGNITUDES = Cell.dtype, Cut.dtype, Magnitudes.dtype

@@ -141,7 +141,7 @@ class ForwardDots(ForwardTiles):
             return f"computes {self.op} only"
         plan = forward_schedule(problem)
         if plan is None:
-            return "too many taps, phases, or zeros between pixels, or values of too many parts"
+            return "too many taps, phases, or zeros between pixels"
         if 2 * plan.parts * plan.block_bytes > SUMS.weights_bytes:
             return "the weights of a few channels take too much room"
         ratio = plan.cycles / max(1.0, way_cycles(problem))

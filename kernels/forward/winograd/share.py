@@ -138,7 +138,7 @@ class Share:
         return np.array([values_of(Side, shift=depth, **self._side) for _, depth in met], Side.dtype)
 
     def _elements(self, met: Sequence[tuple[int, int]]) -> Records:
-        """List what a product sums: the src channels of each tap in the first axis, cut as direct sums are."""
+        """List what a product sums: the src channels of each tap in the first axis, in parts of `SUMS.flush_steps`."""
         channels = self.problem.dims.src_channels
         parts = ceil(channels / SUMS.flush_steps)
         firsts = [channels * i // parts for i in range(parts + 1)]

@@ -134,7 +134,7 @@ class BwdDots(BwdWeights):
             return "computes weight gradients only"
         least = LEAST_USE.get((target().dots, problem.dtype))
         if least is None:
-            return f"{problem.dtype} is no sum of few bf16 products"
+            return "on this processor dot products take bf16 only"
         plan = dot_schedule(problem)
         if plan is None:
             return "pixels with zeros between them would take too much room"
