@@ -89,7 +89,7 @@ def test_direct_sums_whose_lanes_are_groups(data_format: str) -> None:
 @pytest.mark.parametrize("groups_axis", ["I", "O"])
 def test_boxes_of_units_are_disjoint(monkeypatch: pytest.MonkeyPatch, groups_axis: str) -> None:
     """Where sums are cut to be small, each element of the gradient belongs to one unit."""
-    resize(monkeypatch, winograd_sums_bytes=1 << 18, winograd_shared_bytes=0)
+    resize(monkeypatch, winograd_sums_bytes=1 << 14, winograd_shared_bytes=0)
     for op, sizes in product(("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"), ((40, 100), (100, 40))):
         src, dst = sizes
         problem = draw(
