@@ -43,6 +43,7 @@ __all__ = [
     "emitted_callback",
     "inlined",
     "jit",
+    "limit_vectors",
     "needs",
     "numbers",
     "row_of",
@@ -80,18 +81,23 @@ if target().compiles and target().arch == host_arch():
     }.items():
         setattr(config, _name, _value)  # Numba makes its settings at run time
 
+
+def limit_vectors(module: Any) -> None:
+    """Let LLVM cut vectors of a module that are too wide: it uses wider registers where a function doesn't say so."""
+    for function in module.functions:
+        if function.blocks:  # llvmlite has no word for it
+            set.add(function.attributes, f'"min-legal-vector-width"="{target().vector_bits}"')
+
+
 if target().vector_bits < 512:
-    # LLVM uses wider registers where a function has wider vectors and doesn't say that they are to be cut
     _library: Any = CPUCodeLibrary
     _add_module = _library.add_ir_module
 
-    def _add_with_width(library: Any, module: Any) -> None:
-        for function in module.functions:
-            if function.blocks:  # llvmlite has no word for it
-                set.add(function.attributes, f'"min-legal-vector-width"="{target().vector_bits}"')
+    def _add_limited(library: Any, module: Any) -> None:
+        limit_vectors(module)
         _add_module(library, module)
 
-    _library.add_ir_module = _add_with_width
+    _library.add_ir_module = _add_limited
 
 
 Records = npt.NDArray[np.void]

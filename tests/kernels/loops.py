@@ -15,6 +15,7 @@ from llvmlite import ir
 
 from kernels.emit import simd
 from kernels.emit.brgemm import _FIELDS, ROWS, Batch, _Tile, micro_entries
+from kernels.emit.compiler import limit_vectors
 from kernels.target import target
 from tests.kernels.targets import TRIPLES
 
@@ -30,6 +31,8 @@ def inner_loop(kind: str, vectors: int) -> list[str]:
     batch = simd.fields(builder, function.args[0], Batch.dtype, *_FIELDS)
     _Tile(builder, kind, ROWS[kind][vectors], vectors, batch).emit()
     builder.ret_void()
+    if target().vector_bits < 512:
+        limit_vectors(module)
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(TRIPLES[target().arch]).create_target_machine(
