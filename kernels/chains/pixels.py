@@ -134,14 +134,15 @@ class _Pixels:
 
     def run(self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
         result = np.empty((self.parts, len(images), *self.shape)) if output is None else output
-        weights, bias_values = stored(1, 0), stored(2 if biased else 1, 0)
+        weights = stored(1, 0)
         sizes = self.weights_values, self.bias_values, self.values, self.sums
         room = arena("panels", 2 * sum(sizes) + self.spare)
         weights_room, bias_room, panels, sums, spare = (address(room) + 8 * sum(sizes[:place]) for place in range(5))
         for job, (side, bias), at, count in self.jobs:
             pack_side(side, self.groups, address(weights), self.weights_box, weights_room, spare)
             if biased:
-                pack_side(bias, self.groups, address(bias_values), _ONE, bias_room, spare)
+                values = stored(2, 0)  # which may be a copy: its name keeps it
+                pack_side(bias, self.groups, address(values), _ONE, bias_room, spare)
             else:
                 room[2 * sizes[0] :][: 2 * count].fill(0)
             for place, image in enumerate(images):

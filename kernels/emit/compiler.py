@@ -83,9 +83,9 @@ if target().compiles and target().arch == host_arch():
 
 
 def limit_vectors(module: Any) -> None:
-    """Let LLVM cut vectors of a module that are too wide: it uses wider registers where a function doesn't say so."""
+    """Have LLVM split vectors that are too wide for the target: it does so only in functions with this attribute."""
     for function in module.functions:
-        if function.blocks:  # llvmlite has no word for it
+        if function.blocks:  # `add` of llvmlite refuses attributes that it does not know
             set.add(function.attributes, f'"min-legal-vector-width"="{target().vector_bits}"')
 
 

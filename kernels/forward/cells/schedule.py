@@ -36,7 +36,7 @@ PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
 
 GROUP_CYCLES = 40_000.0
-"""What each further group costs, which is a pass with calls of its own."""
+"""What each group after the first costs: it is a pass of its own."""
 
 MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
