@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.memory import aligned
 from kernels import ConvProblem
 from tests import naive
 
@@ -33,15 +34,15 @@ def make_inputs(problem: ConvProblem, seed: int = 0) -> list[Tensor]:
     """Return normally distributed inputs, rounded to the dtype, in the layout of `problem`."""
     rng = np.random.default_rng(seed)
     dtype = naive.DTYPES[problem.dtype]
-    return [rng.standard_normal(shape, np.float32).astype(dtype) for shape in problem.input_shapes]
+    return [aligned(rng.standard_normal(shape, np.float32).astype(dtype)) for shape in problem.input_shapes]
 
 
 def channels_last(problem: ConvProblem, inputs: list[Tensor]) -> list[Tensor]:
     """Return copies of an NCX problem's inputs in the layout of its NXC twin: (N, X, C), weights with X first."""
-    data = [np.ascontiguousarray(np.moveaxis(tensor, 1, -1)) for tensor in inputs]
+    data = [aligned(np.moveaxis(tensor, 1, -1)) for tensor in inputs]
     if problem.forward:
         weights = np.moveaxis(inputs[1], (0, 1), (-1, -2))
-        data[1] = np.ascontiguousarray(weights)
+        data[1] = aligned(weights)
     return data
 
 

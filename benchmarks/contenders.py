@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy import Tensor, stored
+from benchmarks.memory import empty
 from benchmarks.team import Team
 from kernels import ConvProblem, Unit, plan, run_unit, storage_dtype
 from kernels.arena import arena_bytes
@@ -38,7 +39,7 @@ class Contender(ABC):
 
     @abstractmethod
     def call(self) -> Any:
-        """Compute once, into newly allocated memory."""
+        """Compute once, into memory that nobody else uses."""
 
     @abstractmethod
     def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
@@ -82,7 +83,7 @@ class Ours(Contender):
 
     def call(self) -> Tensor:
         """Compute with this thread and, for stages with more than one unit, with the others of the team."""
-        output = np.empty(self.problem.output_shape, storage_dtype(self.problem.dtype))
+        output = empty(self.problem.output_shape, storage_dtype(self.problem.dtype))
         for units in self._stages:
             left = iter(units)
             if len(units) == 1:

@@ -4,7 +4,7 @@
     python -m benchmarks.kernels --all --json OUT.json --page OUT.md
     python -m benchmarks.kernels --algorithm winograd --dtype f32,f16 --threads 1,2 --json OUT.json
 
-Every layer is computed in both layouts by both, alternately in one run, each call into new memory. The ratio is
+Every layer is computed in both layouts by both, alternately in one run, in memory that the process keeps. The ratio is
 that of the peer's time to ours, each in its better layout. With another algorithm than direct sums, these are timed
 beside it, on the layers of shapes_3x3.json. See benchmarks/README.md for what the figures mean.
 """
@@ -26,6 +26,7 @@ from benchmarks.layers import OPERATIONS, Layer, read_layers
 from benchmarks.limit import measure_limit
 from benchmarks.machine import describe_machine, load
 from benchmarks.measure import Settings, measure
+from benchmarks.memory import keep_memory
 from benchmarks.summary import summarise, summary_lines
 from kernels import warmup
 from kernels.problem import Algorithm
@@ -119,6 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not layers:
         print("no layer is left to measure", file=sys.stderr)
         return 2
+    keep_memory()
     for done, total in warmup():
         show(f"compiling or loading the kernels: {done} of {total}", last=False)
     records: list[dict[str, Any]] = []
