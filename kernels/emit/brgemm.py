@@ -84,7 +84,8 @@ class Batch(Record):
     (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
-    step leads `step` bytes on in `a` and in `b`. Only `kernels.emit.depthwise_lines` reads the `taps` of a line.
+    step leads `step` bytes on in `a` and in `b`. Only `kernels.emit.depthwise_lines` reads the `taps` of a line, and
+    prefetches src for the pixels below: `ahead_lines` lines, `ahead` bytes from `a` on and `ahead_row` apart.
     """
 
     rows: int
@@ -106,6 +107,9 @@ class Batch(Record):
     last: int
     step: int
     taps: int
+    ahead: int
+    ahead_row: int
+    ahead_lines: int
 
 
 _FIELDS = tuple(Batch.__annotations__)

@@ -53,6 +53,8 @@ def _emit(dtype: str, stride: int, builder: Any, place: Any) -> None:
         stored = at if size == 4 else builder.ashr(at, simd.I64(1))
         offsets = ((batch.a, stored), (batch.b, at), (batch.c, stored), (batch.start, at))
         a, b, c, start = (builder.add(address, offset) for address, offset in offsets)
+        with builder.if_then(builder.icmp_signed(">", batch.ahead_lines, simd.I64(0))):
+            _prefetch(builder, batch, a, stride)
 
         def tile(rows: int) -> list[Any]:
             first = [simd.load(builder, start, _FLOATS)] * rows
@@ -71,6 +73,21 @@ def _emit(dtype: str, stride: int, builder: Any, place: Any) -> None:
         simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
 
     over_vectors(builder, batch, vector)
+
+
+def _prefetch(builder: Any, batch: Any, a: Any, stride: int) -> None:
+    """Ask for the columns of `ahead_lines` lines that the pixels below the tile's will be the first to meet."""
+    columns = builder.mul(batch.rows, simd.I64(stride))
+
+    def line(carried: list[Any]) -> list[Any]:
+        def column(places: list[Any]) -> list[Any]:
+            simd.prefetch(builder, places[0])
+            return [builder.add(places[0], batch.a_row)]
+
+        simd.loop(builder, columns, carried, column, "column", rolled=True)
+        return [builder.add(carried[0], batch.ahead_row)]
+
+    simd.loop(builder, batch.ahead_lines, [builder.add(a, batch.ahead)], line, "ahead", rolled=True)
 
 
 def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[Any, Any], first: list[Any]) -> list[Any]:

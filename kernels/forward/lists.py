@@ -11,7 +11,6 @@ from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
-from kernels.pack.split import touch
 from kernels.target import target
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lines", "sum_lists"]
@@ -84,17 +83,6 @@ def list_rows(
 
 
 @jit
-def _touch_line(batch: Batch, place: int, count: int, pixel: int) -> None:
-    """Prefetch `count` pixels of a line, `pixel` bytes apart, for the lanes at hand."""
-    width = min(pixel, batch.last + 64)
-    if width == pixel:
-        width, count = pixel * count, 1
-    for x in range(count):
-        for at in range(0, width, 64):
-            touch(place + x * pixel + at)
-
-
-@jit
 def _sum_tiles(
     entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
 ) -> None:
@@ -128,9 +116,6 @@ def _sum_tiles(
                     for _ in range(work.repeat):
                         if begun:
                             batch.start, batch.start_row = batch.c, c_row
-                        for line in range(axes[2].src_step if share.ahead else 0):
-                            below, pixels = batch.a + work.ahead + line * src[2], batch.rows * axes[3].src_step
-                            _touch_line(batch, below, pixels, src[3])
                         call_entry(call, address_of(batch))
                         batch.a += batch.rows * a_row
                         batch.c += batch.rows * c_row
@@ -170,7 +155,8 @@ def sum_lines(
                 element.case = first
                 count += 1 if element.steps > 0 else 0
     batch.count = count
-    work.ahead = elements[count - 1].a + src[2] if share.ahead else 0
+    if share.ahead:
+        batch.ahead, batch.ahead_row, batch.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
     work.last = share.lines[0 if one == 1 else step - 1]
     _sum_tiles(work.last, share, axes, phases, work, batch, False)
 

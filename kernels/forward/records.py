@@ -239,10 +239,9 @@ class ScatterShare(Record):
 class Work(Record):
     """What is at hand: where src and dst lie, in bytes to the next position, and the positions that are summed.
 
-    `start` and `place` are the addresses of position 0; that of src may be packed. From a tile's src it is `ahead`
-    bytes to the line below the last one that it meets. Of each axis the positions `at` to `end` of a phase (whose
-    `Phase.dst` is the first position) meet so many taps (`counts`); of the row axis those are the rows of `repeat`
-    tiles.
+    `start` and `place` are the addresses of position 0; that of src may be packed. Of each axis the positions `at` to
+    `end` of a phase (whose `Phase.dst` is the first position) meet so many taps (`counts`); of the row axis those are
+    the rows of `repeat` tiles.
     """
 
     src: Vector = numbers(4)
@@ -258,7 +257,6 @@ class Work(Record):
     end: Vector = numbers(4)
     counts: Vector = numbers(4)
     repeat: int
-    ahead: int
     micro: int
     limit: int
     blocks: int
