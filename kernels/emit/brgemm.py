@@ -60,7 +60,7 @@ class Element(Record):
     """What is added to a tile: `steps` words and lines that follow each other, from byte offsets `a` and `b` on.
 
     `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s. In
-    `kernels.emit.depthwise_lines` these two are columns.
+    `kernels.emit.depthwise_lines` these two are columns. Of pairs with `half` only the first products count.
     """
 
     a: int
@@ -68,6 +68,7 @@ class Element(Record):
     steps: int
     case: int
     flush: int
+    half: int
 
 
 FLUSH, FLUSH_FIRST = 1, 2
@@ -167,12 +168,14 @@ class _Tile:
         builder = self.builder
         return [builder.fadd(simd.load(builder, self._total(i), _FLOATS), value) for i, value in enumerate(sums)]
 
-    def _steps(self, a: Any, b: Any, steps: Any, sums: list[Any], low: int, high: int) -> list[Any]:
+    def _steps(self, element: Any, sums: list[Any], low: int, high: int) -> list[Any]:
         """Add the products of an element to the rows from `low` to `high`.
 
         Rows are one, two or three strides from every third one: as many addresses as fit registers.
         """
         builder, batch = self.builder, self.batch
+        a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
+        half = builder.icmp_signed("!=", element.half, simd.I64(0))
         heads = range(low // 3, (high - 1) // 3 + 1)
         lanes, plain = self.kind == "lanes", self.kind in ("f32", "lanes")
         stored = _FLOATS if lanes else simd.F32 if plain else _I32
@@ -188,34 +191,33 @@ class _Tile:
                 word = simd.load(builder, at, stored, 4 if plain else 2)
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
-                    sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
+                    sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j], half)
             on = batch.step if lanes else simd.I64(4)
             following = [simd.opaque(builder, builder.add(place, on)) for place in places]
             return [*following, builder.add(line, batch.step if lanes else simd.I64(_LINE)), *sums]
 
         begin = [self._at(a, batch.a_row, 3 * head) for head in heads]
-        return simd.loop(builder, steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
+        return simd.loop(builder, element.steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
 
-    def _product(self, total: Any, a: Any, b: Any) -> Any:
+    def _product(self, total: Any, a: Any, b: Any, half: Any) -> Any:
         builder = self.builder
         if self.kind == "dots":
             return dot_product(builder, total, a, b)
         if self.kind == "pairs":
-            for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
+            first, second = zip(halves(builder, a), halves(builder, b), strict=True)
+            second = tuple(builder.select(half, _ZERO, value) for value in second)
+            for left, right in (second, first):
                 total = builder.call(simd.fma(builder, _FLOATS), [left, right, total])
             return total
         return simd.multiply_add(builder, a, b, total)
 
     def _element(self, carried: list[Any]) -> list[Any]:
         """Add one element; give where the next one is listed, and the sums."""
-        builder, batch = self.builder, self.batch
+        builder = self.builder
         place, *sums = carried
         element = simd.fields(builder, place, Element.dtype, *Element.__annotations__)
-        a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
         rows = cases(self.rows, min(SKIPS, self.rows - 1))
-        joined = simd.switch(
-            builder, element.case, [partial(self._steps, a, b, element.steps, sums, *some) for some in rows]
-        )
+        joined = simd.switch(builder, element.case, [partial(self._steps, element, sums, *some) for some in rows])
 
         def flush() -> list[Any]:
             first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))

@@ -58,6 +58,8 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
                 )
             if value != 0 and abs(value) < np.float32(2.0**-119):
                 small += 1
+            if value == 0 and np.signbit(value):  # adding the zeros of a word that is half used would change its sign
+                small += 1
             store_value(line + 4 * channel, value)
     return small == 0
 
@@ -227,7 +229,7 @@ def _sum_block(
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
     brought, lines = work.brought > 0, share.lines[0] != 0
-    skips = work.limit if lines else SKIPS
+    skips = work.limit if lines else 0 if share.compact > 0 else SKIPS
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True

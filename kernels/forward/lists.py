@@ -7,7 +7,7 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
@@ -15,7 +15,7 @@ from kernels.target import target
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lines", "sum_lists"]
 
-WIDTH = target().lanes
+WIDTH, PAIRS = target().lanes, MICRO["pairs"]
 
 MOST_ELEMENTS = 2048
 """Elements of a batch at the most; the sums of longer ones are stored in between."""
@@ -172,6 +172,7 @@ def sum_lists(
     """
     src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
     count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
+    line, halves = phases[work.phase[3]].taps, share.compact > 0 and work.micro == PAIRS
     if not begun:
         batch.totals = 0
     image = pieces[0]
@@ -192,12 +193,17 @@ def sum_lists(
                     if share.inside and following.number // share.group != column.number // share.group:
                         break
                     run += 1
+                compact = share.compact if run == line else 0
+                if share.compact > 0 and compact == 0:
+                    run = 1
                 k += run
                 mark = (
                     number * share.kernel[2] + column.number // share.group if share.inside else number // share.group
                 )
-                chunk = share.chunk if words > share.chunk else run * words
-                for done in range(0, run * words, chunk):
+                every = (run * share.channels + 1) // 2 if compact > 0 else run * words
+                half = halves and run % 2 == 1  # the other half of the last word is not the run's
+                chunk = share.chunk if words > share.chunk else max(1, every - 1) if half else every
+                for done in range(0, every, chunk):
                     if count > 0 and (mark != last or done > 0 or words > share.chunk):
                         if share.flushes:
                             elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
@@ -210,7 +216,9 @@ def sum_lists(
                     element = elements[count]
                     element.a = base + column.src * src[3] + done * share.word
                     element.b = (number * share.kernel[2] + column.number) * share.tap_bytes + done * share.line
-                    element.steps, element.flush = min(chunk, run * words - done), 0
+                    element.b += compact
+                    element.steps, element.flush = min(chunk, every - done), 0
+                    element.half = 1 if half and done + element.steps == every else 0
                     element.case = image.case | plane.case | across.case | column.case
                     count += 1
     batch.count = count

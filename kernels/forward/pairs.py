@@ -13,7 +13,7 @@ from kernels.emit.intrinsics import fill_zero
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, GatherShare, Pass, Work
 from kernels.pack.halves import SPREAD, spread1, spread3
-from kernels.pack.magnitudes import magnitudes
+from kernels.pack.magnitudes import SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
 from kernels.target import target
 
@@ -45,14 +45,19 @@ def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call],
         packing.target = call.panels + g * blocks * share.block_bytes
         call_packer(share.packer, packings[0], taps, taps if whole else taps[:0])
     packings[0].parts = 0  # the table is named once more: that keeps it
-    return _exponent(call.panels, one.groups * blocks * share.block_bytes // LINE)
+    return _exponent(share, call.panels, one.groups * blocks * share.block_bytes // LINE)
 
 
 @inlined
-def _exponent(place: int, lines: int) -> int:
-    """Return the smallest exponent of the bf16 in some lines of memory."""
-    least: int = (magnitudes(place, lines)[0] + 1) >> 7
-    return least
+def _exponent(share: GatherShare, place: int, lines: int) -> int:
+    """Return the smallest exponent of the bf16 in some lines of memory, 0 where words of theirs must not be used.
+
+    Where the other half of a run's last word belongs to another one, its product is a zero only if both are finite.
+    """
+    least, most = magnitudes(place, lines)
+    if share.compact > 0 and most >= SPECIAL:
+        return 0
+    return int((least + 1) >> 7)
 
 
 @jit
@@ -63,7 +68,7 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     """
     packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.sizes
     packing, box = packings[0], boxes[0]
-    lay_out(work, 4 * share.words, scratch)
+    lay_out(work, share.pixel_bytes, scratch)
     positions = 1
     for axis in range(4):
         source += work.first[axis] * strides[axis]
@@ -71,8 +76,9 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     if positions == 0:
         return
     fill_zero(scratch + positions * steps[3], LINE)
-    channels, run = share.channels, sizes[3]
-    if (channels == 1 or channels == 3) and data.channel == 2 and strides[3] == 2 * channels and run >= SPREAD:
+    channels, run, compact = share.channels, sizes[3], share.compact > 0
+    lines = data.channel == 2 and strides[3] == 2 * channels
+    if (channels == 1 or channels == 3) and lines and run >= SPREAD and not compact:
         for n in range(sizes[0]):
             for d in range(sizes[1]):
                 for h in range(sizes[2]):
@@ -85,11 +91,12 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
         return
     for axis in range(3):
         box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
-    box.sizes[3], packing.strides[3] = share.channels, data.channel
-    packing.parts, packing.channels, packing.channel = 1, sizes[3], strides[3]
+    together = run if lines and compact else 1  # pixels of a line that are one run of values
+    box.sizes[3], packing.strides[3] = channels * together, data.channel
+    packing.parts, packing.channels, packing.channel = 1, run // together, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
-    whole = share.channels % 2 == 0
+    whole = channels % 2 == 0 or compact
     call_packer(share.packer, packings[0], boxes, boxes if whole else boxes[:0])
     boxes[0].place = packings[0].parts  # the tables are named once more: that keeps them
 
@@ -99,8 +106,8 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
     """Return whether dot products keep all sums of the src positions at hand; `least` is the weights' exponent."""
     first, sizes, lowest = work.first, work.sizes, 512
     if share.packed:
-        size = sizes[0] * sizes[1] * sizes[2] * sizes[3] * 4 * share.words
-        lowest = _exponent(call.source, (size + LINE - 1) // LINE) if size > 0 else 512
+        size = sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.pixel_bytes
+        lowest = _exponent(share, call.source, (size + LINE - 1) // LINE) if size > 0 else 512
     else:
         run, origin = sizes[3] * data.strides[3], call.src + first[3] * data.strides[3]
         if run < LINE:
@@ -109,6 +116,7 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
             for d in range(first[1], first[1] + sizes[1]):
                 for h in range(first[2], first[2] + sizes[2]):
                     place = origin + n * data.strides[0] + d * data.strides[1] + h * data.strides[2]
-                    lowest = min(lowest, _exponent(place, run // LINE), _exponent(place + run - LINE, 1))
+                    lowest = min(lowest, _exponent(share, place, run // LINE))
+                    lowest = min(lowest, _exponent(share, place + run - LINE, 1))
     keeps: bool = min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
     return keeps

@@ -166,12 +166,14 @@ class GatherShare(Record):
     a line if `inside`. Only with `flushes` are they then added up by themselves.
 
     With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Without,
-    so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place. With
-    `joined` taps side by side are one run of words. With `far` src is packed tap by tap, because all that a band meets
-    would be too much. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a
-    tap. With `lines`, addresses by stride, lines of taps along the axis `row`, of which src has `width` positions, are
-    summed by these micro-kernels (see `kernels.emit.depthwise_lines`). With `ahead` each tile prefetches the src of
-    the tile below it, otherwise a band prefetches all of its src first.
+    so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place; a packed
+    position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `compact` a packed position
+    is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes behind
+    the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `far` src is packed
+    tap by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself.
+    `covered` says that every dst position meets a tap. With `lines`, addresses by stride, lines of taps along the axis
+    `row`, of which src has `width` positions, are summed by these micro-kernels (see `kernels.emit.depthwise_lines`).
+    With `ahead` these prefetch the src of the tile below, otherwise a band prefetches all of its src first.
     """
 
     kind: int
@@ -199,6 +201,8 @@ class GatherShare(Record):
     together: int
     packed: bool
     joined: bool
+    pixel_bytes: int
+    compact: int
     far: bool
     direct: bool
     covered: bool

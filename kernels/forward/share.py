@@ -167,7 +167,10 @@ class _Gather(Share):
         widest = max((end - first for first, end in cuts), default=0) * many
         self.line = 4 * (ceil(widest / WIDTH) * WIDTH if self.lanewise else WIDTH)
         self.tap_bytes = self.line * words
-        self.block_bytes = self.tap_bytes * taps
+        kernel = [table.kernel for table in self.tables[1:]]
+        group, inside = self._flushes(kernel, words, limit)
+        compact = self.dots and packed and joined and not inside and _compact(self.tables[3], channels)
+        self.block_bytes = self.tap_bytes * taps * (1 + compact)
         source = self.line * channels if self.lanewise else 4 * dense
         grid = self._grid(self._band_pixels(source, direct), direct)
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
@@ -176,8 +179,6 @@ class _Gather(Share):
             self.floats["source"] = points * source // 4 + WIDTH * 4
         self.floats["sums"] = 0 if direct else prod(grid) * (self._lanes() if self.lanewise else LANES)
         self.floats["products"] = LANES * max(ROWS["f32"].values())
-        kernel = [table.kernel for table in self.tables[1:]]
-        group, inside = self._flushes(kernel, words, limit)
         lines = lines and not far
         stored = problem.dtype if not packed else "f32"
         row = self._line_row() if lines else self._row()
@@ -213,6 +214,8 @@ class _Gather(Share):
             together=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if direct and not self.lanewise else 1,
             packed=packed,
             joined=joined,
+            pixel_bytes=2 * channels if compact else source,
+            compact=compact * self.tap_bytes * taps,
             far=far,
             direct=direct,
             covered=all(table.covered for table in tables),
@@ -221,7 +224,7 @@ class _Gather(Share):
         )
         self.axes = tables_of(self.tables, far)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
-        self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4) if self.dots else None
+        self.boxes = self._weight_boxes(words, compact) if self.dots else None
         lanes *= 1 if self.lanewise else self.channels[1] - self.channels[0]
         macs = (
             problem.macs
@@ -230,6 +233,21 @@ class _Gather(Share):
             // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         )
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
+
+    def _weight_boxes(self, words: int, compact: bool) -> Records:
+        """Return the boxes of the weights: for a panel of `words` a tap, and for the one of `compact` runs."""
+        taps, table = np.arange(len(self.numbers)), self.tables[3]
+        boxes = weight_boxes(self.problem, taps, 2 * words * self.numbers, 4)
+        if not compact:
+            return boxes
+        first = np.arange(table.kernel)  # of the run that a tap is in
+        for phase in table.phases:
+            some = table.taps["number"][phase["first"] : phase["first"] + phase["taps"]]
+            first[some] = some[0]
+        number = self.numbers % table.kernel
+        begins = len(taps) + self.numbers - number + first[number]
+        places = 2 * words * begins + (number - first[number]) * self.dims.src_channels
+        return np.concatenate([boxes, weight_boxes(self.problem, taps, places, 4)])
 
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""
@@ -361,6 +379,13 @@ class _Gather(Share):
                 end = min(self.bands, band + self.batch)
                 gather(micro_table(), self.share, part, call, self.axes, band, end, least)
         return True
+
+
+def _compact(table: AxisTable, channels: int) -> bool:
+    """Return whether words that hold values of two positions save a tenth of the words of a run."""
+    words = (table.most * channels + 1) // 2
+    long = table.dst // table.dst_step >= SUMS.compact_positions
+    return channels % 2 == 1 and long and 10 * table.most * ((channels + 1) // 2) >= 11 * words
 
 
 def _numbers(dims: Dims) -> Ints:
