@@ -58,7 +58,7 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
                 )
             if value != 0 and abs(value) < np.float32(2.0**-119):
                 small += 1
-            if value == 0 and np.signbit(value):  # adding the zeros of a word that is half used would change its sign
+            if share.compact > 0 and value == 0 and np.signbit(value):  # the zeros of half a word would change its sign
                 small += 1
             store_value(line + 4 * channel, value)
     return small == 0

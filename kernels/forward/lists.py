@@ -194,7 +194,7 @@ def sum_lists(
                         break
                     run += 1
                 compact = share.compact if run == line else 0
-                if share.compact > 0 and compact == 0:
+                if share.compact > 0 and compact == 0:  # which taps a tile meets must not decide what is a pair
                     run = 1
                 k += run
                 mark = (

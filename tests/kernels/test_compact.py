@@ -12,6 +12,7 @@ from kernels import plan
 from kernels.cache import CACHE
 from kernels.forward import share
 from kernels.target import target
+from tests.kernels.guard_pages import run as guarded
 from tests.kernels.harness import compute, problem_of
 from tests.kernels.sizes import resize
 from tests.kernels.special import assert_propagates
@@ -78,6 +79,7 @@ def test_inf_and_nan_stay_where_they_belong(block: int, gathered: list[bool]) ->
     rng = np.random.default_rng([408, block])
     for case in _cases(block, 30):
         assert_propagates(rng, case)
+        guarded(case, at_end=bool(rng.integers(2)), workers=1)
     assert np.mean(gathered) > 0.3
 
 
