@@ -175,7 +175,7 @@ class _Tile:
         """
         builder, batch = self.builder, self.batch
         a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
-        half = builder.icmp_signed("!=", element.half, simd.I64(0))
+        mask = builder.select(builder.icmp_signed("!=", element.half, simd.I64(0)), _I32(0xFFFF), _I32(0xFFFFFFFF))
         heads = range(low // 3, (high - 1) // 3 + 1)
         lanes, plain = self.kind == "lanes", self.kind in ("f32", "lanes")
         stored = _FLOATS if lanes else simd.F32 if plain else _I32
@@ -186,12 +186,15 @@ class _Tile:
                 simd.load(builder, self._at(line, batch.b_vector, j), _FLOATS if plain else _INTS)
                 for j in range(self.vectors)
             ]  # fmt: skip
+            if self.kind == "pairs":
+                lines = [builder.and_(each, simd.splat(builder, mask, WIDTH)) for each in lines]
             for m in range(low, high):
                 at = self._at(places[m // 3 - heads[0]], batch.a_row, m % 3)
                 word = simd.load(builder, at, stored, 4 if plain else 2)
+                word = builder.and_(word, mask) if self.kind == "pairs" else word
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
-                    sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j], half)
+                    sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
             on = batch.step if lanes else simd.I64(4)
             following = [simd.opaque(builder, builder.add(place, on)) for place in places]
             return [*following, builder.add(line, batch.step if lanes else simd.I64(_LINE)), *sums]
@@ -199,14 +202,12 @@ class _Tile:
         begin = [self._at(a, batch.a_row, 3 * head) for head in heads]
         return simd.loop(builder, element.steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
 
-    def _product(self, total: Any, a: Any, b: Any, half: Any) -> Any:
+    def _product(self, total: Any, a: Any, b: Any) -> Any:
         builder = self.builder
         if self.kind == "dots":
             return dot_product(builder, total, a, b)
         if self.kind == "pairs":
-            first, second = zip(halves(builder, a), halves(builder, b), strict=True)
-            second = tuple(builder.select(half, _ZERO, value) for value in second)
-            for left, right in (second, first):
+            for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
                 total = builder.call(simd.fma(builder, _FLOATS), [left, right, total])
             return total
         return simd.multiply_add(builder, a, b, total)
