@@ -75,7 +75,7 @@ def test_a_graph_is_checked_once(tight: Resident) -> None:
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_a_full_queue_is_answered_under_the_calls_id(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
     """Calls beyond the queue's length are -32000 with retry_after, and are accepted again later."""
-    heavy = rpc_request(replace(HEAVY, dtype="f64"), reference=True)  # the first must not end before the second begins
+    heavy = rpc_request(replace(HEAVY, n=2, dtype="f64"), reference=True)  # outlasts the arrival of the second
     with rpc_connection(tight.url, heavy, SSE), rpc_connection(tight.url, heavy, SSE):
         tight.until(lambda: len(tight.service.calls) == 2)
         response = tight_http.post("/rpc", json=rpc_request(SMALL, request_id="x"), headers={"accept": accept})
