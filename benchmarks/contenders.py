@@ -39,7 +39,7 @@ class Contender(ABC):
 
     @abstractmethod
     def call(self) -> Any:
-        """Compute once, into memory that nobody else uses."""
+        """Compute once, into memory of its own."""
 
     @abstractmethod
     def result(self, called: Any) -> tuple[Tensor, ConvProblem]:

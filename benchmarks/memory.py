@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
 def keep_memory() -> None:
-    """Let this process keep what it frees for its own next allocations; to be called before any large one.
+    """Keep freed memory in this process, for its next allocations. Call this before allocating anything large.
 
     Otherwise a result of some MiB is measured with the page faults of its memory, which may take longer than a layer
     with few channels. Only glibc can do this; elsewhere nothing changes.
