@@ -19,7 +19,7 @@ class Costs:
 
     Of ConvTranspose: `single` for a multiply-add of tiles with one vector a row, where tiles of two take 1, and for
     a dst pixel `gathered`, or `gathered_lanes` where lanes are groups; each src value is `copied` to every lane of a
-    group with several dst channels, or where these are few and as many as src channels, a vector of lanes `repeated`.
+    group with several dst channels; where there are as many src channels, lanes are `exchanged` for a multiply-add.
     Where products are scattered, `scattered_pixel` for a dst pixel, `scattered_line` for a line of taps and
     `scattered_sum` for a product that is added.
 
@@ -38,7 +38,7 @@ class Costs:
     gathered: float = 12.0
     gathered_lanes: float = 16.0
     copied: float = 3.0
-    repeated: float = 6.0
+    exchanged: float = 0.8
     scattered_pixel: float = 12.0
     scattered_line: float = 8.0
     scattered_sum: float = 0.75

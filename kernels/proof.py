@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
+from kernels.emit.brgemm import LANEWISE as LANE_KINDS
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
@@ -122,7 +123,7 @@ def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.rando
     """Sum two elements, for each rows that an element may leave out (see `kernels.emit.brgemm`)."""
     steps, lanes = 3, vectors * target().lanes
     pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
-    wide = lanes if kind == "lanes" else pair
+    wide = lanes if kind in LANE_KINDS else pair
     a, b = (
         rng.integers(-3, 4, shape).astype(np.float32)
         for shape in ((2, rows, steps, wide), (2, vectors, steps, lanes // vectors, pair))
@@ -133,7 +134,10 @@ def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.rando
         np.zeros((rows, lanes), np.float32),
         np.zeros((rows, lanes), np.float32),
     )
-    if kind == "lanes":
+    if kind == "groups":
+        met = a[:, :, 0][:, :, np.arange(steps)[:, None] ^ np.arange(lanes)]
+        products = (met * b[:, 0, :, :, 0][:, None]).sum(2)
+    elif kind == "lanes":
         products = (a * b[:, 0, :, :, 0][:, None]).sum(2)
     else:
         products = np.einsum("emkp,evklp->emvl", a.reshape(2, rows, steps, pair), b).reshape(2, rows, lanes)

@@ -7,13 +7,15 @@ A batch lists what a tile of dst pixels sums: kernel taps, or runs of taps and c
 `a_row` bytes from the one before. `b` is packed in lines of one vector. So rank, stride, dilation, phase and border are
 addresses of the list alone. A tap that is outside for the first or the last rows of a tile leaves these rows out.
 
-There are four kinds of products (`MICRO`):
+There are five kinds of products (`MICRO`):
 
 * ``f32``: `a` holds words of f32, each multiplied with a line of f32.
 * ``dots``: `a` holds words of two bf16, lines have pairs of bf16; VDPBF16PS, which takes subnormal numbers as zeros.
 * ``pairs``: the same on ordinary instructions, which keep them. Where none is subnormal, the bits are the same: both
   add the second products of a pair, then the first ones, rounding each time.
 * ``lanes``: `a` holds lines of f32 as well, and every lane has a problem of its own (depthwise).
+* ``groups``: the same with several channels a group, 2, 4 or 8, of which a line of `a` has all. In step k lane i takes
+  the value of lane ``i ^ k``: in as many steps as a group has channels it meets each of them once.
 
 Sums over many steps lose digits, so an element may ask for a `flush`: the sums so far are added to a second set in
 memory, which begins with `start`, and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
@@ -35,16 +37,19 @@ from kernels.emit.dots import dot_product, halves
 from kernels.target import target
 
 __all__ = [
-    "FLUSH", "FLUSH_FIRST", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "micro_entries",
+    "FLUSH", "FLUSH_FIRST", "LANEWISE", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "micro_entries",
     "micro_table", "over_vectors",
 ]  # fmt: skip
 
 WIDTH = target().lanes
 
-MICRO = {"f32": 0, "lanes": 2, "dots": 3, "pairs": 5}
+MICRO = {"f32": 0, "lanes": 2, "groups": 3, "dots": 4, "pairs": 6}
 """Entries of `micro_table` of a kind: the first one has tiles of one vector, the next one those of two."""
 
-ROWS = {"f32": target().batch_rows, "lanes": {1: target().batch_rows[1]}} | (
+LANEWISE = ("lanes", "groups")
+"""Kinds in which a tile has one vector, and vectors of lanes are summed one after another."""
+
+ROWS = {"f32": target().batch_rows, "lanes": {1: target().batch_rows[1]}, "groups": {1: target().batch_rows[2]}} | (
     {"dots": target().batch_rows, "pairs": {1: 4, 2: 4}} if target().dots == "avx512bf16" else {}
 )
 """Rows of the tallest tile by kind and number of vectors."""
@@ -85,8 +90,9 @@ class Batch(Record):
     (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
-    step leads `step` bytes on in `a` and in `b`. Only `kernels.emit.depthwise_lines` reads the `taps` of a line, and
-    prefetches src for the pixels below: `ahead_lines` lines, `ahead` bytes from `a` on and `ahead_row` apart.
+    step leads `step` bytes on in `b`, and in `a` unless that has lines of groups. Only `kernels.emit.depthwise_lines`
+    reads the `taps` of a line, and prefetches src for the pixels below: `ahead_lines` lines, `ahead` bytes from `a` on
+    and `ahead_row` apart.
     """
 
     rows: int
@@ -177,11 +183,11 @@ class _Tile:
         a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
         mask = builder.select(builder.icmp_signed("!=", element.half, simd.I64(0)), _I32(0xFFFF), _I32(0xFFFFFFFF))
         heads = range(low // 3, (high - 1) // 3 + 1)
-        lanes, plain = self.kind == "lanes", self.kind in ("f32", "lanes")
+        lanes, groups, plain = self.kind in LANEWISE, self.kind == "groups", self.kind in ("f32", *LANEWISE)
         stored = _FLOATS if lanes else simd.F32 if plain else _I32
 
         def step(carried: list[Any]) -> list[Any]:
-            places, line, sums = carried[: len(heads)], carried[len(heads)], carried[len(heads) + 1 :]
+            places, (line, number), sums = carried[: len(heads)], carried[len(heads) : first], carried[first:]
             lines = [
                 simd.load(builder, self._at(line, batch.b_vector, j), _FLOATS if plain else _INTS)
                 for j in range(self.vectors)
@@ -192,15 +198,17 @@ class _Tile:
                 at = self._at(places[m // 3 - heads[0]], batch.a_row, m % 3)
                 word = simd.load(builder, at, stored, 4 if plain else 2)
                 word = builder.and_(word, mask) if self.kind == "pairs" else word
+                word = simd.exchange(builder, word, number) if groups else word
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
                     sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
-            on = batch.step if lanes else simd.I64(4)
+            on = simd.I64(0) if groups else batch.step if lanes else simd.I64(4)
             following = [simd.opaque(builder, builder.add(place, on)) for place in places]
-            return [*following, builder.add(line, batch.step if lanes else simd.I64(_LINE)), *sums]
+            line = builder.add(line, batch.step if lanes else simd.I64(_LINE))
+            return [*following, line, builder.add(number, _I32(1)), *sums]
 
-        begin = [self._at(a, batch.a_row, 3 * head) for head in heads]
-        return simd.loop(builder, element.steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
+        begin, first = [self._at(a, batch.a_row, 3 * head) for head in heads], len(heads) + 2
+        return simd.loop(builder, element.steps, [*begin, b, _I32(0), *sums], step, "step", rolled=True)[first:]
 
     def _product(self, total: Any, a: Any, b: Any) -> Any:
         builder = self.builder
@@ -288,8 +296,8 @@ def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) 
 def _emit(kind: str, vectors: int, builder: Any, place: Any) -> None:
     """Emit the tiles of a kind and number of vectors, and the choice between them by their rows."""
     batch = simd.fields(builder, place, Batch.dtype, *_FIELDS)
-    if kind == "lanes":
-        _emit_lanes(builder, batch)
+    if kind in LANEWISE:
+        _emit_lanes(builder, kind, batch)
     else:
         _emit_rows(builder, kind, vectors, batch)
 
@@ -299,12 +307,12 @@ def _emit_rows(builder: Any, kind: str, vectors: int, batch: Any) -> None:
     simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
 
 
-def _emit_lanes(builder: Any, batch: Any) -> None:
+def _emit_lanes(builder: Any, kind: str, batch: Any) -> None:
     places = batch.a, batch.b, batch.c, batch.start
 
     def vector(at: Any) -> None:
         batch.a, batch.b, batch.c, batch.start = (builder.add(place, at) for place in places)
-        _emit_rows(builder, "lanes", 1, batch)
+        _emit_rows(builder, kind, 1, batch)
 
     over_vectors(builder, batch, vector)
 
@@ -336,7 +344,7 @@ def _entry(kind: str, vectors: int) -> Any:
 @cache
 def micro_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the entries, each at the place of its kind plus its vectors less one; 0 for none."""
-    table = np.zeros(7, np.int64)
+    table = np.zeros(8, np.int64)
     for kind, vectors in micro_entries():
         table[MICRO[kind] + vectors - 1] = _entry(kind, vectors).address
     return table

@@ -19,8 +19,8 @@ from kernels.dtypes import DTYPES
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "call", "declare", "fields", "fma", "join", "load", "loop", "multiply_add", "narrow",
-    "opaque", "prefetch", "runs", "some", "splat", "storage", "store", "switch", "widen",
+    "F32", "I64", "BFloat", "call", "declare", "exchange", "fields", "fma", "join", "load", "loop", "multiply_add",
+    "narrow", "opaque", "prefetch", "runs", "some", "splat", "storage", "store", "switch", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -101,6 +101,43 @@ def splat(builder: Any, value: Any, width: int) -> Any:
     single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
     mask = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
+
+
+def exchange(builder: Any, value: Any, number: Any) -> Any:
+    """Return a vector of f32 whose lane i is lane ``i ^ number`` of `value`.
+
+    `number` is an i32 below half of the lanes: 4 of 8 lanes are exchanged among themselves.
+    """
+    kind, width, features = value.type, value.type.count, target().features
+    ints = ir.VectorType(ir.IntType(32), width)
+    number = splat(builder, number, width)
+    numbers = ir.Constant(ints, list(range(width)))
+    lanes = builder.xor(numbers, number)
+    if width == 16 and "avx512f" in features:
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", kind, value, lanes)
+    if width == 8 and "avx" in features:
+        return call(builder, "llvm.x86.avx.vpermilvar.ps.256", kind, value, lanes)
+    if width == 8 and ("ssse3" in features or target().arch == "aarch64"):
+        name = "llvm.x86.ssse3.pshuf.b.128" if "ssse3" in features else "llvm.aarch64.neon.tbl1.v16i8"
+        return _exchange_bytes(builder, name, value, lanes)
+    for bit in [1, 2, 4][: width.bit_length() - 2]:
+        mask, none = ir.Constant(ints, [bit] * width), ir.Constant(ints, [0] * width)
+        swapped = builder.shuffle_vector(value, value, ir.Constant(ints, [lane ^ bit for lane in range(width)]))
+        value = builder.select(builder.icmp_unsigned("!=", builder.and_(number, mask), none), swapped, value)
+    return value
+
+
+def _exchange_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:
+    """Exchange the lanes of either half of a vector of 8 by an instruction that looks bytes up."""
+    octets, quad = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(32), 4)
+    first, second = (ir.Constant(quad, [begin + lane for lane in range(4)]) for begin in (0, 4))
+    begins = builder.mul(builder.shuffle_vector(lanes, lanes, first), ir.Constant(quad, [0x04040404] * 4))
+    numbers = builder.bitcast(builder.add(begins, ir.Constant(quad, [0x03020100] * 4)), octets)
+    halves = []
+    for some in (first, second):
+        half = builder.bitcast(builder.shuffle_vector(value, value, some), octets)
+        halves.append(builder.bitcast(call(builder, name, octets, half, numbers), ir.VectorType(F32, 4)))
+    return builder.shuffle_vector(*halves, ir.Constant(lanes.type, list(range(8))))
 
 
 def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: Any) -> list[Any]:

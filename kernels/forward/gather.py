@@ -23,7 +23,7 @@ from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
-from kernels.pack.lanes import repeat_channels, repeat_groups
+from kernels.pack.lanes import repeat_groups
 from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.pack.split import touch
 from kernels.target import target
@@ -77,7 +77,7 @@ def _bias_line(share: GatherShare, one: Pass, call: Call, g: int) -> int:
 def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], numbers: Vector) -> None:
     """Pack panels [tap number][src channel][lanes] of f32, one for each group and vector of dst channels.
 
-    Where lanes are groups, lines have all lanes of the pass.
+    Where lanes are groups, lines have all lanes of the pass; grouped lanes meet src channel ``line ^ dst channel``.
     """
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
@@ -85,12 +85,12 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
     if share.lanewise:
         for tap in range(taps):
             for c in range(channels):
-                line = call.panels + numbers[tap] * share.tap_bytes + c * share.line
+                panel = call.panels + numbers[tap] * share.tap_bytes
                 source = call.weights + weights.start + tap * weights.tap + c * weights.src_channel
                 for lane in range(one.channels):
                     g, j = lane // share.multiplier, lane % share.multiplier
                     value = load(share.kind, source + g * weights.lane + j * weights.dst_channel)
-                    store_value(line + 4 * lane, np.float32(value))
+                    store_value(panel + (c ^ j if share.grouped else c) * share.line + 4 * lane, np.float32(value))
         return
     counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
     panels = np.empty(blocks, PANEL)
@@ -152,24 +152,14 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
     The channels of a group are `step` bytes apart.
     """
-    many, line, sizes, to = share.multiplier, share.line, work.sizes, work.src
-    groups, whole, size = lanes // many, many == 2 or many == 4, 4 if src.kind == F32 else 2
-    positions = sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    many, line, sizes = share.multiplier, share.line, work.sizes
+    groups, positions = lanes // many, sizes[0] * sizes[1] * sizes[2] * sizes[3]
     if positions == 0:
-        return
-    if whole and share.channels == many and step == size and src.channel == many * size and lanes >= WIDTH:
-        lay_out(work, line * many, scratch)
-        for n in range(sizes[0]):
-            for d in range(sizes[1]):
-                for h in range(sizes[2]):
-                    place = src.place + n * src.steps[0] + d * src.steps[1] + h * src.steps[2]
-                    at = scratch + n * to[0] + d * to[1] + h * to[2]
-                    repeat_channels(src.kind, many, lanes, at, to[3], line, place, src.steps[3], sizes[3])
         return
     for c in range(share.channels - 1, -1, -1):
         one = Values(src.kind, src.place + c * step, src.steps, src.channel, src.end)
         bring_box(one, groups, (groups + 7) // 8 * 8, line * share.channels, work, scratch + c * line)
-    if whole:
+    if many == 2 or many == 4:
         repeat_groups(many, scratch, line, positions * share.channels)
     elif many > 1:
         for place in range(scratch, scratch + positions * share.channels * line, line):
@@ -196,7 +186,9 @@ def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work
         else:
             source += work.first[axis] * strides[axis]
     src = Values(share.kind, source, strides, one.src.lane, end)
-    if share.lanewise:
+    if share.grouped:
+        bring_box(src, one.channels, (one.channels + 7) // 8 * 8, share.line, work, call.source)
+    elif share.lanewise:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
         lanes = channels if channels < 8 else (channels + 7) // 8 * 8

@@ -165,7 +165,8 @@ class GatherShare(Record):
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
     a line if `inside`. Only with `flushes` are they then added up by themselves.
 
-    With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Without,
+    With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. They are
+    `grouped` where a group has as many src channels, so that src has the same lanes as dst. Without `lanewise`,
     so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place; a packed
     position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `compact` a packed position
     is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes behind
@@ -196,6 +197,7 @@ class GatherShare(Record):
     inside: bool
     flushes: bool
     lanewise: bool
+    grouped: bool
     multiplier: int
     lanes: int
     together: int

@@ -43,7 +43,7 @@ if DOTS:
     from kernels.forward.pairs import pack_pairs
     from kernels.pack.pairs import packer, weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "share"]
+__all__ = ["LANES", "Share", "Way", "grouped", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -59,6 +59,11 @@ WIDTH = target().lanes
 LANES = 2 * WIDTH
 
 
+def grouped(dims: Dims) -> bool:
+    """Return whether groups have as many src as dst channels, several, and two groups or more fill a vector."""
+    return 1 < dims.src_channels == dims.dst_channels < WIDTH and WIDTH % dims.dst_channels == 0
+
+
 class Share(ABC):
     """Some images, groups, dst channels and dst positions: what every way of computing them needs."""
 
@@ -67,7 +72,7 @@ class Share(ABC):
         self.spans = [(low, high) for low, high in zip(part[::2], part[1::2], strict=True)]
         (self.g0, self.g1), self.channels = self.spans[1:3]
         self.kind = KINDS[problem.dtype]
-        self.lanewise = way == "lanes"
+        self.lanewise, self.grouped = way == "lanes", way == "lanes" and grouped(self.dims)
         self.floats = dict.fromkeys(("panels", "source", "products", "sums"), 0)
         dims, size = self.dims, storage_dtype(problem.dtype).itemsize
         strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
@@ -89,7 +94,8 @@ class Share(ABC):
         group, wide, narrow, tap = problem.weights_strides
         dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
         out = dims.dst_channels
-        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src, self.lanewise)
+        apart = self.lanewise and not self.grouped
+        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src, apart)
         self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst, False)
         names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
         some = steps(group, group if self.lanewise else dst_step, dst_step, src_step, tap)
@@ -143,7 +149,8 @@ class _Gather(Share):
         lines = self.lanewise and channels == 1 and not long and taps <= limit
         if self.lanewise:
             in_place = self.near and (f32 or (lines and self.near_dst and problem.dtype in LINE_DTYPES))
-            in_place = in_place and channels * many == 1 and dims.groups >= WIDTH and not long
+            same = channels * many == 1 or self.grouped
+            in_place = in_place and same and dims.groups * many >= WIDTH and not long
         reach = prod(table.reach for table in tables) * channels * (dims.groups if self.lanewise else 1)
         large = 4 * reach > SUMS.source_bytes
         far = large and not in_place
@@ -171,7 +178,7 @@ class _Gather(Share):
         group, inside = self._flushes(kernel, words, limit)
         compact = self.dots and packed and joined and not inside and _compact(self.tables[3], channels)
         self.block_bytes = self.tap_bytes * taps * (1 + compact)
-        source = self.line * channels if self.lanewise else 4 * dense
+        source = self.line * (1 if self.grouped else channels) if self.lanewise else 4 * dense
         grid = self._grid(self._band_pixels(source, direct), direct)
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if packed or far:
@@ -182,7 +189,7 @@ class _Gather(Share):
         lines = lines and not far
         stored = problem.dtype if not packed else "f32"
         row = self._line_row() if lines else self._row()
-        micro = "lanes" if self.lanewise else "dots" if self.dots else "f32"
+        micro = "groups" if self.grouped else "lanes" if self.lanewise else "dots" if self.dots else "f32"
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         self.share = row_of(
@@ -209,6 +216,7 @@ class _Gather(Share):
             inside=inside,
             flushes=problem.dtype != "bf16" and taps * words > limit,
             lanewise=self.lanewise,
+            grouped=self.grouped,
             multiplier=many,
             lanes=self._lanes() if self.lanewise else LANES,
             together=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if direct and not self.lanewise else 1,
@@ -305,7 +313,7 @@ class _Gather(Share):
         """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
         dims = self.dims
         phases = prod(len(table.phases) for table in self.tables)
-        if direct and self.lanewise and not self.packed and phases == 1:
+        if direct and self.lanewise and not self.grouped and not self.packed and phases == 1:
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
         groups = 1 if self.lanewise or self.packed else dims.groups
         per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
@@ -337,10 +345,11 @@ class _Gather(Share):
     def _cut_groups(self, each: int) -> list[Span]:
         """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
         groups, many = self.g1 - self.g0, self.dims.dst_channels
-        step = WIDTH // many if many in MULTIPLIERS else WIDTH
+        repeated = many in MULTIPLIERS and not self.grouped
+        step = WIDTH // many if repeated or self.grouped else WIDTH
         vectors = max(1, groups // step)
         # what is repeated for every lane of a group should stay in L2
-        count = vectors if many in MULTIPLIERS else min(vectors, ceil(groups * each / SUMS.weights_bytes))
+        count = vectors if repeated else min(vectors, ceil(groups * each / SUMS.weights_bytes))
         firsts = [step * (vectors * i // count) for i in range(count)]
         return list(zip(firsts, [*firsts[1:], groups], strict=True))
 

@@ -1,7 +1,7 @@
 """ConvTranspose and Convolution on register tiles, in one of three ways, chosen from the problem alone.
 
 Gather: every dst pixel sums its taps; pixels that share them are the rows of register tiles, dst channels their lanes.
-Lanes: the same with groups as lanes, for depthwise and other small groups.
+Lanes: the same with groups as lanes, for depthwise and other small groups, or with all channels of several groups.
 
 Scatter, for ConvTranspose: with few dst channels, lanes are (tap, dst channel) pairs; the products of a src pixel are
 added to the dst pixels that they belong to.
@@ -17,8 +17,7 @@ import numpy as np
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
-from kernels.forward.share import LANES, Share, Way, share
-from kernels.pack.lanes import MULTIPLIERS
+from kernels.forward.share import LANES, Share, Way, grouped, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
@@ -33,23 +32,22 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps.
 
     With `dots` products that are gathered are those of bf16 pairs. Where lanes are groups with several dst channels,
-    lines of src fill more than a cache.
+    but not as many src channels, lines of src fill more than a cache.
     """
     taps, out, channels = prod(dims.kernel), dims.dst_channels, dims.src_channels
     pixels, src = (prod(each) / max(1, prod(dims.narrow)) for each in (dims.dst, dims.src))
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
-    repeated = COSTS.repeated / WIDTH if out == channels and out in MULTIPLIERS else COSTS.copied
+    same = grouped(dims)
+    product = COSTS.exchanged if same else 1 if out > 1 else COSTS.single
+    vectors = ceil(dims.groups * out / WIDTH) if same else out * ceil(dims.groups / WIDTH)
     costs: dict[Way, float] = {
         "gather": taps
         * (ceil(channels / 2) if dots else channels)
         * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
         + COSTS.gathered * pixels * ceil(out / LANES),
-        "lanes": ((1 if out > 1 else COSTS.single) * taps * channels + COSTS.gathered_lanes * pixels)
-        * out
-        * ceil(dims.groups / WIDTH)
-        / dims.groups
-        + (out > 1) * repeated * channels * out * src,
+        "lanes": (product * taps * channels + COSTS.gathered_lanes * pixels) * vectors / dims.groups
+        + (out > 1 and not same) * COSTS.copied * channels * out * src,
         "scatter": channels * ceil(taps * out / LANES)
         + COSTS.scattered_line * lines
         + COSTS.scattered_sum * taps * out

@@ -9,18 +9,14 @@ from llvmlite import ir
 
 from kernels.emit import simd
 from kernels.emit.compiler import emitted
-from kernels.emit.intrinsics import by_kind, load_wide, size_of
 from kernels.target import target
 
-__all__ = ["MULTIPLIERS", "repeat_channels", "repeat_groups"]
+__all__ = ["MULTIPLIERS", "repeat_groups"]
 
 WIDTH = target().lanes
 
 MULTIPLIERS = (2, 4)
 """Dst channels of a group: few, and whole groups fill a vector."""
-
-AHEAD = 16
-"""Pixels to prefetch ahead: a few bytes of each are read, and the hardware prefetcher is too late for them."""
 
 _INDEX = ir.VectorType(ir.IntType(32), WIDTH)
 
@@ -32,41 +28,6 @@ def _permuted(builder: Any, value: Any, order: list[int]) -> Any:
 def _case(many: Any, builder: Any, emit: Any) -> None:
     """Emit a choice between the `MULTIPLIERS`."""
     simd.switch(builder, builder.lshr(many, simd.I64(2)), [partial(emit, each) for each in MULTIPLIERS])
-
-
-@by_kind
-def repeat_channels(builder: Any, kind: str, *values: Any) -> None:
-    """Bring pixels of groups of `many` adjacent channels to lines of `lanes`, `many` for each group and channel.
-
-    Arguments: many, lanes (at least a vector), destination, bytes to the next pixel and to the line of the next
-    channel, source, bytes to the next pixel, pixels (at least 1).
-    """
-    many, lanes, dst, dst_step, line, src, src_step, count = values
-    last = builder.sub(lanes, simd.I64(WIDTH))
-    vectors = builder.sdiv(builder.add(lanes, simd.I64(WIDTH - 1)), simd.I64(WIDTH))
-
-    def some(each: int) -> list[Any]:
-        def pixel(places: list[Any]) -> list[Any]:
-            simd.prefetch(builder, builder.add(places[1], builder.mul(src_step, simd.I64(AHEAD))))
-
-            def vector(carried: list[Any]) -> list[Any]:
-                lane, to = carried[0], builder.add(places[0], builder.shl(carried[0], simd.I64(2)))
-                value = load_wide(
-                    builder, builder.add(places[1], builder.mul(lane, simd.I64(size_of(kind)))), kind, WIDTH
-                )
-                for k in range(each):
-                    simd.store(builder, _permuted(builder, value, [i // each * each + k for i in range(WIDTH)]), to)
-                    to = builder.add(to, line)
-                following = builder.add(lane, simd.I64(WIDTH))
-                return [builder.select(builder.icmp_signed("<", following, last), following, last)]
-
-            simd.loop(builder, vectors, [simd.I64(0)], vector, "vector", rolled=True)
-            return [builder.add(places[0], dst_step), builder.add(places[1], src_step)]
-
-        simd.loop(builder, count, [dst, src], pixel, "pixel", rolled=True)
-        return []
-
-    _case(many, builder, some)
 
 
 @emitted

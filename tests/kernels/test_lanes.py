@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kernels import plan
 from kernels.emit.tile_table import DIRECT
+from kernels.forward.tiles import way_costs
 from kernels.gradient.tiles.schedule import schedule
 from kernels.target import target
 from tests.kernels.harness import Tensor, assert_same_bits, check, compute, problem_of
+from tests.kernels.workers import small_units
 from tests.problems import Case
 
 pytestmark = pytest.mark.path
@@ -94,3 +97,30 @@ def test_writes_every_layout(weights_format: str, dtype: str) -> None:
     for src, dst in ((40, 19), (19, 40)):
         case = replace(_case((2, 3), groups=1), src_channels=src, dst_channels=dst, dtype=dtype)
         check(replace(case, weights_format=weights_format))
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("channels", [2, 4, 8])
+@pytest.mark.parametrize("groups", [3, 16, 21])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_groups_of_few_channels(dtype: str, groups: int, channels: int, data_format: str) -> None:
+    """Groups with as many src as dst channels, of which vectors hold several, give the oracle's bits however cut."""
+    case = replace(_case((3, 3), stride=2, groups=groups * channels), groups=groups, dtype=dtype)
+    case = replace(case, data_format=data_format)
+    for op in ("Convolution", "ConvolutionBackwardData", "ConvTranspose", "ConvTransposeBackwardData"):
+        each = replace(case, op=op) if op.startswith("Convolution") else replace(case.mirrored(), op=op)
+        if dtype == "f32" and channels < target().lanes:
+            assert min(costs := way_costs(problem_of(each).dims), key=lambda way: costs[way]) == "lanes"
+        check(each)
+        with small_units(by_channels=True):
+            assert groups * channels < 42 or len(plan(problem_of(each), workers=3).units) > 1
+            check(each, workers=3)
+
+
+@pytest.mark.parametrize("channels", [2, 4, 8])
+def test_groups_do_not_meet(channels: int) -> None:
+    """Inf and NaN in one channel change only the results of its group."""
+    case = replace(_case((3, 3), groups=8 * channels), groups=8, op="Convolution")
+    inputs = case.inputs()
+    inputs["src"][0, 3, 4, 1], inputs["src"][1, 5, 5, -1] = np.inf, np.nan
+    assert_same_bits(compute(case, inputs), case.expected(inputs), case)
