@@ -18,6 +18,7 @@ from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
 from schemas.attributes import read_attributes
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, safe_key
+from schemas.call import read_outputs
 from schemas.dumps import call_of_dump, is_dump
 from schemas.rows import InputRows
 from schemas.tables import CalledOperation, near_miss
@@ -134,6 +135,10 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
             raise invalid_params(called.called_as, broken)
     options = request.get("options")
     parsed = parse_options(None if isinstance(options, Partial) else options)
+    unknown: list[BrokenRule] = []
+    read_outputs(called, parsed.outputs, unknown)
+    if unknown:
+        raise invalid_params(called.called_as, unknown)
     check_begun_inputs(request.get("inputs"), memory)
     return parsed
 
