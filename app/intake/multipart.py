@@ -107,9 +107,7 @@ class MultipartIntake:
             self._bound -= count
         if not self._told:
             return None
-        there = {row: part.sink for row, part in self._parts.items() if part.in_place}
-        segments = {row: sink.segment for row, sink in there.items()}
-        return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
+        return Arrived.at({row: part.sink for row, part in self._parts.items() if part.in_place})
 
     async def _known(self) -> Begun | Known | None:
         """Return the call once every dtype and shape is known; before that, its attributes and options, once."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from app.intake.lease import Lease
 from app.intake.options import Options, parse_options
+from app.intake.sinks import RawSink
 from app.intake.strict_json import Partial
 from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
@@ -110,6 +111,12 @@ class Arrived:
 
     segments: Mapping[str, Segment]
     received: Mapping[str, int]
+
+    @classmethod
+    def at(cls, sinks: Mapping[str, RawSink]) -> Self:
+        """Return what has arrived at the sinks that hold all of their bytes in place."""
+        segments = {row: sink.segment for row, sink in sinks.items()}
+        return cls(segments, {row: sink.nbytes for row, sink in sinks.items()})
 
 
 RequestEvent = Begun | Known | Arrived
