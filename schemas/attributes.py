@@ -92,7 +92,7 @@ def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, An
         }
         name = row.spelled(called.dialect)
         properties[name] = accepted
-        for other in {row.name, row.old_name or row.name} - {name}:
+        for other in row.others(called.dialect):
             properties[other] = {**accepted, "description": f"Another spelling of `{name}`."}
     return properties
 
@@ -193,7 +193,7 @@ def _field_model(called_as: str, *, partial: bool = False) -> type[BaseModel]:
 @cache
 def _public_model(operation: str, dialect: Dialect) -> type[Attributes]:
     row = find_operation(operation).operation
-    name = row.old_name if dialect == "old" and row.old_name else row.name
+    name = row.spelled(dialect)
     called = find_operation(name)
     model = create_model(
         f"{name}Attributes",

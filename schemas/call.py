@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.attributes import Given, read_attributes
@@ -12,7 +12,7 @@ from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
 
-__all__ = ["ParsedCall", "read_call"]
+__all__ = ["ParsedCall", "read_call", "read_outputs"]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def read_call(
     broken.extend(more)
     known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], broken)
     call = ParsedCall(called, given, found, known, None, ("inputs", ""), [])
-    call.outputs = _read_outputs(called, outputs, broken)
+    call.outputs = read_outputs(called, outputs, broken) or (_output(called),)
     _check_needed(call, broken)
     if called.operation.computes == "diff_weights":
         call.weights, call.weights_loc = _choose_shape(call, "weights_shape", broken)
@@ -74,22 +74,26 @@ def read_call(
     return call, broken
 
 
-def _read_outputs(called: CalledOperation, asked: tuple[str, ...], broken: list[BrokenRule]) -> tuple[str, ...]:
-    """Return the canonical names of the requested outputs; by default the operation's first."""
-    spellings, found = called.operation.output_spellings, []
+def read_outputs(
+    called: CalledOperation,
+    asked: Sequence[str],
+    broken: list[BrokenRule],
+    loc: Callable[[int], list[str | int]] = lambda index: ["options", "outputs", index],
+) -> tuple[str, ...]:
+    """Return the canonical names of the requested outputs; `loc` gives the place of each in the request."""
+    spellings, found = called.operation.output_spellings, list[str]()
     for index, name in enumerate(asked):
         output = spellings.get(name)
-        loc: list[str | int] = ["options", "outputs", index]
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in called.operation.outputs)
             msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
-            broken.append(broken_rule(loc, msg + advice(called, name, "output"), "unknown_output"))
+            broken.append(broken_rule(loc(index), msg + advice(called, name, "output"), "unknown_output"))
         elif output in found:
             msg = f"outputs must name each output once, but repeats {safe_key(name)}"
-            broken.append(broken_rule(loc, msg, "conflict"))
+            broken.append(broken_rule(loc(index), msg, "conflict"))
         else:
             found.append(output)
-    return tuple(found) or (_output(called),)
+    return tuple(found)
 
 
 def _check_needed(call: ParsedCall, broken: list[BrokenRule]) -> None:

@@ -59,10 +59,9 @@ def describe(op: str) -> dict[str, Any]:
 
 
 def _attribute(called: CalledOperation, row: AttributeRow) -> dict[str, Any]:
-    name = row.spelled(called.dialect)
     return {
-        "name": name,
-        "aliases": sorted({row.name, row.old_name or row.name} - {name}),
+        "name": row.spelled(called.dialect),
+        "aliases": row.others(called.dialect),
         "type": row.kind,
         "required": row.required,
         "default": row.default_in(called.dialect),
@@ -73,11 +72,10 @@ def _attribute(called: CalledOperation, row: AttributeRow) -> dict[str, Any]:
 
 
 def _tensor(called: CalledOperation, row: TensorRow, index: int) -> dict[str, Any]:
-    name = row.spelled(called.dialect)
     return {
         "index": index,
-        "name": name,
-        "aliases": sorted({row.name, row.old_name or row.name} - {name}),
+        "name": row.spelled(called.dialect),
+        "aliases": row.others(called.dialect),
         "required": row.required,
         **({} if row.only_for is None else {"only_for": called.wire_names[row.only_for]}),
         "dtypes": list(DTYPE_NAMES) if row.dtypes == "T" else ["s32"],
@@ -107,11 +105,8 @@ def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
     }
 
 
-def example(called: CalledOperation, *, channels: tuple[int, int] = (16, 8)) -> dict[str, Any]:
-    """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`.
-
-    `channels` are those of the tensors with 4 x 4 and with 8 x 8 pixels.
-    """
+def example(called: CalledOperation) -> dict[str, Any]:
+    """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`."""
     names = called.wire_names
     attributes: dict[str, Any] = {"data_format": "NCX"}
     if called.operation.convolves:
@@ -124,8 +119,7 @@ def example(called: CalledOperation, *, channels: tuple[int, int] = (16, 8)) -> 
             names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
         }
     # The same layer in both directions: the transposed convolution turns 4 x 4 into 8 x 8.
-    of_small, of_large = channels
-    large, small, weights = [1, of_large, 8, 8], [1, of_small, 4, 4], [of_small, of_large, 4, 4]
+    large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
     src, dst = (small, large) if called.operation.transposed else (large, small)
     shapes = {"src": src, "diff_dst": dst, "weights": weights}
     if called.operation.name == "BiasAdd":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ _WIDTH = 120
 def with_attributes(source: str) -> str:
     """Return the source of the client's operations with the list of attributes in the docstring of each method."""
     lines = source.splitlines()
-    methods = {_method(operation): operation for operation in OPERATIONS}
+    methods = {operation.snake_name: operation for operation in OPERATIONS}
     # From the last one up, so that the line numbers of the others stay right.
     for node in reversed([node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]):
         if node.name in methods:
@@ -35,11 +34,6 @@ def with_attributes(source: str) -> str:
             made = _docstring(lines[text.lineno - 1 : text.end_lineno], methods[node.name])
             lines[text.lineno - 1 : text.end_lineno] = made
     return "\n".join(lines) + "\n"
-
-
-def _method(operation: Operation) -> str:
-    """Return the name of the method that computes an operation."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation.name).lower()
 
 
 def _docstring(lines: list[str], operation: Operation) -> list[str]:

@@ -13,6 +13,7 @@ from schemas.broken_rules import BrokenRule, broken_rule, dims
 from schemas.call import ParsedCall
 from schemas.shapes import (
     GroupsAxis,
+    data_axes,
     groups_axis_of,
     split_data,
     split_weights,
@@ -143,7 +144,7 @@ def _relate_result(
     """Check the batch and the channels of a given shape of `diff_src`, and take its spatial sizes."""
     n, channels, made.src_spatial = split_data(shape, data_format)
     kind, name = call.result_loc
-    axis = 1 if data_format == "NCX" else len(shape) - 1
+    axis, _ = data_axes(data_format, len(shape))
     if n != made.n:
         msg = f"{name}[0] must be the batch of {call.name('diff_dst')}, which is {made.n}, but is {n}"
         broken.append(broken_rule([kind, name, 0], msg, "batch"))
@@ -180,14 +181,14 @@ def _relate_axes(call: ParsedCall, made: Geometry, data_format: str, broken: lis
     if not len(strides) == len(dilations) == len(made.kernel) == count:
         return
     extras = (None,) * count if extra is None or len(extra) != count else extra
-    first = 2 if data_format == "NCX" else 1
+    _, pixels = data_axes(data_format, count + 2)
     wide, narrow = made.src_spatial, made.dst_spatial
     if call.transposed:
         wide, narrow = narrow, wide
     axes = [
         Axis(
             index,
-            index + first,
+            index + pixels.start,
             wide[index] if len(wide) == count else None,
             narrow[index] if len(narrow) == count else None,
             made.kernel[index],

@@ -167,7 +167,7 @@ def _operation_page(row: Operation, suffix: str) -> Page:
     return {
         "summary": summary,
         "description": description or row.summary,
-        "operationId": prefix + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", row.name).lower(),
+        "operationId": prefix + row.snake_name,
         "requestBody": {"required": True, "content": content},
     }
 

@@ -47,7 +47,7 @@ _REF = "#/components/schemas/{model}"
 
 
 @cache
-def openrpc_document(*, version: str = "1", url: str = "/rpc", title: str = "convgrad") -> dict[str, Any]:
+def openrpc_document(*, version: str = "1") -> dict[str, Any]:
     """Return the OpenRPC 1.3 document of the service: a method for each name of each operation, and `ops.*`.
 
     The document is cached: don't modify it.
@@ -55,12 +55,12 @@ def openrpc_document(*, version: str = "1", url: str = "/rpc", title: str = "con
     return {
         "openrpc": "1.3.2",
         "info": {
-            "title": title,
+            "title": "convgrad",
             "version": version,
             "description": "Convolution gradients as oneDNN Graph defines them, over JSON-RPC 2.0.",
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
-        "servers": [{"name": "this service", "url": url}],
+        "servers": [{"name": "this service", "url": "/rpc"}],
         "methods": [*(_operation(find_operation(name)) for name in operation_names()), *_service_methods()],
         "components": {
             "schemas": _schemas(),

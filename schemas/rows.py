@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +34,23 @@ WEIGHTS_FORMATS = ("XIO", "OIX", "XOI", "IOX")
 MAX_DIMS = 12
 
 
+class Spelled:
+    """What has a name, and in the old edition of its page perhaps another one."""
+
+    name: str
+    old_name: str | None
+
+    def spelled(self, dialect: Dialect) -> str:
+        """Return the name in a dialect."""
+        return self.old_name if dialect == "old" and self.old_name else self.name
+
+    def others(self, dialect: Dialect) -> list[str]:
+        """Return the other spellings of the name in a dialect."""
+        return sorted({self.name, self.old_name or self.name} - {self.spelled(dialect)})
+
+
 @dataclass(frozen=True)
-class AttributeRow:
+class AttributeRow(Spelled):
     """One attribute: its two spellings, type, range, default, and whether a call must have it.
 
     `required` is `unless auto_pad` for pads, which are needed only while `auto_pad` is `none`. `default` is None when
@@ -51,17 +67,13 @@ class AttributeRow:
     old_default: str | int | None = None
     old_name: str | None = None
 
-    def spelled(self, dialect: Dialect) -> str:
-        """Return the name of the attribute in a dialect."""
-        return self.old_name if dialect == "old" and self.old_name else self.name
-
     def default_in(self, dialect: Dialect) -> str | int | None:
         """Return the default under an operation name of this dialect."""
         return self.old_default if dialect == "old" and self.old_default is not None else self.default
 
 
 @dataclass(frozen=True)
-class TensorRow:
+class TensorRow(Spelled):
     """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape.
 
     An input that is `only_for` an output is read, and required, when a call requests that output.
@@ -73,10 +85,6 @@ class TensorRow:
     required: bool = True
     dtypes: Literal["T", "s32"] = "T"
     only_for: str | None = None
-
-    def spelled(self, dialect: Dialect) -> str:
-        """Return the name of the tensor in a dialect."""
-        return self.old_name if dialect == "old" and self.old_name else self.name
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,7 +109,7 @@ class InputRows:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Operation(InputRows):
+class Operation(InputRows, Spelled):
     """One operation: its names, attributes, inputs, outputs, and the pages that specify it.
 
     `extras` are outputs that a call may request in addition to `output` or instead of it (`options.outputs`).
@@ -150,6 +158,11 @@ class Operation(InputRows):
         plain = (self.name,) if self.old_name is None else (self.name, self.old_name)
         return tuple(name + suffix for name in plain for suffix in ("", "-1"))
 
+    @property
+    def snake_name(self) -> str:
+        """The name of functions that compute the operation: `convolution_backward_data`."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+
     @cached_property
     def attribute(self) -> Mapping[str, AttributeRow]:
         """The attribute rows by canonical name."""
@@ -161,7 +174,7 @@ class Operation(InputRows):
         return _spellings(self.attributes)
 
 
-def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[str, str]:
+def _spellings(rows: tuple[Spelled, ...]) -> dict[str, str]:
     names: dict[str, str] = {}
     for row in rows:
         names[row.name] = row.name

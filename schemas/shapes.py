@@ -110,24 +110,16 @@ def data_shape(n: int, channels: int, spatial: Sequence[int], data_format: str) 
 
 def split_weights(shape: Sequence[int], weights_format: str) -> tuple[int, int, tuple[int, ...]]:
     """Return (I extent, O extent, kernel) of a weights shape; one of the extents is divided by the groups."""
-    if weights_format == "XIO":
-        return shape[-2], shape[-1], tuple(shape[:-2])
-    if weights_format == "XOI":
-        return shape[-1], shape[-2], tuple(shape[:-2])
-    if weights_format == "IOX":
-        return shape[0], shape[1], tuple(shape[2:])
-    return shape[1], shape[0], tuple(shape[2:])
+    first = weights_format.startswith("X")
+    kernel, channels = (shape[:-2], shape[-2:]) if first else (shape[2:], shape[:2])
+    extents = dict(zip(weights_format.replace("X", ""), channels, strict=True))
+    return extents["I"], extents["O"], tuple(kernel)
 
 
 def weights_shape(i: int, o: int, kernel: Sequence[int], weights_format: str) -> tuple[int, ...]:
     """Return the shape of weights with these extents, in the order of the format."""
-    if weights_format == "XIO":
-        return (*kernel, i, o)
-    if weights_format == "XOI":
-        return (*kernel, o, i)
-    if weights_format == "IOX":
-        return (i, o, *kernel)
-    return (o, i, *kernel)
+    extents = {"I": (i,), "O": (o,), "X": tuple(kernel)}
+    return tuple([size for letter in weights_format for size in extents[letter]])
 
 
 def weights_channels(

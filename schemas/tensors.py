@@ -43,8 +43,9 @@ Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
 Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
 
 MAX_NUMBERS = 1_000_000
-MAX_OUTPUTS = 16
 """The most elements of a tensor that is a list of numbers in JSON."""
+MAX_OUTPUTS = 16
+"""The most outputs that a call may request."""
 
 _NUMBERS = (
     f"Or a list of at most {MAX_NUMBERS} numbers, flat or nested like the shape; "

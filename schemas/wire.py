@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from schemas.attributes import attributes_model, plain_attributes_model
 from schemas.describe import example
-from schemas.rows import TensorRow
+from schemas.rows import Dialect, TensorRow
 from schemas.tables import CalledOperation, find_operation, verified
 from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, DataTensor, NpyTensor, TensorDescription, TensorReply
 
@@ -268,10 +268,10 @@ def verify_model(called: CalledOperation, *, plain: bool = False) -> type[BaseMo
 
 @cache
 def _request(
-    operation: str, dialect: str, kind: Literal["Request", "Validate", "Verify"], *, plain: bool
+    operation: str, dialect: Dialect, kind: Literal["Request", "Validate", "Verify"], *, plain: bool
 ) -> type[BaseModel]:
     row = find_operation(operation).operation
-    name = row.old_name if dialect == "old" and row.old_name else row.name
+    name = row.spelled(dialect)
     called, described = find_operation(name), kind == "Validate"
     tensor: Any = DataTensor | NpyTensor | TensorDescription if described else DataTensor | NpyTensor
     examples = [example(called)] if described else None
@@ -307,7 +307,7 @@ def _inputs(called: CalledOperation, tensor: Any, *, plain: bool) -> dict[str, A
             found[name] = (tensor, Field(description=row.doc))
             continue
         found[name] = (_input_type(row, tensor), Field(default=None, description=row.doc))
-        for other in set() if plain else {row.name, row.old_name or row.name} - {name}:
+        for other in () if plain else row.others(called.dialect):
             found[other] = (
                 _input_type(row, tensor),
                 Field(default=None, description=f"Another spelling of `{name}`."),

@@ -133,7 +133,7 @@ def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, ch
 
 def _places(problem: ConvProblem) -> tuple[int, int]:
     """Return which inputs are the wide and the narrow tensor."""
-    return (1, 0) if problem.op.startswith("ConvT") else (0, 1)
+    return (1, 0) if problem.transposed else (0, 1)
 
 
 def pixel_chunks(

@@ -15,7 +15,8 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
 from verify.evaluate import evaluate
-from verify.parts import Part, part_of
+from verify.layout import along_channels, channel_axis, is_bias, pixel_axes, tap_axes, weights_axis
+from verify.parts import Part, only_tap, part_of
 from verify.rules import Compared, Shares
 
 __all__ = ["hints"]
@@ -60,7 +61,7 @@ def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop
     if exact.size < _LEAST:
         return []
     found = _of_result(problem, compared.result, exact, stop) if exact.size <= _MOST else []
-    if found is None or problem.op in ("BiasAdd", "BiasAddBackward") or problem.macs == 0:
+    if found is None or is_bias(problem) or problem.macs == 0:
         return found
     part = part_of(problem, compared.inputs, around, _PART)
     got, right = widen(compared.result[part.place], problem.dtype), exact[part.place]
@@ -113,8 +114,7 @@ def _contributions(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
             return None
         found.append((name, values))
     if problem.bias:
-        shape = (1, -1, *(1,) * problem.rank) if problem.data_format == "NCX" else (-1,)
-        bias = widen(part.inputs[2], problem.dtype).reshape(shape)
+        bias = along_channels(problem, widen(part.inputs[2], problem.dtype))
         found.append(("the bias", np.broadcast_to(bias, problem.output_shape)))
     return found
 
@@ -124,25 +124,21 @@ def _pieces(part: Part) -> Iterator[tuple[str, ConvProblem, tuple[Storage, ...]]
     problem, first = part.problem, part.inputs[0]
     if problem.forward:
         plain = replace(problem, bias=False)
-        channel = 1 if problem.data_format == "NCX" else problem.rank + 1
+        channel = channel_axis(problem)
         for at, name in {0: "first", problem.src_channels // problem.groups - 1: "last"}.items():
             some = _only(first, channel, _every(problem, at))
             yield f"the {name} src channel of a group", plain, (some, part.inputs[1])
-        x = problem.weights_format.index("X")
         positions = list(np.ndindex(*problem.kernel))
         for position in positions if 1 < len(positions) <= _IMAGES else ():
-            weights = np.zeros_like(part.inputs[1])
-            weights[(slice(None),) * x + position] = part.inputs[1][(slice(None),) * x + position]
-            yield f"tap {list(position)}", plain, (first, weights)
+            yield f"tap {list(position)}", plain, (first, only_tap(problem, part.inputs[1], position))
         return
     dst = part.inputs[1]
     for image in range(problem.n) if 1 < problem.n <= _IMAGES else ():
         single = tuple(tensor[image : image + 1] for tensor in part.inputs)
         yield f"image {image} of {problem.n}", replace(problem, n=1), single
-    x = 2 if problem.data_format == "NCX" else 1
     last = (first[-1:], dst[-1:])
-    for axis in range(x, x + problem.rank):
-        size, name = dst.shape[axis], f"pixel {'zyx'[3 - problem.rank + axis - x]}"
+    for name, axis in zip("zyx"[3 - problem.rank :], pixel_axes(problem), strict=True):
+        size, name = dst.shape[axis], f"pixel {name}"
         for at in {0: 0, size - 1: 0} if size > 1 else ():
             yield f"{name} = {at} of diff_dst", problem, (first, _only(dst, axis, [at]))
             if problem.n > 1:
@@ -182,13 +178,13 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
         yield "as if dilations were 1", of(replace(small, dilations=ones))
     if any(problem.pads_begin):
         yield "as if pads_begin were 0", of(replace(small, pads_begin=(0,) * problem.rank))
-        if small.op.startswith("Convolution"):
+        if not small.transposed:
             for words, tensor in _unmasked(small, part.inputs[0]):
                 pads = (*problem.pads_begin[:-1], 0)
-                spatial = (*problem.src_spatial[:-1], tensor.shape[-1 if problem.data_format == "NCX" else -2])
+                spatial = (*problem.src_spatial[:-1], tensor.shape[pixel_axes(problem)[-1]])
                 changed = replace(small, pads_begin=pads, src_spatial=spatial)
                 yield f"as if the padding were not masked: {words}", of(changed, (tensor, *part.inputs[1:]))
-    channel = 1 if problem.data_format == "NCX" else problem.rank + 1
+    channel = channel_axis(problem)
     if problem.groups > 1 and inputs[0].size <= _COPIED:
         size = problem.src_channels // problem.groups
         for words, tensor in (
@@ -202,8 +198,7 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
         if src.shape == dst.shape and max(src.size, problem.macs) <= _COPIED:
             yield "as if src and diff_dst were swapped", whole(dst, src)
         return
-    x, letters = problem.weights_format.index("X"), problem.weights_format
-    taps = tuple(range(x, x + problem.rank))
+    taps = tuple(tap_axes(problem))
     if max(problem.kernel) > 1:
         flipped = np.ascontiguousarray(np.flip(part.inputs[1], taps))
         yield (
@@ -214,7 +209,7 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
         swapped = np.ascontiguousarray(np.swapaxes(part.inputs[1], taps[-1], taps[-2]))
         yield "as if the axes of the taps were swapped", of(small, (part.inputs[0], swapped, *part.inputs[2:]))
     if inputs[1].size <= _COPIED:
-        for name, tensor in _layouts(inputs[1], letters, problem.rank, read=True):
+        for name, tensor in _layouts(inputs[1], problem.weights_format, problem.rank, read=True):
             yield f"as if weights_format were {name}", whole(inputs[0], tensor, *inputs[2:])
 
 
@@ -224,22 +219,19 @@ def _first_group(tensor: Storage, channel: int, size: int) -> Storage:
 
 def _unmasked(problem: ConvProblem, tensor: Storage) -> Iterator[tuple[str, Storage]]:
     """Yield src with its last axis padded by what lies beside it in memory, and by the pixels at its ends."""
-    axis = problem.rank + 1 if problem.data_format == "NCX" else problem.rank
+    first, axis = pixel_axes(problem)[0], pixel_axes(problem)[-1]
     size, begin, kernel = tensor.shape[axis], problem.pads_begin[-1], problem.kernel[-1]
     reach = (problem.dst_spatial[-1] - 1) * problem.strides[-1] + (kernel - 1) * problem.dilations[-1] + 1
     if not 0 < begin <= size or reach - begin > 2 * size:
         return
     at = np.arange(-begin, max(size, reach - begin))
-    first = 2 if problem.data_format == "NCX" else 1
     rows = prod(tensor.shape[first : axis + 1])
-    flat = np.moveaxis(tensor, 1, -1) if problem.data_format == "NCX" else tensor
-    flat = flat.reshape(tensor.shape[0], rows, -1)
+    flat = np.moveaxis(tensor, channel_axis(problem), -1).reshape(tensor.shape[0], rows, -1)
     places = np.arange(rows // size)[:, None] * size + at
     beside = np.where(((places >= 0) & (places < rows))[None, ..., None], flat[:, np.clip(places, 0, rows - 1)], 0)
     channels = beside.shape[-1]
     beside = beside.reshape(*tensor.shape[:1], *tensor.shape[first:axis], len(at), channels).astype(tensor.dtype)
-    if problem.data_format == "NCX":
-        beside = np.moveaxis(beside, -1, 1)
+    beside = np.moveaxis(beside, -1, channel_axis(problem))
     yield "it reads what lies beside a row in memory", np.ascontiguousarray(beside)
     yield "it repeats the pixels at the ends of a row", np.take(tensor, np.clip(at, 0, size - 1), axis)
 
@@ -272,8 +264,7 @@ def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) 
         return []
     found = []
     weights = problem.computes == "diff_weights"
-    x = problem.weights_format.index("X") if weights else _first_pixel(problem)
-    axes = range(x, x + problem.rank * (problem.computes != "diff_bias"))
+    axes = tap_axes(problem) if weights else pixel_axes(problem) if problem.forward else range(0)
     shift = _shift(got, exact, axes, stop)
     if stop():
         return None
@@ -306,8 +297,7 @@ def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) 
 def _relaid(problem: ConvProblem, exact: Array) -> Iterator[tuple[str, Array]]:
     """Yield the reference in other layouts."""
     if problem.computes == "diff_weights":
-        x = problem.weights_format.index("X")
-        i, o = (0, 1) if x else (-2, -1)
+        i, o = weights_axis(problem, "I"), weights_axis(problem, "O")
         swapped = np.swapaxes(exact, i, o)
         if swapped.shape == exact.shape and exact.shape[i] > 1:
             also = "check weights_format, and that src and diff_dst are not swapped"
@@ -322,10 +312,6 @@ def _relaid(problem: ConvProblem, exact: Array) -> Iterator[tuple[str, Array]]:
             yield f"the result has the layout {'NXC' if first else 'NCX'} instead of {problem.data_format}", (
                 np.ascontiguousarray(other).reshape(exact.shape)
             )  # fmt: skip
-
-
-def _first_pixel(problem: ConvProblem) -> int:
-    return 2 if problem.data_format == "NCX" else 1
 
 
 def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | None:

@@ -23,8 +23,9 @@ from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
 from verify.blocks import blocks
 from verify.evaluate import evaluate
+from verify.layout import is_bias
 from verify.model import Model, ulp
-from verify.parts import Part, part_of
+from verify.parts import Part, only_tap, part_of
 from verify.rules import Compared
 
 __all__ = ["Cause", "causes"]
@@ -217,7 +218,7 @@ def _less(values: Array, exact: Array) -> Array:
 def _predicted(part: Part, rounding: Rounding, stop: Stop) -> list[Array] | None:
     """Return what a part loses if each input is rounded alone; both together lose the sum of the two."""
     found = []
-    for rounded in range(1 if part.problem.op in ("BiasAdd", "BiasAddBackward") else 2):
+    for rounded in range(1 if is_bias(part.problem) else 2):
 
         def change(values: Array, place: int, rounded: int = rounded) -> Array:
             if place == rounded or part.problem.op == "BiasAdd":
@@ -307,13 +308,7 @@ def _by_tap(part: Part, stop: Stop) -> list[Array] | None:
     count = prod(problem.kernel)
     if count > _PIECES or count * prod(problem.output_shape) > _PIECE_ELEMENTS:
         return []
-    x = problem.weights_format.index("X")
-    found = []
-    for position in np.ndindex(*problem.kernel):
-        weights = np.zeros_like(part.inputs[1])
-        at = (slice(None),) * x + position
-        weights[at] = part.inputs[1][at]
-        found.append((part.inputs[0], weights))
+    found = [(part.inputs[0], only_tap(problem, part.inputs[1], tap)) for tap in np.ndindex(*problem.kernel)]
     return _all(problem, found, stop)
 
 

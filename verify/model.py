@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from kernels.dtypes import DTYPES
 from kernels.problem import ConvProblem
+from verify.layout import is_bias
 
 __all__ = ["EXACT", "SIGMAS", "Model", "accumulation_slack", "rounding_slack", "ulp"]
 
@@ -58,7 +59,7 @@ class Model:
     @classmethod
     def of(cls, problem: ConvProblem, coherence: float) -> Model:
         """Return the model of a problem's results."""
-        return cls(problem.dtype, problem.op not in ("BiasAdd", "BiasAddBackward"), coherence)
+        return cls(problem.dtype, not is_bias(problem), coherence)
 
     @property
     def unit(self) -> float:

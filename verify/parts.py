@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
+import numpy as np
+
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
+from verify.layout import channel_axis, in_data_order, in_weights_order, is_bias, tap_axes, weights_position
 
-__all__ = ["Part", "origin", "part_of"]
+__all__ = ["Part", "only_tap", "origin", "part_of"]
 
 Index = tuple[int, ...]
 
@@ -36,7 +39,7 @@ def part_of(
 
     With `one_dst` it is one dst channel, for all src channels of its group.
     """
-    if problem.op in ("BiasAdd", "BiasAddBackward"):
+    if is_bias(problem):
         return _of_bias(problem, inputs, around, elements)
     src, dst, groups = (
         problem.src_channels // problem.groups,
@@ -54,7 +57,7 @@ def part_of(
     if one_dst:
         many_dst, many_src = 1, src
     many_groups = min(groups, max(1, pairs // of_group)) if pairs >= of_group and not one_dst else 1
-    group, i, o = _channels_at(problem, around, src, dst)
+    group, i, o = _channels_at(problem, around)
     group = min(group, groups - many_groups)
     if many_groups > 1:
         many_src, many_dst = src, dst
@@ -66,22 +69,25 @@ def part_of(
         problem, n=images.stop - images.start, groups=many_groups,
         src_channels=of_src.stop - of_src.start, dst_channels=of_dst.stop - of_dst.start,
     )  # fmt: skip
-    letters = {"I": of_src, "O": of_dst, "X": slice(None)}
-    divided = problem.groups_axis
-    letters[divided] = slice(i, i + many_src) if divided == "I" else slice(o, o + many_dst)
-    weights = tuple(
-        [each for letter in problem.weights_format
-         for each in ((slice(None),) * problem.rank if letter == "X" else (letters[letter],))]
-    )  # fmt: skip
+    divided_src = slice(i, i + many_src) if problem.groups_axis == "I" else of_src
+    divided_dst = slice(o, o + many_dst) if problem.groups_axis == "O" else of_dst
+    weights = in_weights_order(problem, divided_src, divided_dst, (slice(None),) * problem.rank)
     src_place, dst_place = _data(problem, images, of_src), _data(problem, images, of_dst)
     places: list[tuple[slice, ...]] = [src_place, weights if forward else dst_place, (of_dst,)]
     cut = tuple([tensor[at] for tensor, at in zip(inputs, places, strict=False)])
     return Part(smaller, cut, dst_place if forward else weights, tuple(places[: len(cut)]))
 
 
+def only_tap(problem: ConvProblem, weights: Storage, tap: Index) -> Storage:
+    """Return weights that are zero in all other taps."""
+    found, at = np.zeros_like(weights), (slice(None),) * tap_axes(problem)[0] + tap
+    found[at] = weights[at]
+    return found
+
+
 def _of_bias(problem: ConvProblem, inputs: Sequence[Storage], around: Index, elements: int) -> Part:
     forward = problem.forward
-    channel = around[0] if not forward else around[1 if problem.data_format == "NCX" else -1]
+    channel = around[0] if not forward else around[channel_axis(problem)]
     many = max(1, min(problem.dst_channels, elements // (prod(problem.dst_spatial) if forward else 1)))
     low = min(channel, problem.dst_channels - many)
     images = slice(around[0], around[0] + 1) if forward else slice(0, problem.n)
@@ -93,21 +99,12 @@ def _of_bias(problem: ConvProblem, inputs: Sequence[Storage], around: Index, ele
     return Part(smaller, cut, data if forward else (channels,), places)
 
 
-def _channels_at(problem: ConvProblem, index: Index, src: int, dst: int) -> tuple[int, int, int]:
+def _channels_at(problem: ConvProblem, index: Index) -> tuple[int, int, int]:
     """Return the group of an element of the result, and its channels of src and dst inside the group."""
     if problem.forward:
-        group, o = divmod(index[1 if problem.data_format == "NCX" else -1], dst)
+        group, o = divmod(index[channel_axis(problem)], problem.dst_channels // problem.groups)
         return group, 0, o
-    x = problem.weights_format.index("X")
-    at = {
-        letter: index[place if place < x else place + problem.rank - 1]
-        for place, letter in enumerate(problem.weights_format)
-    }
-    if problem.groups_axis == "I":
-        group, o = divmod(at["O"], dst)
-        return group, at["I"], o
-    group, i = divmod(at["I"], src)
-    return group, i, at["O"]
+    return weights_position(problem, index)[:3]
 
 
 def _range(group: int, channels: int, first: int, many: int, groups: int) -> slice:
@@ -118,5 +115,4 @@ def _range(group: int, channels: int, first: int, many: int, groups: int) -> sli
 
 
 def _data(problem: ConvProblem, images: slice, channels: slice) -> tuple[slice, ...]:
-    pixels = (slice(None),) * problem.rank
-    return (images, channels, *pixels) if problem.data_format == "NCX" else (images, *pixels, channels)
+    return in_data_order(problem, images, channels, (slice(None),) * problem.rank)

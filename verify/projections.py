@@ -27,6 +27,7 @@ from kernels.projections import add_products, add_signed, meetings
 from kernels.reference import REFERENCE, channels_first, single, widen
 from verify.blocks import blocks
 from verify.evaluate import evaluate
+from verify.layout import along_channels, in_data_order, is_bias, pixel_axes
 from verify.model import EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
 
@@ -56,7 +57,7 @@ _ROUNDING = 3.0
 
 def is_projectable(problem: ConvProblem) -> bool:
     """Whether projections are cheaper than the whole reference, and precise enough."""
-    convolves = problem.op not in ("BiasAdd", "BiasAddBackward") and problem.dtype != "f64"
+    convolves = not is_bias(problem) and problem.dtype != "f64"
     return convolves and problem.n > 0 and 2 * projected_macs(problem) < problem.macs
 
 
@@ -137,7 +138,7 @@ class Projection:
             for name, size in (("src", one.src_spatial), ("dst", one.dst_spatial))
         ]
         signs = [self._by_group("src"), self._by_group("dst")]
-        wide, narrow = found[:: -1 if one.op.startswith("ConvT") else 1]
+        wide, narrow = found[:: -1 if one.transposed else 1]
         for image in range(self.images(block).start, self.images(block).stop):
             for tensor, each, sums in zip(inputs, signs, found, strict=True):
                 add_signed(_lines(tensor[image], one), one.dtype, each, sums[:-1], sums[-1], fresh=True)
@@ -248,14 +249,11 @@ class Projection:
             sums = evaluate(replace(one, n=1, dtype="f64", bias=False), wide, stop)
             if sums is None:
                 return None
-            axis = 1 if one.data_format == "NCX" else one.rank + 1
             if one.bias:
-                shape = [-1 if at == axis else 1 for at in range(one.rank + 2)]
-                sums = sums + over.sum() * widen(inputs[2], one.dtype).reshape(shape)
-            others = tuple(at for at in range(one.rank + 2) if at != axis)
-            errors = np.abs(np.asarray(got) - sums).max(others)
-            image, channel = 0, int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
-            around = (image, channel, *(0,) * one.rank) if axis == 1 else (image, *(0,) * one.rank, channel)
+                sums = sums + over.sum() * along_channels(one, widen(inputs[2], one.dtype))
+            errors = np.abs(np.asarray(got) - sums).max((0, *pixel_axes(one)))
+            channel = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
+            around = in_data_order(one, 0, channel, (0,) * one.rank)
             return part_of(one, inputs, around, 1, one_dst=True)
         s = (signs.integers(0, 2, one.src_channels) * 2.0 - 1.0).reshape(one.groups, -1)
         total = np.zeros((one.groups, dst // one.groups, prod(one.kernel)))

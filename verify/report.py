@@ -22,6 +22,7 @@ from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
 from verify.hints import hints
 from verify.hypotheses import Cause, causes
+from verify.layout import channel_axis, pixel_axes, tap_axes, weights_axis
 from verify.rules import Block, Compared, Shares, Tally, judge
 from verify.terms import worst_terms
 from verify.where import where
@@ -256,15 +257,10 @@ def _axes_of(problem: ConvProblem) -> dict[str, tuple[int, ...]]:
     if problem.computes == "diff_bias":
         return {"channel": (0,)}
     if problem.forward:
-        channel = 1 if problem.data_format == "NCX" else problem.rank + 1
-        pixels = tuple(axis for axis in range(1, problem.rank + 2) if axis != channel)
-        return {"image": (0,), "channel": (channel,), **({"pixel": pixels} if pixels else {})}
-    x, letters = problem.weights_format.index("X"), problem.weights_format
-    places = {"X": tuple(range(x, x + problem.rank))}
-    for letter in "IO":
-        at = letters.index(letter)
-        places[letter] = (at if at < x else at + problem.rank - 1,)
-    return {"tap": places["X"], "channels": (*places["O"], *places["I"])}
+        pixels = tuple(pixel_axes(problem))
+        return {"image": (0,), "channel": (channel_axis(problem),), **({"pixel": pixels} if pixels else {})}
+    channels = weights_axis(problem, "O"), weights_axis(problem, "I")
+    return {"tap": tuple(tap_axes(problem)), "channels": channels}
 
 
 def _joined(values: Array, axis: int) -> Array:

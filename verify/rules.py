@@ -26,6 +26,7 @@ from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE, narrow, widen
 from verify.blocks import Block as Cut
 from verify.blocks import blocks, within
+from verify.layout import is_bias
 from verify.model import SIGMAS, Model, accumulation_slack, rounding_slack, ulp
 from verify.terms import products_of
 
@@ -357,7 +358,7 @@ def _unit(compared: Compared, integers: float) -> float:
     for place, values in _chunks(compared):
         units[place] = min(units[place], _unit_of(values))
         found = min(units)
-        if problem.op not in ("BiasAdd", "BiasAddBackward"):
+        if not is_bias(problem):
             found = min(units[0] * units[1], *units[2:], inf)
         if found * integers <= least:
             break

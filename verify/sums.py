@@ -17,6 +17,7 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE
 from verify.evaluate import evaluate, gradients
+from verify.layout import along_channels
 
 __all__ = ["Sums", "sums_of", "unit_sums"]
 
@@ -80,8 +81,7 @@ def _f64_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop:
     with np.errstate(all="ignore"):
         spread = np.ldexp(np.sqrt(squares, out=squares), scale)
         if bias:
-            more = inputs[-1].reshape((-1, *(1,) * problem.rank) if problem.data_format == "NCX" else (-1,))
-            spread = np.hypot(spread, more)
+            spread = np.hypot(spread, along_channels(problem, inputs[-1]))
     return Sums(*exact, spread)
 
 

@@ -13,6 +13,7 @@ from kernels.plan import Storage
 from kernels.problem import ConvProblem, Dims
 from kernels.reference import channels_first, tap_slices, widen
 from verify.blocks import Block, blocks
+from verify.layout import channel_axis, in_data_order, pixel_axes, weights_position
 
 __all__ = ["products_of", "worst_terms"]
 
@@ -29,7 +30,7 @@ def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
     Each has the index of its two factors in their own tensors, and its value.
     """
     if problem.op == "BiasAdd":
-        channel = index[1] if problem.data_format == "NCX" else index[-1]
+        channel = index[channel_axis(problem)]
         summed = [
             {"at": [list(at)], "value": float(widen(tensor[at].reshape(1), problem.dtype)[0])}
             for tensor, at in zip(inputs, (index, (channel,)), strict=True)
@@ -52,7 +53,7 @@ def products_of(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
         (a, *_), (b, *_) = _factors(problem, inputs, index)
         with np.errstate(invalid="ignore", over="ignore"):
             return widen(a, problem.dtype) * widen(b, problem.dtype)
-    channel = index[1] if problem.data_format == "NCX" else index[-1]
+    channel = index[channel_axis(problem)]
     summed = [] if problem.op == "BiasAdd" else [_dst_products(problem, inputs, index)[0]]
     if problem.op == "BiasAdd":
         summed.append(widen(inputs[0][index].reshape(1), problem.dtype))
@@ -83,10 +84,9 @@ def _factors(
     problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]
 ) -> tuple[tuple[Storage, int, tuple[slice, ...]], ...]:
     """Return what an element of diff_weights multiplies, of src and of diff_dst: values, channel, and place."""
-    dims, (i, o, group, tap) = problem.dims, _weights_position(problem, index)
-    slices = tap_slices(dims, tap)
-    src_first = problem.op.startswith("ConvT")  # src is the narrow tensor
-    at_src, at_dst = slices if src_first else slices[::-1]
+    group, i, o, tap = weights_position(problem, index)
+    slices = tap_slices(problem.dims, (0,) * (3 - problem.rank) + tap)
+    at_src, at_dst = slices if problem.transposed else slices[::-1]  # the narrow tensor's first
     src_channel = i + group * (problem.src_channels // problem.groups)
     dst_channel = o + group * (problem.dst_channels // problem.groups)
     return (
@@ -114,9 +114,8 @@ def _dst_products(
 ) -> tuple[Array, tuple[Ints, ...], Ints, int]:
     """Return the products of an element of dst by src channel and tap, their src pixels, weights, and group."""
     dims = problem.dims
-    channel = index[1] if problem.data_format == "NCX" else index[-1]
-    pixel = index[2:] if problem.data_format == "NCX" else index[1:-1]
-    raised = (0,) * (3 - problem.rank) + tuple(pixel)
+    channel = index[channel_axis(problem)]
+    raised = (0,) * (3 - problem.rank) + tuple([index[axis] for axis in pixel_axes(problem)])
     group, out = divmod(channel, dims.dst_channels)
     taps, pixels = zip(*(_met(dims, axis, raised[axis]) for axis in range(3)), strict=True)
     image = channels_first(inputs[0][index[0] : index[0] + 1], problem, dims.groups)[0, group]
@@ -146,26 +145,14 @@ def _met(dims: Dims, axis: int, x: int) -> tuple[Ints, Ints]:
     return taps[met], src[met]
 
 
-def _weights_position(problem: ConvProblem, index: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
-    """Return the channels of an element of the weights inside their group, the group, and the tap of three axes."""
-    x, letters = problem.weights_format.index("X"), problem.weights_format
-    tap = (0,) * (3 - problem.rank) + tuple(index[x : x + problem.rank])
-    at = {letter: index[place if place < x else place + problem.rank - 1] for place, letter in enumerate(letters)}
-    whole = "I" if problem.groups_axis == "O" else "O"  # the axis with the channels of all groups
-    many = (problem.src_channels if whole == "I" else problem.dst_channels) // problem.groups
-    group, at[whole] = divmod(at[whole], many)
-    return at["I"], at["O"], group, tap
-
-
 def _channel(problem: ConvProblem, tensor: Storage, channel: int) -> Storage:
     """Return one channel of all images, with three spatial axes."""
-    taken = tensor[:, channel] if problem.data_format == "NCX" else tensor[..., channel]
+    taken = tensor[(slice(None),) * channel_axis(problem) + (channel,)]
     return taken.reshape(problem.n, *(1,) * (3 - problem.rank), *taken.shape[1:])
 
 
 def _data_index(problem: ConvProblem, n: int, channel: int, spatial: Sequence[int]) -> list[int]:
-    pixel = [int(x) for x in spatial[3 - problem.rank :]]
-    return [int(n), int(channel), *pixel] if problem.data_format == "NCX" else [int(n), *pixel, int(channel)]
+    return list(map(int, in_data_order(problem, n, channel, spatial[3 - problem.rank :])))
 
 
 def _largest(values: Array) -> list[list[int]]:

@@ -17,6 +17,7 @@ from kernels.plan import Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
 from verify.blocks import blocks
+from verify.layout import in_data_order, in_weights_order
 
 __all__ = ["Where", "axis_names", "where"]
 
@@ -50,10 +51,9 @@ def axis_names(problem: ConvProblem) -> list[str]:
         return ["channel"]
     pixels = [f"pixel {axis}" for axis in _SPATIAL.get(problem.rank, map(str, range(problem.rank)))]
     if problem.forward:
-        return ["image", "channel", *pixels] if problem.data_format == "NCX" else ["image", *pixels, "channel"]
+        return list(in_data_order(problem, "image", "channel", pixels))
     taps = [f"tap {axis}" for axis in _SPATIAL[problem.rank]]
-    names = {"I": ["src channel"], "O": ["dst channel"], "X": taps}
-    return [name for letter in problem.weights_format for name in names[letter]]
+    return list(in_weights_order(problem, "src channel", "dst channel", taps))
 
 
 def where(

@@ -15,7 +15,7 @@ from app.api import pages as ops_pages
 from app.api.routing import Application, Routes
 from app.calls.service import Service
 from app.http.exchange import Exchanges, Limits
-from app.http.protocol import HttpProtocol
+from app.http.protocol import HttpProtocol, http_protocol
 from app.settings import Settings
 
 __all__ = ["OpsPort", "listen_for_operators"]
@@ -39,12 +39,12 @@ class OpsPort:
     def __init__(self, service: Service, listener: socket.socket) -> None:
         app = Application()
         app.state.service = service
-        slow_s = service.settings.slow_s
-        app.stack = Exchanges(Routes([ops_pages.health]), Limits(0, slow_s=slow_s))  # no page reads a body
-        protocol = type("OpsProtocol", (_OpsProtocol,), {"slow_s": slow_s})
+        slow_s, slow_rate = service.settings.slow_s, int(service.settings.slow_rate)
+        limits = Limits(0, slow_s=slow_s, slow_rate=slow_rate)  # no page reads a body
+        app.stack = Exchanges(Routes([ops_pages.health]), limits)
         config = uvicorn.Config(
             app,
-            http=protocol,
+            http=http_protocol(slow_s, slow_rate, _OpsProtocol),
             ws="none",
             lifespan="off",
             access_log=False,

@@ -7,7 +7,6 @@ small call (`benchmarks.service`, tiny).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
@@ -15,14 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.caching import cached_if_short
 from app.calls.service import Service
 from convgrad._errors import MethodNotAllowed, NotFound
 
 __all__ = ["Application", "Routes", "service_of"]
-
-# Limits of the cache of routes: the APIs have some dozens of paths, and other requests must not fill the memory.
-_MOST_PATHS = 256
-_LONGEST_PATH = 256
 
 
 class Application(FastAPI):
@@ -51,13 +47,11 @@ class Routes:
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
         self._routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        self._find_usual = lru_cache(_MOST_PATHS)(self._find)
+        self._find_usual = cached_if_short(self._find)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        path = scope["path"]
-        find = self._find_usual if len(path) <= _LONGEST_PATH else self._find
-        route, child_scope = find(scope["method"], path)
+        route, child_scope = self._find_usual(scope["method"], scope["path"])
         scope.update(child_scope)
         reply = await route.endpoint(Request(scope, receive, send), **scope["path_params"])
         if reply is not None:

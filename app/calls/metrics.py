@@ -102,7 +102,7 @@ def _memory(service: Service) -> Iterable[Metric]:
     family.add_metric(["idle"], stats.total - stats.used)
     return (
         family,
-        _gauge("shared_memory_limit_bytes", "Limit on the tensors of all calls together.", stats.limit),
+        _gauge("shared_memory_limit_bytes", "Limit on the tensors of all calls together.", service.segments.limit),
         _gauge("shared_memory_peak_bytes", "Largest amount of shared memory so far.", stats.peak),
         CounterMetricFamily(
             "convgrad_shared_memory_refused", "Refused requests for tensor memory.", value=stats.refused

@@ -10,7 +10,7 @@ from math import prod
 from app.cluster.units import Portion, first_stage, portions
 from kernels import Plan, storage_dtype
 
-__all__ = ["Costs"]
+__all__ = ["Costs", "reads_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +43,25 @@ class Costs:
         """Whether a plan is so small that it is faster here, whatever the cluster."""
         return self.here(plan, workers) <= self.gain * self.call_s
 
-    def there(self, plan: Plan, *, here: int, there: int, nodes: int) -> float:
-        """Estimate the seconds of a plan on `here` workers of this machine and `there` workers of `nodes` others."""
-        return self._there(plan, _reads(plan), here, there, nodes)
-
     def nodes(self, plan: Plan, *, here: int, there: int, nodes: int) -> int:
         """Return on how many of `nodes` other machines, which have `there` workers, a plan is worth the transfer.
 
         The fewest that are fastest: each needs inputs sent. 0 means that the `here` workers of this one are as good.
         """
-        reads = _reads(plan)
+        reads = reads_of(plan)
         best, least = 0, self.here(plan, here) / self.gain
         for count in range(1, min(nodes, first_stage(plan)) + 1):
             if workers := there * count // nodes:
-                seconds = self._there(plan, reads, here, workers, count)
+                seconds = self.there(plan, reads, here=here, there=workers, nodes=count)
                 if seconds < least:
                     best, least = count, seconds
         return best
 
-    def _there(self, plan: Plan, reads: Sequence[tuple[int, int]], here: int, there: int, nodes: int) -> float:
+    def there(self, plan: Plan, reads: Sequence[tuple[int, int]], *, here: int, there: int, nodes: int) -> float:
+        """Estimate the seconds of a plan on `here` workers of this machine and `there` workers of `nodes` others.
+
+        `reads` are those of the plan (`reads_of`).
+        """
         problem, units = plan.problem, first_stage(plan)
         share = there / (here + there)
         written = plan.scratch_bytes or prod(problem.output_shape) * problem.output_dtype.itemsize
@@ -75,7 +75,7 @@ class Costs:
         return max(even, least) + self.unit_s * rounds + written * share / self.send_rate
 
 
-def _reads(plan: Plan) -> list[tuple[int, int]]:
+def reads_of(plan: Plan) -> list[tuple[int, int]]:
     """Return the bytes of each portion of an input that units read, and how many units read it."""
     problem = plan.problem
     item = storage_dtype(problem.dtype).itemsize

@@ -74,12 +74,8 @@ class RayEngine(LocalEngine):
         self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
         self._share_numbers = itertools.count(1)
         self._shared: dict[int, _Shared] = {}
-        self._shared_counts = {
-            "cluster_jobs": 0,
-            "cluster_units": 0,
-            "cluster_retried_units": 0,
-            "cluster_fallbacks": 0,
-        }
+        names = ("cluster_jobs", "cluster_units", "cluster_retried_units", "cluster_fallbacks")
+        self._counters |= dict.fromkeys(names, 0)
         self._abandoned = 0
         self.nodes: tuple[Node, ...] = ()
         """The machines of the cluster; none while it is away."""
@@ -115,7 +111,7 @@ class RayEngine(LocalEngine):
             except (Away, OSError) as reason:
                 if not self._fallback:
                     raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
-                self._shared_counts["cluster_fallbacks"] += 1
+                self._counters["cluster_fallbacks"] += 1
                 _log.warning("job %s continues on this machine: %s", job.id, reason)
         if left := tuple(unit for unit in job.plan.units if unit.index not in done):
             async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
@@ -124,7 +120,6 @@ class RayEngine(LocalEngine):
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory, counters and the cluster."""
-        found = super().snapshot()
         cluster = {
             "connected": self._link.up,
             "bridge": self._link.pid,
@@ -132,7 +127,7 @@ class RayEngine(LocalEngine):
             "nodes": [node._asdict() for node in self.nodes],
             "jobs": len(self._shared),
         }
-        return {**found, "counters": {**found["counters"], **self._shared_counts}, "cluster": cluster}
+        return {**super().snapshot(), "cluster": cluster}
 
     def _nodes_for(self, job: Job) -> int:
         """Return on how many machines of the cluster a job is computed; 0 for none."""
@@ -161,7 +156,7 @@ class RayEngine(LocalEngine):
                     await self._next(shared)
             descriptors = [segment.fd for segment in job.segments]
             self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
-            self._shared_counts["cluster_jobs"] += 1
+            self._counters["cluster_jobs"] += 1
             job.state.queue_s = time.monotonic() - since
             while left:
                 self._give(shared)
@@ -209,9 +204,9 @@ class RayEngine(LocalEngine):
             raise InternalError("a kernel failed; the log has the details") from None
         except (TimeoutError, Lost) as error:
             shared.split.returned(index, lost=(lost := isinstance(error, Lost)))
-            self._shared_counts["cluster_retried_units"] += lost
+            self._counters["cluster_retried_units"] += lost
             return None
-        self._shared_counts["cluster_units"] += 1
+        self._counters["cluster_units"] += 1
         return index
 
     async def _next(self, shared: _Shared) -> int | None:

@@ -118,8 +118,7 @@ class Exchange:
             return message
         message = await self._receive_in_time()
         context = self.context
-        context.received += len(message.get("body", b""))
-        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        context.received += self._note(message)
         if context.received > self._limits.body:
             raise self._too_large()
         return message
@@ -245,8 +244,12 @@ class Exchange:
         while not self._complete and left > 0:
             async with asyncio.timeout(LINGER_IDLE_S):
                 message = await self._receive()
-            left -= len(message.get("body", b""))
-            self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+            left -= self._note(message)
+
+    def _note(self, message: Message) -> int:
+        """Note whether a message is the last one of the body; return its bytes."""
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return len(message.get("body", b""))
 
     def _too_large(self) -> TooLarge:
         limit = self._limits.body
@@ -289,7 +292,7 @@ class _Watched:
 
 
 class Exchanges:
-    """Give each request its `Exchange`, run the `checks`, and answer errors that no API handled."""
+    """Give each HTTP request its `Exchange`, run the `checks`, and answer errors that no API handled."""
 
     def __init__(
         self,
@@ -305,9 +308,6 @@ class Exchanges:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         exchange = scope[_KEY] = Exchange(scope, receive, send, self._limits)
         exchange.context.enter()
         with self._telemetry.tracing.request(scope, exchange.headers, exchange.context):

@@ -246,9 +246,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
 
-def http_protocol(slow_s: float, slow_rate: int) -> type[asyncio.Protocol]:
+def http_protocol(slow_s: float, slow_rate: int, base: type[HttpProtocol] = HttpProtocol) -> type[asyncio.Protocol]:
     """Create the protocol class for uvicorn with these limits, those of `app.http.exchange.Limits`."""
-    return type("HttpProtocol", (HttpProtocol,), {"slow_s": slow_s, "slow_rate": slow_rate})
+    return type(base.__name__, (base,), {"slow_s": slow_s, "slow_rate": slow_rate})
 
 
 class _Flow(FlowControl):

@@ -21,10 +21,7 @@ from app.intake.values import TensorValues, ValueReader
 from app.threads import in_thread_if
 from convgrad._errors import ParseError, TooLarge
 
-__all__ = ["HEAD_LIMIT", "JsonIntake"]
-
-HEAD_LIMIT = 256 * 1024
-"""Bytes of a document without its long values, by default."""
+__all__ = ["JsonIntake"]
 
 # Steps before other requests get a turn: each takes a few microseconds.
 _STEPS = 64
@@ -59,7 +56,7 @@ class JsonIntake:
         values: TensorValues,
         *,
         length: int | None = None,
-        max_skeleton: int = HEAD_LIMIT,
+        max_skeleton: int,
     ) -> None:
         self._values = values
         self._patterns = _patterns(values.names, values.openings)

@@ -7,32 +7,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
+from app.caching import cached_if_short
 from app.intake.body import ReadRequest
-from app.intake.json import HEAD_LIMIT, JsonIntake
+from app.intake.json import JsonIntake
 from app.intake.lease import Lease
 from app.intake.parts import PartEvent, PartReader
 from app.intake.requests import Arrived, Begun, Known, RequestEvent, RequestObject
 from app.intake.sinks import NpySink, TensorFault
-from app.intake.tensors import Input, npy_tensor, shape_list
+from app.intake.tensors import Input, check_shape_tensor, npy_tensor, shape_list
 from app.intake.values import TensorValues
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large
 from schemas.dumps import is_dump
-from schemas.rows import MAX_DIMS
 from schemas.tensors import WireTensor, read_tensor
 
 __all__ = ["MultipartIntake"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
-# Longer headers are not cached.
-_LONGEST_CACHED = 256
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
 
@@ -51,7 +48,7 @@ class MultipartIntake:
         lease: Lease,
         *,
         length: int | None = None,
-        max_request: int = HEAD_LIMIT,
+        max_request: int,
     ) -> None:
         self._read_request = read_request
         self._max_request = max_request
@@ -107,9 +104,7 @@ class MultipartIntake:
             self._bound -= count
         if not self._told:
             return None
-        there = {row: part.sink for row, part in self._parts.items() if part.in_place}
-        segments = {row: sink.segment for row, sink in there.items()}
-        return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
+        return Arrived.at({row: part.sink for row, part in self._parts.items() if part.in_place})
 
     async def _known(self) -> Begun | Known | None:
         """Return the call once every dtype and shape is known; before that, its attributes and options, once."""
@@ -216,12 +211,12 @@ class _TensorPart:
             return shape_list(tensor)
 
     def _check(self, header: NpyHeader) -> None:
-        kind = self.sink.dtype(self._wire.dtype).name
+        kind = self.sink.dtype(self._wire.dtype)
         if self._wire.shape is not None and self._wire.shape != header.shape:
             message = f"the request gives shape {dims(self._wire.shape)}, but the file has {dims(header.shape)}"
             raise TensorFault(message, "shape")
-        if self._is_shape and (kind not in ("s32", "s64") or header.nbytes > 8 * MAX_DIMS):
-            raise TensorFault(f"must hold at most {MAX_DIMS} integers, s32 or s64", "shape_dtype")
+        if self._is_shape:
+            check_shape_tensor(kind, header.shape)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -236,15 +231,9 @@ class _TensorPart:
             raise too_large(error, ["inputs", self.name], self.name) from None
 
 
+@cached_if_short
 def _name(disposition: bytes, encoding: bytes) -> str:
     """Return a part's name; raises `InvalidRequest` without one, or for an encoded part."""
-    find = _usual_name if len(disposition) + len(encoding) <= _LONGEST_CACHED else _usual_name.__wrapped__
-    return find(disposition, encoding)
-
-
-# Clients write the same few headers in every call.
-@lru_cache(256)
-def _usual_name(disposition: bytes, encoding: bytes) -> str:
     kind, options = parse_options_header(disposition)
     if kind != b"form-data" or b"name" not in options:
         raise InvalidRequest('every part needs the header Content-Disposition: form-data; name=".."')

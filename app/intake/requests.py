@@ -13,11 +13,13 @@ from typing import Any, Self
 
 from app.intake.lease import Lease
 from app.intake.options import Options, parse_options
+from app.intake.sinks import RawSink
 from app.intake.strict_json import Partial
 from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
 from schemas.attributes import read_attributes
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, safe_key
+from schemas.call import read_outputs
 from schemas.dumps import call_of_dump, is_dump
 from schemas.rows import InputRows
 from schemas.tables import CalledOperation, near_miss
@@ -110,6 +112,12 @@ class Arrived:
     segments: Mapping[str, Segment]
     received: Mapping[str, int]
 
+    @classmethod
+    def at(cls, sinks: Mapping[str, RawSink]) -> Self:
+        """Return what has arrived at the sinks that hold all of their bytes in place."""
+        segments = {row: sink.segment for row, sink in sinks.items()}
+        return cls(segments, {row: sink.nbytes for row, sink in sinks.items()})
+
 
 RequestEvent = Begun | Known | Arrived
 
@@ -134,6 +142,10 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
             raise invalid_params(called.called_as, broken)
     options = request.get("options")
     parsed = parse_options(None if isinstance(options, Partial) else options)
+    unknown: list[BrokenRule] = []
+    read_outputs(called, parsed.outputs, unknown)
+    if unknown:
+        raise invalid_params(called.called_as, unknown)
     check_begun_inputs(request.get("inputs"), memory)
     return parsed
 

@@ -33,6 +33,7 @@ __all__ = [
     "Input",
     "Tensor",
     "check_begun_tensor",
+    "check_shape_tensor",
     "collect_tensors",
     "npy_tensor",
     "read_inputs",
@@ -173,12 +174,17 @@ def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
     )
 
 
-def shape_list(tensor: Tensor) -> list[int]:
-    """Return the values of a one-dimensional s32 or s64 tensor; raises `TensorFault` for any other."""
-    if tensor.dtype.name not in ("s32", "s64"):
+def check_shape_tensor(dtype: DType, shape: tuple[int, ...]) -> None:
+    """Raise `TensorFault` unless a tensor can be a shape: one dimension, of few s32 or s64."""
+    if dtype.name not in ("s32", "s64"):
         raise TensorFault("must be s32 or s64, or a JSON list of integers", "shape_dtype")
-    if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
+    if len(shape) != 1 or shape[0] > MAX_DIMS:
         raise TensorFault(f"must have 1 dimension of at most {MAX_DIMS} values", "rank")
+
+
+def shape_list(tensor: Tensor) -> list[int]:
+    """Return the values of a tensor that is a shape; raises what `check_shape_tensor` raises."""
+    check_shape_tensor(tensor.dtype, tensor.shape)
     assert tensor.sink is not None
     values = np.frombuffer(tensor.sink.content(), tensor.dtype.numpy)
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]

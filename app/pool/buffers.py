@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -172,20 +172,17 @@ class Segment:
         self._lease = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SegmentStats:
-    """Counts and sizes of a pool; `used` and `total` are bytes of whole blocks."""
+    """Counts of a pool, and its bytes in whole blocks: those that are leased, all, and the most so far."""
 
-    limit: int
-    total: int
-    used: int
-    peak: int
-    blocks: int
-    idle_blocks: int
-    created: int
-    reused: int
-    retired: int
-    refused: int
+    used: int = 0
+    total: int = 0
+    peak: int = 0
+    idle_blocks: int = 0
+    created: int = 0
+    reused: int = 0
+    refused: int = 0
 
 
 class SegmentPool:
@@ -204,11 +201,9 @@ class SegmentPool:
         # its callback only appends here, and the next caller returns the block.
         self._returned: deque[int] = deque()
         self._held = Counter[str]()  # bytes by owner
-        self._total = 0
-        self._peak = 0
+        self._stats = SegmentStats()  # without what `stats` counts itself
         self.numbers = itertools.count(1)
         """Numbers of blocks."""
-        self._created = self._reused = self._retired = self._refused = 0
         self._closed = False
 
     def acquire(self, nbytes: int, owner: str = "") -> Segment:
@@ -249,18 +244,8 @@ class SegmentPool:
         """Return the current counts and sizes."""
         with self._lock:
             self._collect()
-            stats = SegmentStats(
-                limit=self.limit,
-                total=self._total,
-                used=sum(block.size for block in self._leased.values()),
-                peak=self._peak,
-                blocks=len(self._idle) + len(self._leased),
-                idle_blocks=len(self._idle),
-                created=self._created,
-                reused=self._reused,
-                retired=self._retired,
-                refused=self._refused,
-            )
+            used = sum(block.size for block in self._leased.values())
+            stats = replace(self._stats, used=used, idle_blocks=len(self._idle))
         if self._closed and stats.idle_blocks:
             self.trim()
             return self.stats()
@@ -284,7 +269,7 @@ class SegmentPool:
             block = self._take_idle(size)
             if block is None:
                 return None
-            self._reused += 1
+            self._stats.reused += 1
             self._held[owner] += block.size
             return self._lease(block, nbytes, owner)
 
@@ -293,7 +278,7 @@ class SegmentPool:
             return
         mine, free = self._held[owner], self.limit - self._held.total()
         if mine and mine + size > free:
-            self._refused += 1
+            self._stats.refused += 1
             raise RateLimited(
                 f"the calls of this key or address use {mine} bytes of memory; only {free} are free",
                 retry_after=1.0,
@@ -345,11 +330,11 @@ class SegmentPool:
     def _create(self, size: int, owner: str) -> _Block:
         with self._lock:
             self._check_share(size, owner)  # another thread may have created one since `_reuse`
-            victims = self._victims(self._total + size - self.limit)
+            victims = self._victims(self._stats.total + size - self.limit)
             if victims is None:
                 raise self._refusal(size, "the memory for tensors is in use")
             self._forget(victims)
-            self._total += size
+            self._stats.total += size
             self._held[owner] += size
         self._destroy(victims)
         try:
@@ -357,12 +342,12 @@ class SegmentPool:
         except OSError as error:
             self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
             with self._lock:
-                self._total -= size
+                self._stats.total -= size
                 self._give_back(size, owner)
                 raise self._refusal(size, f"shared memory can't be allocated: {error.strerror}") from error
         with self._lock:
-            self._created += 1
-            self._peak = max(self._peak, self._total)
+            self._stats.created += 1
+            self._stats.peak = max(self._stats.peak, self._stats.total)
         return block
 
     def _victims(self, excess: int) -> list[_Block] | None:
@@ -375,14 +360,13 @@ class SegmentPool:
         return victims if excess <= 0 else None
 
     def _refusal(self, size: int, reason: str) -> Overloaded:
-        self._refused += 1
+        self._stats.refused += 1
         return Overloaded(reason, retry_after=1.0, data={"reason": "memory", "bytes": size, "limit": self.limit})
 
     def _forget(self, victims: Iterable[_Block]) -> None:
         for block in victims:
             self._idle.remove(block)
-            self._total -= block.size
-            self._retired += 1
+            self._stats.total -= block.size
 
     def _destroy(self, victims: Iterable[_Block]) -> int:
         # Outside the lock: unmapping a gigabyte takes a while.

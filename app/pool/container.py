@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_address_space", "cpu_count", "give_back", "memory_bytes", "prefer_for_oom_kill"]
+__all__ = ["check_address_space", "cpu_count", "give_back", "memory_bytes", "name_process", "prefer_for_oom_kill"]
 
 _ROOT = Path("/")
 # Address space that loading the service takes, rounded up; with less, imports fail in unpredictable ways.
@@ -114,3 +114,9 @@ def prefer_for_oom_kill(pid: int | str = "self") -> None:
         score = Path(f"/proc/{pid}/oom_score_adj")
         inherited = int(score.read_text(encoding="ascii"))
         score.write_text(str(min(1000, inherited + _OOM_SCORE)), encoding="ascii")
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show."""
+    with contextlib.suppress(OSError):  # as above
+        Path("/proc/self/comm").write_text(name, encoding="ascii")

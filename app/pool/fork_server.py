@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.pool.causes import explain, how_it_ended, is_final
-from app.pool.container import cpu_count, prefer_for_oom_kill
+from app.pool.container import cpu_count, name_process, prefer_for_oom_kill
 from app.pool.control import ControlPage
 from app.pool.messages import (
     Exited,
@@ -53,8 +53,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(RuntimeError, ValueError):  # stderr may be closed
         faulthandler.enable()  # inherited by workers: a crash leaves a traceback in the log
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("convgrad-forker", encoding="ascii")
+    name_process("convgrad-forker")
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     send(sock, Warming(0, 0))

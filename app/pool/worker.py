@@ -6,7 +6,6 @@ and checks the control page during them. The process ends when the server's end 
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import pickle
@@ -14,13 +13,12 @@ import select
 import socket
 import time
 import traceback
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 import verify.fast  # noqa: F401 -- loaded before workers are forked
-from app.pool.container import prefer_for_oom_kill
+from app.pool.container import name_process, prefer_for_oom_kill
 from app.pool.control import ControlPage
 from app.pool.messages import Done, Forget, Hello, MessageDecoder, Probe, Run, receive, send
 from kernels import Plan, Unit, run_unit, storage_dtype
@@ -32,7 +30,7 @@ _HANG_UP = select.POLLHUP | select.POLLRDHUP
 
 def work(sock: socket.socket, control: ControlPage) -> None:
     """Compute the units that arrive on `sock` until it closes."""
-    _set_process_name()
+    name_process("convgrad-worker")
     prefer_for_oom_kill()  # rather than the server: a lost unit runs again on another worker
     worker = _Worker(sock, control)
     decoder = MessageDecoder()
@@ -114,9 +112,3 @@ class _Worker:
 
     def _array(self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         return np.ndarray(shape, dtype, self._segments[number])
-
-
-def _set_process_name() -> None:
-    """Set the name that `ps` and `top` show."""
-    with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
-        Path("/proc/self/comm").write_text("convgrad-worker", encoding="ascii")

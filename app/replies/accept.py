@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
+from app.caching import cached_if_short
 from convgrad._errors import NotAcceptable
 
 __all__ = ["choose", "weighted"]
@@ -14,8 +14,6 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+(?:/[!#$%&'*+.^_`|~0-9a-z-]+)?")
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
 # No client needs more, and parsing thousands of items takes time.
 _MOST_ITEMS = 64
-# Clients send few different values, and short ones.
-_LONGEST_CACHED = 256
 
 
 def choose(accept: str | None, offers: Sequence[str]) -> str:
@@ -24,11 +22,10 @@ def choose(accept: str | None, offers: Sequence[str]) -> str:
     Without a header every offer is acceptable. Malformed ranges are ignored. Raises `NotAcceptable` when no offer is
     left.
     """
-    header = accept or ""
-    return (_choose if len(header) <= _LONGEST_CACHED else _choose.__wrapped__)(header, tuple(offers))
+    return _choose(accept or "", tuple(offers))
 
 
-@lru_cache(256)
+@cached_if_short
 def _choose(accept: str, offers: tuple[str, ...]) -> str:
     if not accept.strip():
         return offers[0]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from functools import lru_cache
 from typing import Any
 
+from app.caching import cached_if_short
 from app.replies.accept import weighted
 from app.threads import in_thread_if
 
 __all__ = ["accepts", "choose_coding", "coded"]
 
 _WBITS = {"gzip": 31, "deflate": 15}
-# Clients send few different values, and short ones.
-_LONGEST_CACHED = 256
 # The fastest level: tensors hardly shrink at any.
 _LEVEL = 1
 # Compressing this much takes about a millisecond; more is done in a thread.
@@ -28,11 +26,10 @@ def choose_coding(accept_encoding: str | None) -> str | None:
     longer than sending it. So a reply is compressed only for a client that names a single coding, or that rates one
     above `identity`.
     """
-    header = accept_encoding or ""
-    return _choose(header) if len(header) <= _LONGEST_CACHED else _choose.__wrapped__(header)
+    return _choose(accept_encoding or "")
 
 
-@lru_cache(256)
+@cached_if_short
 def _choose(header: str) -> str | None:
     qualities = dict(_items(header))
     named = {name: quality for name, quality in qualities.items() if name in _WBITS and quality > 0}

@@ -248,9 +248,7 @@ class InferenceBody:
 
     def _arrived(self) -> Arrived:
         rows = self._called.operation.input_spellings
-        there = {rows[name]: sink for name, sink in self._sinks.items() if sink.in_place}
-        segments = {row: sink.segment for row, sink in there.items()}
-        return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
+        return Arrived.at({rows[name]: sink for name, sink in self._sinks.items() if sink.in_place})
 
 
 async def decompressed(chunks: AsyncIterator[bytes | memoryview], decompressor: Decompressor) -> AsyncIterator[bytes]:

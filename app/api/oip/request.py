@@ -18,8 +18,8 @@ from app.intake.strict_json import Partial
 from convgrad._dtypes import DTYPES, DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, unsupported
+from schemas.call import read_outputs
 from schemas.frameworks import dtype_here
-from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import read_shape
 
@@ -311,22 +311,11 @@ def _outputs(
     called: CalledOperation, given: list[Any], binary: bool, broken: list[BrokenRule]
 ) -> tuple[RequestedOutput, ...]:
     """Read the requested outputs, in either spelling of their names; by default the operation's first."""
-    operation = called.operation
     if not given:
-        return (RequestedOutput(called.wire_names[operation.output.name], binary),)
-    outputs: dict[str, RequestedOutput] = {}
-    for entry in given:
-        name, output = safe_key(entry["name"]), operation.output_spellings.get(entry["name"])
-        if output is None:
-            known = ", ".join(called.wire_names[row.name] for row in operation.outputs)
-            msg = f"{name} is not an output of {called.called_as}: it has {known}"
-            msg += advice(called, entry["name"], "output")
-            broken.append(broken_rule(["outputs", name], msg, "unknown_output"))
-        elif output in outputs:
-            broken.append(broken_rule(["outputs"], f"{name} is requested more than once", "conflict"))
-        else:
-            outputs[output] = _output(entry, binary, broken)
-    return tuple(outputs.values())
+        return (RequestedOutput(called.wire_names[called.operation.output.name], binary),)
+    names = [entry["name"] for entry in given]
+    read_outputs(called, names, broken, lambda index: ["outputs", safe_key(names[index])])
+    return tuple([_output(entry, binary, broken) for entry in given])
 
 
 def _output(given: Mapping[str, Any], binary: bool, broken: list[BrokenRule]) -> RequestedOutput:

@@ -114,18 +114,32 @@ def test_wrong_numbers(service: LiveService, path: str) -> None:
     assert error["msg"].startswith("data of src must be flat, or nested like its shape: ")
 
 
-@pytest.mark.parametrize("form", [False, True])
-def test_outputs_that_the_reply_can_not_hold(service: LiveService, form: bool) -> None:
-    """A `.npy` file of several outputs is refused once the options have arrived."""
-    call = {"options": {"outputs": ["diff_weights", "diff_bias"]}, "attributes": SMALL.attributes(), "inputs": {}}
+def with_outputs(outputs: list[str], *, form: bool) -> tuple[bytes, str]:
+    """Return the beginning of a body with options, up to its inputs or its first file, and its content type."""
+    call = {"options": {"outputs": outputs}, "attributes": SMALL.attributes(), "inputs": {}}
     text, content_type = json.dumps(call), JSON
     if form:
         disposition = 'Content-Disposition: form-data; name="{}"\r\n\r\n'
         text = f"--x\r\n{disposition.format('request')}{text}\r\n--x\r\n{disposition.format('src')}"
         content_type = "multipart/form-data; boundary=x"
-    status, reply = ask(service, REST, text.removesuffix("}}").encode(), content_type, NPY)
+    return text.removesuffix("}}").encode(), content_type
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_outputs_that_the_reply_can_not_hold(service: LiveService, form: bool) -> None:
+    """A `.npy` file of several outputs is refused once the options have arrived."""
+    status, reply = ask(service, REST, *with_outputs(["diff_weights", "diff_bias"], form=form), NPY)
     assert (status, reply["code"]) == (406, "not_acceptable")
     assert "the call requests 2" in reply["detail"]
+
+
+@pytest.mark.parametrize("accept", [JSON, NPY])
+@pytest.mark.parametrize("form", [False, True])
+@pytest.mark.parametrize("second", ["dst", "bias_delta"])
+def test_outputs_that_break_a_rule(service: LiveService, second: str, form: bool, accept: str) -> None:
+    """An unknown or repeated output is a broken rule, whatever the form of the reply could hold."""
+    status, reply = ask(service, REST, *with_outputs(["diff_bias", second], form=form), accept)
+    assert (status, error_of(REST, reply)) == (422, ("invalid_params", ["options", "outputs", 1]))
 
 
 def test_params_by_position(service: LiveService) -> None:

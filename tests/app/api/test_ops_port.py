@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,6 +26,19 @@ def where(service: LiveService) -> str:
     """Return the operators' address from the log."""
     (found,) = re.findall(r"health and metrics at (\S+)", "".join(service.log))
     return str(found)
+
+
+def address_of(url: str) -> tuple[str | None, int | None]:
+    """Return host and port of a URL."""
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[str]:
+    """The operators' address of a service that waits a fifth of a second."""
+    with running_service("--workers", "1", "--ops-port", "0", "--slow-s", "0.2") as service:
+        yield where(service)
 
 
 def test_operators_need_no_key_and_callers_do() -> None:
@@ -77,9 +91,8 @@ def test_operators_see_the_whole_drain() -> None:
 
 def closed(url: str) -> bool:
     """Return whether no connection is accepted there."""
-    address = urlsplit(url)
     with socket.socket() as sock:
-        return sock.connect_ex((address.hostname, address.port)) != 0
+        return sock.connect_ex(address_of(url)) != 0
 
 
 @pytest.mark.parametrize(("port", "word"), [("taken", "in use"), ("65536", "ops_port")])
@@ -100,3 +113,17 @@ def test_a_probe_gets_in_when_others_hold_connections() -> None:
         idle = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
         assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
         assert idle[0].recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"GET /healthz HTTP/1.1\r\nhost:", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET"]
+)
+def test_slow_clients_lose_their_connections(hasty: str, start: bytes) -> None:
+    """A client that does not complete a head within `slow_s` is disconnected, whatever was answered before."""
+    with socket.create_connection(address_of(hasty), timeout=10) as sock:
+        sock.sendall(start)
+        answer = b""
+        while piece := sock.recv(1 << 16):
+            answer += piece
+    assert answer.count(b"HTTP/1.1 200") == start.count(b"\r\n\r\n")
+    assert httpx.get(f"{hasty}/healthz").status_code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from math import prod
 
-from app.cluster.costs import Costs
+from app.cluster.costs import Costs, reads_of
 from kernels import Plan, plan
 from tests.app.pool.fleet import TINY
 
@@ -45,7 +45,7 @@ def test_images_are_sent_to_one_node() -> None:
     assert not all_src.scratch_bytes
 
     def seconds(chosen: Plan, machines: int) -> float:
-        return sending.there(chosen, here=0, there=machines, nodes=machines)
+        return sending.there(chosen, reads_of(chosen), here=0, there=machines, nodes=machines)
 
     assert seconds(few, 9) < 2 * seconds(few, 2)
     six = 6 * 4 * prod(LARGE.src_shape) / sending.send_rate
@@ -68,6 +68,6 @@ def test_more_machines_than_are_fast_are_not_used() -> None:
     assert FAST.nodes(chosen, here=1, there=1000, nodes=1000) == used
 
     def seconds(machines: int) -> float:
-        return FAST.there(chosen, here=1, there=machines, nodes=machines)
+        return FAST.there(chosen, reads_of(chosen), here=1, there=machines, nodes=machines)
 
     assert seconds(used) < min(seconds(used - 1), seconds(used + 1))

@@ -27,6 +27,7 @@ from schemas.ops import resolve
 from schemas.tables import CalledOperation, find_operation
 
 MIB = 1 << 20
+HEAD = 256 << 10
 BOUNDARY = "a-boundary"
 CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 OPERATION = find_operation("ConvolutionBackwardWeights")
@@ -118,7 +119,9 @@ def read_parts(
 
     async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
-        intake = MultipartIntake(CONTENT_TYPE, reading(partial(read_request_object, called)), lease, length=length)
+        intake = MultipartIntake(
+            CONTENT_TYPE, reading(partial(read_request_object, called)), lease, length=length, max_request=HEAD
+        )
         return await collected(await read_events(intake.events(chunks(body, step)), checked), lease)
 
     return in_pool(run)

@@ -23,6 +23,7 @@ from app.intake.sinks import RawSink, TensorFault
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, Overloaded, ParseError, TooLarge
+from tests.app.intake.support import HEAD
 
 MIB = 1 << 20
 
@@ -33,7 +34,7 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorValues(lease), **{"length": len(body)} | limits)
+            intake = JsonIntake(TensorValues(lease), **{"length": len(body), "max_skeleton": HEAD} | limits)
             at, turn = 0, 0
             steps = sizes or [len(body) or 1]
             while at < len(body):
@@ -244,7 +245,7 @@ def test_sizes_are_compared_before_memory_is_taken() -> None:
     pool = SegmentPool(64 * MIB)
     with Lease(pool) as lease:
         body = body_with("A" * 1000, [1000, 1000])
-        intake = JsonIntake(TensorValues(lease), length=len(body))
+        intake = JsonIntake(TensorValues(lease), length=len(body), max_skeleton=HEAD)
         asyncio.run(intake.take(body))
         fault = intake.finish()["t"]["data"].fault
     assert fault.kind == "size"
@@ -279,7 +280,7 @@ def test_a_tensor_is_held_once() -> None:
 
     async def run() -> int:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorValues(lease), length=len(body))
+            intake = JsonIntake(TensorValues(lease), length=len(body), max_skeleton=HEAD)
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
                 await intake.supply()
@@ -305,7 +306,7 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorValues(lease), length=len(body))
+            intake = JsonIntake(TensorValues(lease), length=len(body), max_skeleton=HEAD)
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
                 await intake.supply()
@@ -341,7 +342,7 @@ def test_small_tensors_are_counted(count: int) -> None:
 
     async def run() -> None:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorValues(lease))
+            intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
             await intake.take(body)
             await intake.supply()
             assert size - 300_000 <= pool.stats().used <= (2 * size if count > 3 else 0)
@@ -358,7 +359,7 @@ def test_small_tensors_beyond_the_memory_are_refused() -> None:
 
     async def run() -> list[Any]:
         with Lease(SegmentPool(MIB)) as lease:
-            intake = JsonIntake(TensorValues(lease))
+            intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
             await intake.take(body)
             await intake.supply()
             return [entry["t"]["data"].fault for entry in intake.finish()]
@@ -389,7 +390,7 @@ def test_others_get_a_turn(item: bytes) -> None:
 
         task = asyncio.create_task(others())
         with Lease(SegmentPool(64 * MIB)) as lease:
-            intake = JsonIntake(TensorValues(lease))
+            intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
             await intake.take(b"[" + item * count)
             await intake.supply()
         task.cancel()

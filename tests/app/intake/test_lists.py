@@ -18,6 +18,7 @@ from app.intake.sinks import TensorFault
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES
+from tests.app.intake.support import HEAD
 
 POOL = SegmentPool(64 << 20)
 
@@ -27,7 +28,7 @@ def scan(body: bytes, sizes: list[int]) -> Any:
 
     async def run() -> Any:
         with Lease(POOL) as lease:
-            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(body))
+            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(body), max_skeleton=HEAD)
             at, turn = 0, 0
             while at < len(body):
                 size = sizes[min(turn, len(sizes) - 1)]
@@ -113,7 +114,7 @@ def test_the_rest_of_a_faulty_list_is_skipped(rest: str, step: int) -> None:
 
     async def run() -> Any:
         with Lease(POOL) as lease:
-            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text))
+            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text), max_skeleton=HEAD)
             for at in range(0, len(text), step):
                 await intake.take(text[at : at + step])
             return await intake.finish_async()

@@ -22,6 +22,7 @@ from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError, ParseError, TooLarge
+from tests.app.intake.support import HEAD
 
 POOL = SegmentPool(64 << 20)
 
@@ -260,7 +261,7 @@ def test_a_full_pool_is_a_fault_of_the_list() -> None:
 
     async def run() -> Any:
         with Lease(SegmentPool(1 << 20)) as lease:
-            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text))
+            intake = JsonIntake(TensorValues(lease, only_lists=True), length=len(text), max_skeleton=HEAD)
             for at in range(0, len(text), 5000):
                 await intake.take(text[at : at + 5000])
             return await intake.finish_async()

@@ -17,7 +17,7 @@ from app.intake.tensors import collect_tensors
 from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
-from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, npy, pour, read_object, text
+from tests.app.intake.support import ATTRIBUTES, HEAD, MIB, OPERATION, Array, arrays, npy, pour, read_object, text
 
 
 def raw(array: Array, dtype: str = "f32") -> dict[str, Any]:
@@ -230,7 +230,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
 
     async def run() -> bytes:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorValues(lease))
+            intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
             await pour(body, intake, 1 << 17)
             call = await read_request_object(OPERATION, intake.finish()).read(lease)
             return bytes((await collect_tensors(call.inputs, lease))["src"].view)
@@ -243,7 +243,7 @@ def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
     """A long string that is not a tensor's is rejected like any other value of the wrong type, and never repeated."""
     body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
     with Lease(SegmentPool(MIB)) as lease:
-        intake = JsonIntake(TensorValues(lease))
+        intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
         asyncio.run(intake.take(body.encode()))
         document = intake.finish()
         with pytest.raises(ConvgradError) as caught:
@@ -254,7 +254,7 @@ def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
 def test_a_full_pool_is_reported_as_such() -> None:
     """A tensor over the memory limit raises `TooLarge`, not an error about its form."""
     with Lease(SegmentPool(MIB)) as lease:
-        intake = JsonIntake(TensorValues(lease))
+        intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
         big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
         asyncio.run(pour(json.dumps({"inputs": {"src": big}}).encode(), intake, 1 << 17))
         with pytest.raises(TooLarge):

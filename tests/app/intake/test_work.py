@@ -21,7 +21,7 @@ from app.pool.buffers import SegmentPool
 from convgrad._errors import InvalidParams
 from schemas.broken_rules import MAX_BROKEN_RULES
 from schemas.graphs import resolve_graph
-from tests.app.intake.support import CONTENT_TYPE, MIB, OPERATION, multipart, npy, read_events, reading
+from tests.app.intake.support import CONTENT_TYPE, HEAD, MIB, OPERATION, multipart, npy, read_events, reading
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_each_chunk_of_a_body_with_many_parts() -> None:
                         yield bytes([byte])
                 calls.update(found)
 
-            intake = MultipartIntake(CONTENT_TYPE, reading(read_graph_request), lease)
+            intake = MultipartIntake(CONTENT_TYPE, reading(read_graph_request), lease, max_request=HEAD)
             assert len((await read_events(intake.events(body()))).inputs) == len(tensors)
         return calls
 

@@ -305,7 +305,7 @@ class PoolMachine(RuleBasedStateMachine):
             segment = self.pool.acquire(nbytes)
         except Overloaded:
             stats = self.pool.stats()
-            assert stats.used + size_class(nbytes) > stats.limit
+            assert stats.used + size_class(nbytes) > self.pool.limit
             return None
         self.next_mark += 1
         self.marks[id(segment)] = self.next_mark % 251
@@ -349,7 +349,7 @@ class PoolMachine(RuleBasedStateMachine):
     def the_sums_add_up(self) -> None:
         """Used memory is at most what exists, and that is at most the limit."""
         stats = self.pool.stats()
-        assert stats.used <= stats.total <= stats.limit
+        assert stats.used <= stats.total <= self.pool.limit
         assert stats.peak >= stats.total
 
     def teardown(self) -> None:

@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda d: d.update(outputs=[{"name": "dw"}]),
         "it has diff_weights, diff_bias, diff_src; use diff_weights$",
     ),
-    "output twice": (lambda d: d.update(outputs=[{"name": "diff_weights"}] * 2), "more than once"),
+    "output twice": (lambda d: d.update(outputs=[{"name": "diff_weights"}] * 2), "name each output once"),
     "classification": (
         lambda d: d.update(outputs=[{"name": "diff_weights", "parameters": {"classification": 3}}]),
         "classification",
