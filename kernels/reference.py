@@ -8,7 +8,8 @@ bits. Where a group has few sums the products of each are summed in pairs, as Nu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -154,12 +155,11 @@ def gradients(
     """
     dims = problem.dims
     wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
     for image in range(dims.n):
         whole = [
             channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][slice(*part.groups), slice(*some)]
-            for place, some in zip(places, (part.wide, part.narrow), strict=True)
+            for place, some in zip(problem.places, (part.wide, part.narrow), strict=True)
         ]
         for tap, *at in taps(dims):
             if stop():
@@ -167,7 +167,8 @@ def gradients(
             sides = [each[:, :, *box] for each, box in zip(whole, at[::-1], strict=True)]
             for some in _blocks(total.shape[1], max(each.size for each in sides)):
                 a, b = (
-                    read(side[some], problem.dtype, change, place) for side, place in zip(sides, places, strict=True)
+                    read(side[some], problem.dtype, change, place)
+                    for side, place in zip(sides, problem.places, strict=True)
                 )
                 sums = total[:, some, tap].copy()
                 with np.errstate(invalid="ignore", over="ignore"):
@@ -382,7 +383,7 @@ class ReferenceKernel:
         """Sum what the inputs' layers give, each with each, without a bias."""
         total = None
         for chosen in product(*found):
-            summed = self._sums(problem, unit, inputs, stop, _Chosen(chosen), PARTS)
+            summed = self._sums(problem, unit, inputs, stop, partial(_in_layers, chosen), PARTS)
             if summed is None:
                 return None
             high, low = pair(summed)
@@ -448,15 +449,10 @@ def _marks(values: Array, place: int) -> Array:
     return np.where(np.isfinite(values), np.sign(values), values)
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """A `Change` that leaves one layer of each input."""
-
-    layers: tuple[Layer | None, ...]
-
-    def __call__(self, values: Array, place: int) -> Array:
-        layer = self.layers[place]
-        return values if layer is None else layer.of(values)
+def _in_layers(chosen: Sequence[Layer | None], values: Array, place: int) -> Array:
+    """Leave one layer of each input."""
+    layer = chosen[place]
+    return values if layer is None else layer.of(values)
 
 
 def _meeting_taps(dims: Dims, axis: int) -> Array:

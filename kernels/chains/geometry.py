@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -82,23 +82,21 @@ class Geometry:
 
     def reached(self, low: Sizes, counts: Sizes) -> list[int]:
         """Return the box of wide positions that a box of narrow ones meets."""
-        first, sizes = [], []
-        for axis, (begin, count) in enumerate(zip(low, counts, strict=True)):
-            start = max(0, begin * self.strides[axis] + self.shifts[axis][0])
-            end = min(self.wide[axis], (begin + count - 1) * self.strides[axis] + self.shifts[axis][1] + 1)
-            first.append(start)
-            sizes.append(max(0, end - start))
-        return [*first, *sizes]
+        return _box(
+            (begin * stride + first, (begin + count - 1) * stride + last + 1, size)
+            for begin, count, size, stride, (first, last) in zip(
+                low, counts, self.wide, self.strides, self.shifts, strict=True
+            )
+        )
 
     def reaching(self, low: Sizes, counts: Sizes) -> list[int]:
         """Return the box of narrow positions that meet a box of wide ones."""
-        first, sizes = [], []
-        for axis, (begin, count) in enumerate(zip(low, counts, strict=True)):
-            start = max(0, -((self.shifts[axis][1] - begin) // self.strides[axis]))
-            end = min(self.narrow[axis], (begin + count - 1 - self.shifts[axis][0]) // self.strides[axis] + 1)
-            first.append(start)
-            sizes.append(max(0, end - start))
-        return [*first, *sizes]
+        return _box(
+            (-((last - begin) // stride), (begin + count - 1 - first) // stride + 1, size)
+            for begin, count, size, stride, (first, last) in zip(
+                low, counts, self.narrow, self.strides, self.shifts, strict=True
+            )
+        )
 
     def side(
         self, problem: ConvProblem, kind: int, *, wide: bool, some: tuple[int, int], width: int, group: int = 0,
@@ -114,23 +112,28 @@ class Geometry:
             "start": size * channel * (group * inside + first),
             "nbytes": size * whole * prod(sizes),
             "strides": [size * position * step for step in self.steps[0 if wide else 1]],
-            "width": width,
         }
         return values_of(
             Operand, **values, **lanes_of(size * channel, size * channel * inside, end - first, width, lanes)
         )
 
 
+def _box(axes: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Return first positions, then counts, of spans from low to high on axes of so many positions."""
+    spans = [(max(0, low), min(size, high)) for low, high, size in axes]
+    return [low for low, _ in spans] + [max(0, high - low) for low, high in spans]
+
+
 def lanes_of(
     channel: int, group: int, channels: int, width: int, groups: int, *, turned: bool = False
 ) -> dict[str, Any]:
-    """Say which channels are adjacent, given the bytes to the next channel and group: those of a group, or groups."""
+    """Return the panels of an operand: of channels of a group or of so many `groups`, given the bytes to the next."""
     if groups:
         names = {"group": width * group, "channel": group, "channels": groups, "panel": channel, "panels": channels}
     else:
         panels = ceil(channels / width)
         names = {"group": group, "channel": channel, "channels": channels, "panel": width * channel, "panels": panels}
-    return {**names, "lanewise": groups > 0, "turned": turned}
+    return {**names, "width": width, "lanewise": groups > 0, "turned": turned}
 
 
 def size_of(kind: int) -> int:

@@ -40,6 +40,7 @@ _LANEWISE_COST = 1.5
 """What a sum of a lanewise tile costs, which loads all factors, of one that takes each for all lanes."""
 
 
+@cached
 class _Gradient:
     """The loops' view of a part of weight gradients."""
 
@@ -48,16 +49,14 @@ class _Gradient:
         wide, narrow = (high - low for low, high in (part.wide, part.narrow))
         self.groups, self.parts = part.groups[1] - part.groups[0], parts
         many, exact = self.groups, parts == PARTS
-        choices = [
-            (many * up(lines, SHAPES[shape][0]) * up(columns, SHAPES[shape][1] * LANES), not lines_wide, shape)
-            for shape in ((EXACT,) if exact else (TALL, BROAD))
-            for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False))
-        ]
-        if not exact and many > 1:
-            tall, broad = SHAPES[LANEWISE][0], SHAPES[LANEWISE][1] * LANES
+        choices = []
+        for shape in (EXACT,) if exact else (TALL, BROAD, LANEWISE) if many > 1 else (TALL, BROAD):
+            tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
             for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False)):
-                cost = ceil(_LANEWISE_COST * up(many, broad) * up(lines, tall) * columns)
-                choices.append((cost, not lines_wide, LANEWISE))
+                cost = many * up(lines, tall) * up(columns, broad)
+                if shape == LANEWISE:
+                    cost = ceil(_LANEWISE_COST * up(many, broad) * up(lines, tall) * columns)
+                choices.append((cost, not lines_wide, shape))
         _, narrow_lines, shape = min(choices)
         self.lines_wide, self.lanes = not narrow_lines, many if shape == LANEWISE else 0
         tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
@@ -84,7 +83,7 @@ class _Gradient:
             tall=tall,
             parts=parts,
         )
-        self.places = (0, 1) if self.lines_wide != problem.op.startswith("ConvT") else (1, 0)
+        self.places = problem.places[:: 1 if self.lines_wide else -1]
         width = broad if self.lanes else tall
         panels = self.lines if self.lanes else self.down // tall, self.across
         both = panels[0] * width, self.across * broad
@@ -128,6 +127,7 @@ class _Gradient:
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 
+@cached
 class _Pairs:
     """The loops' view of weight gradients of groups with few channels."""
 
@@ -164,7 +164,7 @@ class _Pairs:
         values = [panel_values(prod(sizes), LEAF_LANES) for sizes in (geometry.wide, geometry.narrow)]
         rooms = [count * each for count, each in zip(self.parts, values, strict=True)]
         self.values = sum(rooms)
-        self.places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
+        self.places = problem.places
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros((self.groups, len(self.taps), *self.parts, LEAF_LANES))
@@ -190,27 +190,17 @@ def _leaves(terms: int) -> list[tuple[int, int]]:
     return [*_leaves(half), *others, (last, complete + 1)]
 
 
-@cached
-def _gradient(problem: ConvProblem, part: Part, kind: int, parts: int) -> _Gradient:
-    return _Gradient(problem, part, kind, parts)
-
-
-@cached
-def _pairs(problem: ConvProblem, part: Part, kind: int) -> _Pairs:
-    return _Pairs(problem, part, kind)
-
-
 def _in_pairs(part: Part) -> bool:
     return prod(high - low for low, high in (part.wide, part.narrow)) <= FEW
 
 
 def takes_gradient(problem: ConvProblem, part: Part, parts: int) -> bool:
     """Return whether `gradient_sums` has room for a part's images."""
-    return parts == PARTS or not _in_pairs(part) or _pairs(problem, part, F64).values <= _MOST_VALUES
+    return parts == PARTS or not _in_pairs(part) or _Pairs(problem, part, F64).values <= _MOST_VALUES
 
 
 def gradient_sums(problem: ConvProblem, part: Part, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return a part of weight gradients as (parts, groups, taps, wide, narrow channels); None when `stop` said so."""
     if parts == 1 and _in_pairs(part):
-        return _pairs(problem, part, kind).run(stored, problem.n, stop)
-    return _gradient(problem, part, kind, parts).run(stored, problem.n, stop)
+        return _Pairs(problem, part, kind).run(stored, problem.n, stop)
+    return _Gradient(problem, part, kind, parts).run(stored, problem.n, stop)

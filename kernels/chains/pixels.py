@@ -29,6 +29,7 @@ _WEIGHTS_BYTES = 1 << 20
 """What packed weights should take at a time: as much as a large L2."""
 
 
+@cached
 class _Pixels:
     """The loops' view of dst of one image, all groups, some of each one's channels at a time."""
 
@@ -68,7 +69,6 @@ class _Pixels:
                 start=size * to * first,
                 nbytes=size * prod(problem.weights_shape),
                 strides=[size * to, *((size * of, size * tap) if turned else (size * tap, size * of))],
-                width=broad,
                 **lanes_of(size * to, size * group, 1 if lanes else some, broad, lanes, turned=turned),
             )
             across = some if lanes else ceil(some / broad)
@@ -78,7 +78,6 @@ class _Pixels:
                 start=size * first,
                 nbytes=size * problem.dst_channels,
                 strides=[0, 0, 0],
-                width=broad,
                 **lanes_of(size, size * out, some, broad, lanes),
             )
             stored = size_of(result)
@@ -155,16 +154,11 @@ class _Pixels:
         return result
 
 
-@cached
-def _pixels(problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> _Pixels:
-    return _Pixels(problem, images, kind, parts, result)
-
-
 def pixel_sums(problem: ConvProblem, images: range, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return dst of some images, without a bias, as (parts, images, ..); None when `stop` said so."""
-    return _pixels(problem, len(images), kind, parts, F64).run(stored, images, None, False, stop)
+    return _Pixels(problem, len(images), kind, parts, F64).run(stored, images, None, False, stop)
 
 
 def write_pixels(problem: ConvProblem, images: range, kind: int, stored: Stored, output: Storage, stop: Stop) -> bool:
     """Write dst of some images, rounded, whose inputs are not f64; False when `stop` said so."""
-    return _pixels(problem, len(images), kind, 1, kind).run(stored, images, output, problem.bias, stop) is not None
+    return _Pixels(problem, len(images), kind, 1, kind).run(stored, images, output, problem.bias, stop) is not None

@@ -21,17 +21,17 @@ _BLOCK = 16 * _LINE
 
 def halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
     """Return the first and the second bf16 of each pair as f32."""
-    first = builder.shl(pairs, ir.Constant(_INTS, [16] * 16))
-    second = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * 16))
+    first = builder.shl(pairs, simd.constant(_INTS, 16))
+    second = builder.and_(pairs, simd.constant(_INTS, 0xFFFF0000))
     return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
 
 
 def flush(builder: Any, value: Any) -> Any:
     """Turn subnormal numbers into zeros of their sign."""
     bits = builder.bitcast(value, _INTS)
-    exponent = builder.and_(bits, ir.Constant(_INTS, [0x7F800000] * 16))
-    zero = builder.and_(bits, ir.Constant(_INTS, [0x80000000] * 16))
-    small = builder.icmp_unsigned("==", exponent, ir.Constant(_INTS, [0] * 16))
+    exponent = builder.and_(bits, simd.constant(_INTS, 0x7F800000))
+    zero = builder.and_(bits, simd.constant(_INTS, 0x80000000))
+    small = builder.icmp_unsigned("==", exponent, simd.constant(_INTS, 0))
     return builder.bitcast(builder.select(small, zero, bits), _FLOATS)
 
 
@@ -68,7 +68,7 @@ class _Amx:
         on integers do not.
         """
         keep = ir.InlineAsm(ir.FunctionType(_FLOATS, [_FLOATS]), "", "=v,0", side_effect=True)
-        one = ir.Constant(_FLOATS, [1.0] * 16)
+        one = simd.constant(_FLOATS, 1.0)
         self.builder.call(keep, [self.builder.fadd(self.builder.call(keep, [one]), one)])
 
 
@@ -125,7 +125,7 @@ def _imitate_move(builder: Any, to: Any, to_step: Any, source: Any, source_step:
 
 def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
     """Sum first and second products of the 16 pairs apart, then both, then add that to memory."""
-    zero, fma = ir.Constant(_FLOATS, [0.0] * 16), simd.fma(builder, _FLOATS)
+    zero, fma = simd.constant(_FLOATS, 0.0), simd.fma(builder, _FLOATS)
 
     def pair(carried: list[Any]) -> list[Any]:
         ap, bp, *sums = carried

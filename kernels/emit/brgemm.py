@@ -30,7 +30,7 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.compiler import ENTRIES, Entry, Record, emitted_callback
+from kernels.emit.compiler import Record, emitted_entry
 from kernels.emit.dots import dot_product, halves
 from kernels.target import target
 
@@ -117,7 +117,7 @@ _FIELDS = tuple(Batch.__annotations__)
 _LINE = 4 * WIDTH
 _I32 = ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(simd.F32, WIDTH), ir.VectorType(_I32, WIDTH)
-_ZERO = ir.Constant(_FLOATS, [0.0] * WIDTH)
+_ZERO = simd.constant(_FLOATS, 0.0)
 
 
 def cases(size: int, most: int) -> list[tuple[int, int]]:
@@ -273,7 +273,7 @@ class _Tile:
             name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(simd.BFloat(), WIDTH)
             bits = simd.call(self.builder, name, kind, value)
             return self.builder.bitcast(bits, ir.VectorType(ir.IntType(16), WIDTH))
-        return simd.narrow(self.builder, value, "bf16", WIDTH)
+        return simd.narrow(self.builder, value, "bf16")
 
 
 def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) -> None:
@@ -322,24 +322,22 @@ def over_vectors(builder: Any, batch: Any, emit: Callable[[Any], None]) -> None:
     simd.loop(builder, batch.vectors, [begin], vector, "vector", rolled=True)
 
 
+_ENTRIES = {
+    (kind, vectors): emitted_entry(f"batch_{kind}_{vectors}", partial(_emit, kind, vectors), 1)
+    for kind, rows in ROWS.items()
+    for vectors in rows
+}
+
+
 def micro_entries() -> list[tuple[str, int]]:
     """List kind and vectors of each entry that this target has."""
-    return [(kind, vectors) for kind, rows in ROWS.items() for vectors in rows]
-
-
-@cache
-def _entry(kind: str, vectors: int) -> Any:
-    """Compile an entry, or load it."""
-    return emitted_callback(f"_batch_{kind}_{vectors}", partial(_emit, kind, vectors), 1)
+    return list(_ENTRIES)
 
 
 @cache
 def micro_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the entries, each at the place of its kind plus its vectors less one; 0 for none."""
     table = np.zeros(7, np.int64)
-    for kind, vectors in micro_entries():
-        table[MICRO[kind] + vectors - 1] = _entry(kind, vectors).address
+    for (kind, vectors), address in _ENTRIES.items():
+        table[MICRO[kind] + vectors - 1] = address()
     return table
-
-
-ENTRIES.extend(Entry(f"batch[{kind}][{vectors}]", partial(_entry, kind, vectors)) for kind, vectors in micro_entries())

@@ -77,7 +77,7 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
                         address = builder.inttoptr(builder.add(to, place), lane.as_pointer())
                         builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
 
-                zeros = [ir.Constant(lane, [0.0] * width)] * (count * rows)
+                zeros = [simd.constant(lane, 0.0)] * (count * rows)
                 add_sums(sum_box(builder, walk, [vp, sp], zeros, column, add_sums, rolled=True, begin=begin))
                 step = simd.I64(size * width * count)
                 return [

@@ -21,7 +21,7 @@ from llvmlite import ir
 
 from kernels.emit import simd
 from kernels.emit.brgemm import Batch, Element, over_vectors
-from kernels.emit.compiler import ENTRIES, Entry, emitted_callback
+from kernels.emit.compiler import emitted_entry
 from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
 
@@ -147,18 +147,13 @@ def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[An
     return simd.loop(builder, batch.count, [batch.elements, *first], element, "line", rolled=True)[1:]
 
 
-@cache
-def _entry(dtype: str, stride: int) -> Any:
-    """Compile an entry, or load it."""
-    return emitted_callback(f"_line_{dtype}_{stride}", partial(_emit, dtype, stride), 1)
+_ENTRIES = [
+    [emitted_entry(f"line_{dtype}_{stride}", partial(_emit, dtype, stride), 1) for stride in TAPS]
+    for dtype in LINE_DTYPES
+]
 
 
 @cache
 def line_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the entries [dtype][stride - 1]."""
-    return np.array([[_entry(dtype, stride).address for stride in TAPS] for dtype in LINE_DTYPES], np.int64)
-
-
-ENTRIES.extend(
-    Entry(f"line[{dtype}][{stride}]", partial(_entry, dtype, stride)) for dtype in LINE_DTYPES for stride in TAPS
-)
+    return np.array([[address() for address in of_dtype] for of_dtype in _ENTRIES], np.int64)

@@ -27,8 +27,7 @@ from numba.core import cgutils
 
 from kernels.emit import simd
 from kernels.emit.amx import flush, halves, machine
-from kernels.emit.compiler import ENTRIES as COMPILED
-from kernels.emit.compiler import Entry, Record, Vector, emitted_callback, numbers
+from kernels.emit.compiler import Record, Vector, emitted_entry, numbers
 from kernels.target import target
 
 __all__ = [
@@ -256,7 +255,7 @@ def _rows_block(builder: Any, across: int, values: Any) -> None:
     places = [builder.add(_address(builder, c, c_step, j), _I64(_LINE * m)) for m in range(ROWS) for j in range(across)]
     for place in places:
         simd.prefetch(builder, place)
-    zero = ir.Constant(_FLOATS, [0.0] * 16)
+    zero = simd.constant(_FLOATS, 0.0)
 
     def add(starts: list[Any]) -> list[Any]:
         """Add the sums of as many halves as have starts, a place in `a` and one in `b` each; give where they end."""
@@ -313,10 +312,10 @@ def _exact_block(builder: Any, kind: str, values: Any) -> None:
         for lane, offset in enumerate(lanes):
             value = simd.load(builder, builder.add(bp, offset), stored, size)
             vector = builder.insert_element(vector, value, _I32(lane))
-        vector = simd.widen(builder, vector, kind, 16)
+        vector = simd.widen(builder, vector, kind)
         for m, offset in enumerate(rows):
             scalar = simd.splat(builder, simd.load(builder, builder.add(ap, offset), stored, size), 16)
-            sums[m] = builder.call(fma, [simd.widen(builder, scalar, kind, 16), vector, sums[m]])
+            sums[m] = builder.call(fma, [simd.widen(builder, scalar, kind), vector, sums[m]])
         return [builder.add(ap, a_pixel), builder.add(bp, b_pixel), *sums]
 
     sums = simd.loop(builder, count, [a, b, *[simd.load(builder, place, _FLOATS) for place in places]], pixel, "pixel")[
@@ -358,10 +357,7 @@ def _emit(entry: int, builder: Any, *values: Any) -> None:
         _rows_block(builder, 1 + entry - BLOCKS, values)
 
 
-@cache
-def _entry(entry: int) -> Any:
-    """Compile one entry of the table, or load it."""
-    return emitted_callback(f"_dots_{entry}", partial(_emit, entry), 8)
+_ENTRIES = {entry: emitted_entry(f"dots_{entry}", partial(_emit, entry), 8) for entry in sorted(USED) if target().dots}
 
 
 @cache
@@ -379,8 +375,7 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     Blocks run between a call of `BEGIN` and one of `END`.
     """
-    return np.array([_entry(entry).address if entry in USED else 0 for entry in range(ENTRIES)], np.int64)
-
-
-if target().dots:
-    COMPILED.extend(Entry(f"dots[{entry}]", partial(_entry, entry)) for entry in sorted(USED))
+    table = np.zeros(ENTRIES, np.int64)
+    for entry, address in _ENTRIES.items():
+        table[entry] = address()
+    return table

@@ -139,7 +139,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
                     sums[m * vectors + j] = simd.multiply_add(builder, scalar, loaded[j], sums[m * vectors + j])
             return [builder.add(vp, walk.panel[2]), simd.opaque(builder, builder.add(sp, walk.scalars[2])), *sums]
 
-        zero = ir.Constant(lane, [0.0] * width)
+        zero = simd.constant(lane, 0.0)
         sums = sum_box(builder, walk, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
         add_sums(sums)
 
