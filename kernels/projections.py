@@ -124,7 +124,7 @@ def _over_lines(
 
     def positions(width: int, origins: list[Any]) -> None:
         lane, (to, first) = ir.VectorType(_F64, width), origins
-        places = [builder.add(to, builder.mul(sum_step, simd.I64(row))) for row in range(rows)]
+        places = [simd.nth(builder, to, sum_step, row) for row in range(rows)]
 
         def line(carried: list[Any]) -> list[Any]:
             place, other, *before = carried

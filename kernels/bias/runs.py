@@ -64,9 +64,8 @@ def _add_to_sums(builder: Any, kind: str, sums: Any, source: Any, count: Any) ->
     """Add `count` adjacent values to as many float64 at `sums`."""
 
     def some(width: int, places: list[Any]) -> None:
-        lane, (to, place) = ir.VectorType(_F64, width), places
-        value = builder.fpext(load_wide(builder, place, kind, width), lane)
-        simd.store(builder, builder.fadd(simd.load(builder, to, lane, 8), value), to, 8)
+        value = builder.fpext(load_wide(builder, places[1], kind, width), ir.VectorType(_F64, width))
+        simd.add_to(builder, value, places[0], 8)
 
     simd.each_run(builder, count, (sums, source), (8, size_of(kind)), (_LANES, 1), some)
 

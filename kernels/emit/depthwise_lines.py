@@ -46,7 +46,7 @@ def line_taps(taps: int, stride: int) -> int:
 
 
 def _emit(dtype: str, stride: int, builder: Any, place: Any) -> None:
-    batch = simd.fields(builder, place, Batch.dtype, *Batch.__annotations__)
+    batch = simd.fields(builder, place, Batch)
     size = size_of(dtype)
 
     def vector(at: Any) -> None:
@@ -66,7 +66,7 @@ def _emit(dtype: str, stride: int, builder: Any, place: Any) -> None:
             ]
             sums = simd.switch(builder, builder.sub(batch.taps, simd.I64(1)), several)
             for row, value in enumerate(sums):
-                store_narrow(builder, value, builder.add(c, builder.mul(batch.c_row, simd.I64(row))), dtype)
+                store_narrow(builder, value, simd.nth(builder, c, batch.c_row, row), dtype)
             return []
 
         tiles = [partial(tile, 1 + rows) for rows in range(LINE_ROWS)]
@@ -133,7 +133,7 @@ def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[An
 
     def element(carried: list[Any]) -> list[Any]:
         where, *sums = carried
-        found = simd.fields(builder, where, Element.dtype, "a", "b", "case", "steps")
+        found = simd.fields(builder, where, Element)
         place, line = builder.add(a, found.a), builder.add(b, found.b)
         weights = [simd.load(builder, builder.add(line, step), _FLOATS) for step in lines]
         if taps > 1:

@@ -137,10 +137,9 @@ def _add(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
 def _emit(builder: Any, place: Any, number: int) -> None:
     """Emit a tile: its sums, as lists of parts by line and vector, stay in registers over all runs."""
     tall, vectors, parts = SHAPES[number]
-    tile = simd.fields(builder, place, ChainTile.dtype, *ChainTile.__annotations__)
+    tile = simd.fields(builder, place, ChainTile)
     lines = [
-        simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine.dtype, "row", "sums")
-        for m in range(tall)
+        simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine) for m in range(tall)
     ]
     places = [
         builder.add(builder.add(line.sums, I64(8 * LANES * j)), builder.mul(tile.part, I64(part)))
@@ -170,7 +169,7 @@ def _emit(builder: Any, place: Any, number: int) -> None:
 
     def run(carried: list[Any]) -> list[Any]:
         where, *sums = carried
-        found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
+        found = simd.fields(builder, where, ChainRun)
         chains = zeros if number == FLUSHED else sums
         chains = simd.loop(builder, found.steps, [found.row, found.column, *chains], term, "term")[2:]
         if number == FLUSHED:
@@ -197,8 +196,8 @@ def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
     Of the `ChainTile` the first line alone has factors and a sum, and `total` is room for the products. They are summed
     in eight chains, which are added in pairs; those of an incomplete round follow one by one.
     """
-    tile = simd.fields(builder, place, ChainTile.dtype, "lines", "runs", "count", "row_step", "column_step", "total")
-    line = simd.fields(builder, tile.lines, ChainLine.dtype, "row", "sums")
+    tile = simd.fields(builder, place, ChainTile)
+    line = simd.fields(builder, tile.lines, ChainLine)
     lane, raw = ir.VectorType(ir.DoubleType(), LEAF_LANES), ir.VectorType(stored, LEAF_LANES)
 
     def term(carried: list[Any]) -> list[Any]:
@@ -211,7 +210,7 @@ def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
 
     def run(carried: list[Any]) -> list[Any]:
         where, to = carried
-        found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
+        found = simd.fields(builder, where, ChainRun)
         start = [builder.add(line.row, found.row), found.column, to]
         return [
             builder.add(where, I64(ChainRun.dtype.itemsize)),
@@ -273,9 +272,7 @@ def move(builder: Any, source: Any, to: Any) -> None:
 @emitted
 def add_vector(builder: Any, target: Any, a: Any) -> None:
     """Add LEAF_LANES float64 at an address to those at `target`."""
-    lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
-    before, more = (simd.load(builder, each, lane, 8) for each in (target, a))
-    simd.store(builder, builder.fadd(before, more), target, 8)
+    simd.add_to(builder, simd.load(builder, a, ir.VectorType(ir.DoubleType(), LEAF_LANES), 8), target, 8)
 
 
 @by_kind

@@ -12,7 +12,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -20,9 +19,9 @@ from kernels.dtypes import DTYPES
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "all_set", "call", "constant", "declare", "each_run", "fields", "fma", "join", "load",
-    "loop", "multiply_add", "narrow", "opaque", "prefetch", "runs", "some", "splat", "storage", "store", "switch",
-    "widen",
+    "F32", "I64", "BFloat", "add_to", "all_set", "call", "constant", "declare", "each_run", "fields", "fma", "join",
+    "load", "loop", "multiply_add", "narrow", "nth", "opaque", "prefetch", "runs", "some", "splat", "storage", "store",
+    "switch", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -80,21 +79,29 @@ def load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
 
 
-def fields(builder: Any, address: Any, record: np.dtype[np.void], *names: str) -> Any:
-    """Load fields of a record of int64 by their names; a vector becomes a list."""
-    assert record.fields is not None
+def fields(builder: Any, address: Any, record: Any) -> Any:
+    """Load the fields of a `Record` of int64; a vector becomes a list."""
     loaded = SimpleNamespace()
-    for name in names:
-        kind, first = record.fields[name][:2]
+    for name, (kind, first) in record.dtype.fields.items():
         places = [builder.add(address, I64(first + 8 * i)) for i in range(kind.itemsize // 8)]
         values = [load(builder, place, I64, 8) for place in places]
         setattr(loaded, name, values if kind.shape else values[0])
     return loaded
 
 
+def nth(builder: Any, base: Any, step: Any, number: int) -> Any:
+    """Return the address that is so many steps of bytes behind another one."""
+    return builder.add(base, builder.mul(step, I64(number))) if number else base
+
+
 def store(builder: Any, value: Any, address: Any, align: int = 4) -> None:
     """Store a value at an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def add_to(builder: Any, value: Any, address: Any, align: int = 4) -> None:
+    """Add a value to the one at an address."""
+    store(builder, builder.fadd(load(builder, address, value.type, align), value), address, align)
 
 
 def constant(kind: Any, value: float) -> Any:

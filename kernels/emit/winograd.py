@@ -83,7 +83,7 @@ def _transform_line(builder: Any, line: Any, wide: bool, vectors: int) -> list[A
 
     def put(to: Any, vector: int, factors: list[Any]) -> None:
         for number, value in enumerate(factors):
-            place = builder.add(to, builder.mul(line.plane, simd.I64(number)))
+            place = simd.nth(builder, to, line.plane, number)
             simd.store(builder, value, builder.add(place, simd.I64(_LINE * vector)))
 
     def wide_tile(carried: list[Any]) -> list[Any]:
@@ -112,7 +112,7 @@ def _transform_line(builder: Any, line: Any, wide: bool, vectors: int) -> list[A
 @emitted
 def transform_line(builder: Any, wide: Any, vectors: Any, place: Any) -> None:
     """Transform the `TileLine` at an address, of the wide tensor (1) or the narrow one (0), for 1 or 2 vectors."""
-    line = simd.fields(builder, place, TileLine.dtype, *TileLine.__annotations__)
+    line = simd.fields(builder, place, TileLine)
     number = builder.sub(builder.add(builder.mul(wide, simd.I64(2)), vectors), simd.I64(1))
     kinds = [(tensor, count) for tensor in (False, True) for count in (1, 2)]
     simd.switch(builder, number, [partial(_transform_line, builder, line, *kind) for kind in kinds])
@@ -126,7 +126,7 @@ def _both_axes(builder: Any, along: Along, places: list[list[Any]]) -> list[list
 
 def _grid(builder: Any, begin: Any, step: Any, size: int) -> list[list[Any]]:
     """Return addresses `step` bytes apart, as `size` rows."""
-    return [[builder.add(begin, builder.mul(step, simd.I64(size * y + x))) for x in range(size)] for y in range(size)]
+    return [[simd.nth(builder, begin, step, size * y + x) for x in range(size)] for y in range(size)]
 
 
 def _transform(along: Along, sizes: tuple[int, int], builder: Any, *values: Any) -> None:
