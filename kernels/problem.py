@@ -106,7 +106,7 @@ class Dims:
 
     def tap_range(self, axis: int, tap: int) -> tuple[int, int]:
         """Return the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
-        shift = tap * self.dilations[axis] - self.pads[axis]
+        shift = self.wide_at(axis, tap, 0)
         stride = self.strides[axis]
         low = min(self.narrow[axis], max(0, -(shift // stride)))  # ceil(-shift / stride)
         high = min(self.narrow[axis], (self.wide[axis] - 1 - shift) // stride + 1)
@@ -123,9 +123,18 @@ class Dims:
         high = np.minimum(self.narrow[axis], (self.wide[axis] - 1 - shifts) // stride + 1)
         return np.column_stack([low, np.maximum(low, high)])
 
+    def wide_at(self, axis: int, tap: Any, narrow: Any) -> Any:
+        """Return the wide position that a narrow one meets in a tap of an axis, given numbers or arrays of them."""
+        return narrow * self.strides[axis] + tap * self.dilations[axis] - self.pads[axis]
+
+    def meetings(self, axis: int) -> npt.NDArray[np.int64]:
+        """Count the narrow positions that each tap of an axis meets."""
+        found: npt.NDArray[np.int64] = self.tap_ranges(axis) @ (-1, 1)
+        return found
+
     def met(self, axis: int) -> int:
         """Count the pairs of a narrow position and a tap of an axis that meet."""
-        return int((self.tap_ranges(axis) @ (-1, 1)).sum())
+        return int(self.meetings(axis).sum())
 
 
 @dataclass(frozen=True)

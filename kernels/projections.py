@@ -329,7 +329,7 @@ def meetings(dims: Dims) -> Records:
     found = np.zeros(dims.kernel, Meeting.dtype)
     for axis in range(3):
         low, high = dims.tap_ranges(axis).T
-        start = low * dims.strides[axis] + np.arange(dims.kernel[axis]) * dims.dilations[axis] - dims.pads[axis]
+        start = dims.wide_at(axis, np.arange(dims.kernel[axis]), low)
         shape = [-1 if at == axis else 1 for at in range(3)]
         for name, values in (("narrow", low), ("wide", np.where(high > low, start, 0)), ("counts", high - low)):
             found[name][..., axis] = values.reshape(shape)

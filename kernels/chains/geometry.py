@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.loops import TERMS, Operand
+from kernels.chains.loops import TERMS, Operand, panel_values
 from kernels.dtypes import DTYPES
-from kernels.emit.compiler import Table, values_of
+from kernels.emit.compiler import Records, Table, row_of
 from kernels.problem import ConvProblem
 
-__all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]
+__all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "kind_bytes", "lanes_of", "room_of", "up"]
 
-Row = tuple[Any, ...]
 Sizes = Sequence[int]
 
 Stored = Callable[[int, int], npt.NDArray[Any]]
@@ -74,7 +73,7 @@ class Geometry:
                 rows[:, 1] = min(self.narrow[axis], ceil(self.wide[axis] / self.strides[axis]))
             else:
                 rows[:, :2] = dims.tap_ranges(axis)
-                rows[:, 2] = np.arange(dims.kernel[axis]) * dims.dilations[axis] - dims.pads[axis]
+                rows[:, 2] = dims.wide_at(axis, np.arange(dims.kernel[axis]), 0)
             ranges.append(rows)
         self.shifts = [(int(rows[0, 2]), int(rows[-1, 2])) for rows in ranges]
         places = np.indices(dims.kernel).reshape(3, -1)
@@ -101,9 +100,9 @@ class Geometry:
     def side(
         self, problem: ConvProblem, kind: int, *, wide: bool, some: tuple[int, int], width: int, group: int = 0,
         lanes: int = 0,
-    ) -> Row:  # fmt: skip
+    ) -> Records:  # fmt: skip
         """Return the operand of one tensor: a range of channels of each group, or of `lanes` groups side by side."""
-        dims, size = problem.dims, size_of(kind)
+        dims, size = problem.dims, kind_bytes(kind)
         inside, sizes = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
         whole, (first, end) = inside * dims.groups, some
         channel, position = (prod(sizes), 1) if problem.data_format == "NCX" else (1, whole)
@@ -113,9 +112,7 @@ class Geometry:
             "nbytes": size * whole * prod(sizes),
             "strides": [size * position * step for step in self.steps[0 if wide else 1]],
         }
-        return values_of(
-            Operand, **values, **lanes_of(size * channel, size * channel * inside, end - first, width, lanes)
-        )
+        return row_of(Operand, **values, **lanes_of(size * channel, size * channel * inside, end - first, width, lanes))
 
 
 def _box(axes: Iterable[tuple[int, int, int]]) -> list[int]:
@@ -136,7 +133,12 @@ def lanes_of(
     return {**names, "width": width, "lanewise": groups > 0, "turned": turned}
 
 
-def size_of(kind: int) -> int:
+def room_of(operand: Records, positions: int) -> int:
+    """Return the values that an operand's panels of so many positions take."""
+    return int(operand["panels"][0]) * panel_values(positions, int(operand["width"][0]))
+
+
+def kind_bytes(kind: int) -> int:
     """Return the bytes of a value."""
     return list(DTYPES.values())[kind].size
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.geometry import FEW, Geometry, Part, Stored, cut, up
-from kernels.chains.loops import F64, Gradient, panel_values, sum_gradients, sum_pairs
+from kernels.chains.geometry import FEW, Geometry, Part, Stored, cut, room_of, up
+from kernels.chains.loops import F64, Gradient, sum_gradients, sum_pairs
 from kernels.emit.compiler import row_of
 from kernels.emit.doubles import (
     BROAD,
@@ -74,8 +74,8 @@ class _Gradient:
         }  # fmt: skip
         self.job = row_of(
             Gradient,
-            lines=sides[self.lines_wide],
-            columns=sides[not self.lines_wide],
+            lines=sides[self.lines_wide][0],
+            columns=sides[not self.lines_wide][0],
             lines_wide=self.lines_wide,
             groups=self.groups,
             strides=geometry.strides,
@@ -84,11 +84,9 @@ class _Gradient:
             parts=parts,
         )
         self.places = problem.places[:: 1 if self.lines_wide else -1]
-        width = broad if self.lanes else tall
-        panels = self.lines if self.lanes else self.down // tall, self.across
-        both = panels[0] * width, self.across * broad
         density = prod(ceil(a / max(1, b)) for a, b in zip(geometry.wide, geometry.narrow, strict=True))
-        each = 8 * sum(both[0 if is_wide == self.lines_wide else 1] * (density if is_wide else 1) for is_wide in sides)
+        widths = {is_wide: int(side["panels"][0] * side["width"][0]) for is_wide, side in sides.items()}
+        each = 8 * (widths[True] * density + widths[False])
         self.boxes, self.values, self.spare = [], 0, 0
         for low, counts in cut(geometry.narrow, each, many * wide * narrow * len(self.taps)):
             reached = geometry.reached(low, counts)
@@ -96,8 +94,7 @@ class _Gradient:
                 continue
             boxes = [reached, [*low, *counts]]
             self.boxes.append(np.array(boxes if self.lines_wide else boxes[::-1], np.int64))
-            counts = [prod(box[3:].tolist()) for box in self.boxes[-1]]
-            room = [panels[0] * panel_values(counts[0], width), panels[1] * panel_values(counts[1], broad)]
+            room = room_of(sides[True], prod(reached[3:])), room_of(sides[False], prod(counts))
             self.values, self.spare = max(self.values, sum(room)), max(self.spare, *room)
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
@@ -141,8 +138,8 @@ class _Pairs:
         ]
         self.job = row_of(
             Gradient,
-            lines=sides[0],
-            columns=sides[1],
+            lines=sides[0][0],
+            columns=sides[1][0],
             lines_wide=True,
             groups=self.groups,
             strides=geometry.strides,
@@ -161,9 +158,7 @@ class _Pairs:
         self.leaves = np.array(leaves, np.int64).reshape(-1, 2)
         self.taps = np.hstack([geometry.taps, np.array([first[count] for count in counts], np.int64)])
         self.boxes = np.array([[0, 0, 0, *geometry.wide], [0, 0, 0, *geometry.narrow]], np.int64)
-        values = [panel_values(prod(sizes), LEAF_LANES) for sizes in (geometry.wide, geometry.narrow)]
-        rooms = [count * each for count, each in zip(self.parts, values, strict=True)]
-        self.values = sum(rooms)
+        self.values = room_of(sides[0], prod(geometry.wide)) + room_of(sides[1], prod(geometry.narrow))
         self.places = problem.places
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
