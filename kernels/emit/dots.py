@@ -195,7 +195,7 @@ def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -
 
     def row(carried: list[Any]) -> list[Any]:
         to, source = carried
-        simd.add_to(builder, simd.load(builder, source, FLOATS), to)
+        simd.store(builder, builder.fadd(simd.load(builder, to, FLOATS), simd.load(builder, source, FLOATS)), to)
         return [builder.add(to, walks.acc_line), builder.add(source, line)]
 
     with builder.goto_entry_block():

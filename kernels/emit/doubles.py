@@ -272,7 +272,9 @@ def move(builder: Any, source: Any, to: Any) -> None:
 @emitted
 def add_vector(builder: Any, target: Any, a: Any) -> None:
     """Add LEAF_LANES float64 at an address to those at `target`."""
-    simd.add_to(builder, simd.load(builder, a, ir.VectorType(ir.DoubleType(), LEAF_LANES), 8), target, 8)
+    lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
+    before, more = (simd.load(builder, each, lane, 8) for each in (target, a))
+    simd.store(builder, builder.fadd(before, more), target, 8)
 
 
 @by_kind

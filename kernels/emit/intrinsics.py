@@ -169,7 +169,8 @@ def add_run(builder: Any, target: Any, source: Any, count: Any) -> None:
     """Add `count` f32 at `source` to those at `target`, four at a time while there are four."""
 
     def some(width: int, places: list[Any]) -> None:
-        simd.add_to(builder, simd.load(builder, places[1], ir.VectorType(simd.F32, width)), places[0])
+        total = builder.fadd(*(simd.load(builder, place, ir.VectorType(simd.F32, width)) for place in places))
+        simd.store(builder, total, places[0])
 
     simd.each_run(builder, count, (target, source), (4, 4), (4, 1), some)
 
