@@ -22,7 +22,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["CACHE", "SETTING", "Cache", "Cached", "Size", "cached", "in_passing", "size_of"]
+__all__ = ["CACHE", "SETTING", "Cache", "Cached", "Size", "cached", "in_passing", "measure"]
 
 SETTING = "CONVGRAD_PLAN_MEMORY"
 
@@ -50,7 +50,7 @@ class Size:
         return self.small + sum(self.large.values())
 
 
-def size_of(value: object) -> Size:
+def measure(value: object) -> Size:
     """Measure all that `value` reaches: arrays exactly, with what they are views of; long sequences by a sample."""
     large: dict[int, int] = {}
     return Size(_measure(value, large, set()), large)
@@ -119,7 +119,7 @@ class Cache:
 
     def keep(self, key: Hashable, value: object) -> None:
         """Keep a value as the latest one, unless it is too large, and let the oldest go for it."""
-        entry = _Entry(value, size_of((key, value)))
+        entry = _Entry(value, measure((key, value)))
         if entry.size.total > self.limit // 2:
             return
         with self._lock:

@@ -28,6 +28,7 @@ OpName = Literal[
 ]
 Algorithm = Literal["direct", "winograd", "auto"]
 Ints = tuple[int, ...]
+Span = tuple[int, int]
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
@@ -105,7 +106,7 @@ class Dims:
 
     def tap_range(self, axis: int, tap: int) -> tuple[int, int]:
         """Return the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
-        shift = tap * self.dilations[axis] - self.pads[axis]
+        shift = self.wide_at(axis, tap, 0)
         stride = self.strides[axis]
         low = min(self.narrow[axis], max(0, -(shift // stride)))  # ceil(-shift / stride)
         high = min(self.narrow[axis], (self.wide[axis] - 1 - shift) // stride + 1)
@@ -122,9 +123,18 @@ class Dims:
         high = np.minimum(self.narrow[axis], (self.wide[axis] - 1 - shifts) // stride + 1)
         return np.column_stack([low, np.maximum(low, high)])
 
+    def wide_at(self, axis: int, tap: Any, narrow: Any) -> Any:
+        """Return the wide position that a narrow one meets in a tap of an axis, given numbers or arrays of them."""
+        return narrow * self.strides[axis] + tap * self.dilations[axis] - self.pads[axis]
+
+    def meetings(self, axis: int) -> npt.NDArray[np.int64]:
+        """Count the narrow positions that each tap of an axis meets."""
+        found: npt.NDArray[np.int64] = self.tap_ranges(axis) @ (-1, 1)
+        return found
+
     def met(self, axis: int) -> int:
         """Count the pairs of a narrow position and a tap of an axis that meet."""
-        return int((self.tap_ranges(axis) @ (-1, 1)).sum())
+        return int(self.meetings(axis).sum())
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,21 @@ class ConvProblem:
     def transposed(self) -> bool:
         """Whether it belongs to ConvTranspose, whose dst is the wide tensor."""
         return self.op.startswith("ConvT")
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Which of src and dst, 0 and 1, are the wide and the narrow tensor."""
+        return (1, 0) if self.transposed else (0, 1)
+
+    @property
+    def letters(self) -> tuple[str, str]:
+        """The letters of the wide and of the narrow tensor's channels among the axes of the weights."""
+        return ("O", "I") if self.transposed else ("I", "O")
+
+    @property
+    def whole_axis(self) -> Literal["I", "O"]:
+        """The letter of the axis that groups do not divide: it holds the channels of all groups one after another."""
+        return "O" if self.groups_axis == "I" else "I"
 
     @cached_property
     def src_shape(self) -> Ints:
@@ -282,10 +307,25 @@ class ConvProblem:
         for letter in reversed(self.weights_format):
             stride[letter] = step
             step *= sizes[letter]
-        whole = "O" if self.groups_axis == "I" else "I"
-        group = sizes[whole] // self.groups * stride[whole]
-        wide, narrow = ("O", "I") if self.transposed else ("I", "O")
+        group = sizes[self.whole_axis] // self.groups * stride[self.whole_axis]
+        wide, narrow = self.letters
         return group, stride[wide], stride[narrow], stride["X"]
+
+    def weights_box(self, groups: Span, wide: Span, narrow: Span) -> tuple[Ints, Ints]:
+        """Return offset and shape, in the weights' axes, of some groups, and of channels of each in both tensors.
+
+        Channels of several groups are all that they have: of one group they may be some.
+        """
+        spans = dict(zip(self.letters, (wide, narrow), strict=True))
+        whole = self.whole_axis
+        each = (self.src_channels if whole == "I" else self.dst_channels) // self.groups
+        first, last = spans[whole]
+        assert groups[1] - groups[0] == 1 or last - first == each, (self, groups, wide, narrow)
+        spans[whole] = groups[0] * each + first, (groups[1] - 1) * each + last
+        found: list[Span] = []
+        for letter in self.weights_format:
+            found += [(0, size) for size in self.kernel] if letter == "X" else [spans[letter]]
+        return tuple(low for low, _ in found), tuple(high - low for low, high in found)
 
     def _data_shape(self, channels: int, spatial: Ints) -> Ints:
         if self.data_format == "NCX":

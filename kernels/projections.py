@@ -122,29 +122,23 @@ def _over_lines(
     """
     source, step, more, lines, count = values
 
-    def positions(width: int) -> Callable[[list[Any]], list[Any]]:
-        lane = ir.VectorType(_F64, width)
+    def positions(width: int, origins: list[Any]) -> None:
+        lane, (to, first) = ir.VectorType(_F64, width), origins
+        places = [simd.nth(builder, to, sum_step, row) for row in range(rows)]
 
-        def some(carried: list[Any]) -> list[Any]:
-            to, first = carried
-            places = [builder.add(to, builder.mul(sum_step, simd.I64(row))) for row in range(rows)]
+        def line(carried: list[Any]) -> list[Any]:
+            place, other, *before = carried
+            value = builder.fpext(load_wide(builder, place, kind, width), lane)
+            after = terms(builder, value, other, before)
+            following = builder.add(other, simd.I64(8 * rows)) if rows > 1 else other
+            return [builder.add(place, step), following, *after]
 
-            def line(carried: list[Any]) -> list[Any]:
-                place, other, *before = carried
-                value = builder.fpext(load_wide(builder, place, kind, width), lane)
-                after = terms(builder, value, other, before)
-                following = builder.add(other, simd.I64(8 * rows)) if rows > 1 else other
-                return [builder.add(place, step), following, *after]
+        start = [simd.load(builder, place, lane, 8) for place in places]
+        _, _, *found = simd.loop(builder, lines, [first, more, *start], line, "line")
+        for place, value in zip(places, found, strict=True):
+            simd.store(builder, value, place, 8)
 
-            start = [simd.load(builder, place, lane, 8) for place in places]
-            _, _, *found = simd.loop(builder, lines, [first, more, *start], line, "line")
-            for place, value in zip(places, found, strict=True):
-                simd.store(builder, value, place, 8)
-            return [builder.add(to, simd.I64(8 * width)), builder.add(first, simd.I64(size_of(kind) * width))]
-
-        return some
-
-    simd.runs(builder, count, [sums, source], (_WIDTH, 4, 1), positions)
+    simd.each_run(builder, count, (sums, source), (8, size_of(kind)), (_WIDTH, 4, 1), positions)
 
 
 def _signed(builder: Any, value: Any, signs: Any, sums: list[Any]) -> list[Any]:
@@ -163,7 +157,7 @@ def _powers(builder: Any, value: Any, least: Any, sums: list[Any]) -> list[Any]:
     """Add squares of powers of two: a float64 without its sign and digits is one."""
     count = value.type.count
     least = simd.splat(builder, builder.shl(builder.add(least, simd.I64(1023)), simd.I64(52)), count)
-    most, exponent = (ir.Constant(least.type, [bits << 52] * count) for bits in (1023 + 127, 0x7FF))
+    most, exponent = (simd.constant(least.type, bits << 52) for bits in (1023 + 127, 0x7FF))
     bits = builder.and_(builder.bitcast(value, least.type), exponent)
     bits = builder.select(builder.icmp_signed(">", bits, least), bits, least)
     bits = builder.select(builder.icmp_signed("<", bits, most), bits, most)
@@ -335,7 +329,7 @@ def meetings(dims: Dims) -> Records:
     found = np.zeros(dims.kernel, Meeting.dtype)
     for axis in range(3):
         low, high = dims.tap_ranges(axis).T
-        start = low * dims.strides[axis] + np.arange(dims.kernel[axis]) * dims.dilations[axis] - dims.pads[axis]
+        start = dims.wide_at(axis, np.arange(dims.kernel[axis]), low)
         shape = [-1 if at == axis else 1 for at in range(3)]
         for name, values in (("narrow", low), ("wide", np.where(high > low, start, 0)), ("counts", high - low)):
             found[name][..., axis] = values.reshape(shape)

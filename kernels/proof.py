@@ -6,7 +6,8 @@ Integers are so small that every sum is exact: all paths, and NumPy in float64, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -51,32 +52,39 @@ def prove() -> Iterator[str]:
 
     Raises ArithmeticError for the first wrong result.
     """
-    rng = np.random.default_rng(5)
+    for name, is_right in _trials(np.random.default_rng(5)):
+        yield name
+        if not is_right():
+            raise ArithmeticError(f"{name} is wrong")
+
+
+def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Name what is tried, with what tries it."""
     table = tile_table()
     for kind, rows in tile_entries():
-        tile = f"register tile [{kind}][{rows}]"
-        yield tile
-        _prove_tile(tile, int(table[kind, rows]), kind, rows, rng)
+        stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
+        tries = partial(_try_taps, stored) if stored else partial(_try_tile, kind)
+        yield f"register tile [{kind}][{rows}]", partial(tries, rows, int(table[kind, rows]), rng)
     for name, vectors in micro_entries():
         address = int(micro_table()[MICRO[name] + vectors - 1])
         for rows in range(1, MICRO_ROWS[name][vectors] + 1):
-            yield f"micro-kernel {name}, {rows} x {vectors}"
-            _prove_batch(name, vectors, rows, address, rng)
+            yield f"micro-kernel {name}, {rows} x {vectors}", partial(_try_batch, name, vectors, rows, address, rng)
     for (number, dtype), (stride, lines) in product(enumerate(LINE_DTYPES), TAPS.items()):
-        for taps in lines:
-            yield f"lines of {taps} taps in {dtype}, stride {stride}"
-            for rows in range(1, LINE_ROWS + 1):
-                _prove_line(dtype, taps, stride, rows, int(line_table()[number, stride - 1]), rng)
+        for taps, rows in product(lines, range(1, LINE_ROWS + 1)):
+            name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} pixels"
+            yield name, partial(_try_line, dtype, taps, stride, rows, int(line_table()[number, stride - 1]), rng)
     for number, problem in enumerate(_problems(rng)):
-        name = f"{problem.op} in {problem.dtype}, problem {number}"
-        yield name
-        inputs = [_integers(rng, shape, problem.dtype) for shape in problem.input_shapes]
-        if number % 4 == 3:  # what is not finite goes other ways
-            inputs[0].view(f"u{inputs[0].itemsize}").reshape(-1)[:1] = DTYPES[problem.dtype].infinity
-        expected = single(compute(problem, *inputs, reference=True), problem.dtype)
-        result = single(compute(problem, *inputs, workers=1 + number % 3), problem.dtype)
-        if not np.array_equal(result, expected, equal_nan=True):
-            raise ArithmeticError(f"{name} is wrong: {problem}")
+        yield f"problem {number}, {problem}", partial(_try_problem, number, problem, rng)
+
+
+def _try_problem(number: int, problem: ConvProblem, rng: np.random.Generator) -> bool:
+    """Compute a problem and compare with the reference."""
+    inputs = [_integers(rng, shape, problem.dtype) for shape in problem.input_shapes]
+    if number % 4 == 3:  # what is not finite goes other ways
+        inputs[0].view(f"u{inputs[0].itemsize}").reshape(-1)[:1] = DTYPES[problem.dtype].infinity
+    expected = single(compute(problem, *inputs, reference=True), problem.dtype)
+    result = single(compute(problem, *inputs, workers=1 + number % 3), problem.dtype)
+    return np.array_equal(result, expected, equal_nan=True)
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Storage:
@@ -87,13 +95,15 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> S
     return values.astype(np.float16).view(np.uint16) if dtype == "f16" else (values.view(np.uint32) >> 16).astype("u2")
 
 
-def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Generator) -> None:
-    """Sum a small box of positions and compare (see `kernels.emit.register_tiles` and `kernels.emit.depthwise`)."""
+def _call_tile(address: int, arrays: tuple[npt.NDArray[Any], ...], **walk: Any) -> None:
+    """Call a register tile with a `Walk` and the addresses of panel, scalars, offsets and sums."""
+    values = {"acc_step": 1, "segment": SEGMENT_LOG, "groups": 0, "group_bytes": 0, **walk}
+    _TILE(address)(*(each.ctypes.data for each in (row_of(Walk, **values), *arrays)))
+
+
+def _try_tile(kind: int, rows: int, address: int, rng: np.random.Generator) -> bool:
+    """Sum a small box of positions and compare (see `kernels.emit.register_tiles`)."""
     width = target().lanes
-    stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
-    if stored is not None:
-        _prove_taps(name, address, rows, stored, rng)
-        return
     vectors = max(1, kind - FROM_MEMORY if kind > FROM_MEMORY else kind)
     lanes, positions = vectors * width, OUTER * ROWS * COLUMNS
     panel = rng.integers(-9, 10, (positions, lanes)).astype(np.float32)
@@ -102,24 +112,24 @@ def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Ge
     factors = np.broadcast_to(scalars, (rows, positions, lanes)) if scalars.shape[2] == 1 else scalars
     products = (panel * factors).sum(1, dtype=np.float32)
     step = scalars.strides[1]
-    walk = row_of(
-        Walk,
-        panel=(ROWS * COLUMNS, COLUMNS, 1),
-        scalars=(ROWS * COLUMNS * step, COLUMNS * step, step),
-        counts=(OUTER, ROWS, COLUMNS),
-        acc_step=1,
-        segment=SEGMENT_LOG,
-        groups=0,
-        group_bytes=0,
-    )
     offsets = np.arange(rows) * scalars.strides[0]
     expected = sums + products
-    _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
-    if (sums != expected).any():
-        raise ArithmeticError(f"{name} is wrong")
+    _call_tile(
+        address, (panel, scalars, offsets, sums), panel=(ROWS * COLUMNS, COLUMNS, 1),
+        scalars=(ROWS * COLUMNS * step, COLUMNS * step, step), counts=(OUTER, ROWS, COLUMNS),
+    )  # fmt: skip
+    return np.array_equal(sums, expected)
 
 
-def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> None:
+def _call_batch(address: int, elements: npt.NDArray[np.void], **values: int) -> None:
+    """Call a micro-kernel with a `Batch` of elements."""
+    batch = np.zeros(1, Batch.dtype)
+    for name, value in {"elements": elements.ctypes.data, "count": len(elements), **values}.items():
+        batch[name] = value
+    _BATCH(address)(batch.ctypes.data)
+
+
+def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum two elements, for each rows that an element may leave out (see `kernels.emit.brgemm`)."""
     steps, lanes = 3, vectors * target().lanes
     pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
@@ -148,22 +158,20 @@ def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.rando
             for number, element in enumerate(elements):
                 element["a"], element["b"] = number * stored[0].strides[0], number * stored[1].strides[0]
                 element["steps"], element["case"], element["flush"] = steps, case * number, flush * (1 - number)
-            batch = np.zeros(1, Batch.dtype)
-            for name, value in {
-                "rows": rows, "a": stored[0].ctypes.data, "a_row": stored[0].strides[1], "b": stored[1].ctypes.data,
-                "b_vector": stored[1].strides[1], "elements": elements.ctypes.data, "count": 2, "c": sums.ctypes.data,
-                "c_row": sums.strides[0], "start": start.ctypes.data, "totals": totals.ctypes.data if flush else 0,
-                "apart": int(flush > 0), "valid": target().lanes, "vectors": 1, "last": 0, "step": 4 * lanes,
-            }.items():  # fmt: skip
-                batch[name] = value
-            _BATCH(address)(batch.ctypes.data)
+            _call_batch(
+                address, elements, rows=rows, a=stored[0].ctypes.data, a_row=stored[0].strides[1],
+                b=stored[1].ctypes.data, b_vector=stored[1].strides[1], c=sums.ctypes.data, c_row=sums.strides[0],
+                start=start.ctypes.data, totals=totals.ctypes.data if flush else 0, apart=int(flush > 0),
+                valid=target().lanes, vectors=1, last=0, step=4 * lanes,
+            )  # fmt: skip
             expected = start + products[0]
             expected[left] += products[1][left]
-            if (sums != expected).any():
-                raise ArithmeticError(f"micro-kernel {kind}, {rows} x {vectors} is wrong")
+            if not np.array_equal(sums, expected):
+                return False
+    return True
 
 
-def _prove_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: np.random.Generator) -> None:
+def _try_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum two lines of taps for two vectors of groups, with each number of columns outside."""
     columns, lanes = (rows - 1) * stride + taps, 2 * target().lanes
     src = _integers(rng, (2, columns, lanes), dtype)
@@ -174,25 +182,22 @@ def _prove_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng
         elements = np.zeros(2, Element.dtype)
         elements["a"], elements["b"] = np.arange(2) * src.strides[0], np.arange(2) * weights.strides[0]
         elements["case"][1], elements["steps"] = low, (columns, len(left))
-        batch = np.zeros(1, Batch.dtype)
-        for name, value in {
-            "rows": rows, "a": src.ctypes.data, "a_row": src.strides[1], "b": weights.ctypes.data,
-            "elements": elements.ctypes.data, "count": 2, "c": sums.ctypes.data, "c_row": sums.strides[0],
-            "start": start.ctypes.data, "vectors": 2, "last": 4 * target().lanes, "step": weights.strides[1],
-            "taps": taps,
-        }.items():  # fmt: skip
-            batch[name] = value
-        _BATCH(address)(batch.ctypes.data)
+        _call_batch(
+            address, elements, rows=rows, a=src.ctypes.data, a_row=src.strides[1], b=weights.ctypes.data,
+            c=sums.ctypes.data, c_row=sums.strides[0], start=start.ctypes.data, vectors=2, last=4 * target().lanes,
+            step=weights.strides[1], taps=taps,
+        )  # fmt: skip
         expected = np.tile(start, (rows, 1))
         for line, row, tap in np.ndindex(2, rows, taps):
             if line == 0 or row * stride + tap in left:
                 expected[row] += weights[line, tap] * single(src[line, row * stride + tap], dtype)
-        if (single(sums, dtype) != expected).any():
-            raise ArithmeticError(f"line of taps in {dtype}, {taps} with stride {stride}, is wrong")
+        if not np.array_equal(single(sums, dtype), expected):
+            return False
+    return True
 
 
-def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.Generator) -> None:
-    """Sum a few taps over a line of positions, for three vectors of groups that lie side by side."""
+def _try_taps(dtype: str, rows: int, address: int, rng: np.random.Generator) -> bool:
+    """Sum a few taps over a line of positions, for three vectors of adjacent groups (see `kernels.emit.depthwise`)."""
     kept = rows > LANE_ROWS
     taps = LINE_TAPS * (rows - LANE_ROWS) if kept else rows
     lanes, lines = 3 * target().lanes, -(-taps // LINE_TAPS)
@@ -203,22 +208,13 @@ def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.G
     expected = np.array(
         [(single(narrow, dtype) * single(wide, dtype)[h, w : w + COLUMNS]).sum(0) for h, w in places], np.float32
     )
-    line = narrow.strides[0]
-    group = 4 * target().lanes
-    walk = row_of(
-        Walk,
-        panel=(0, 0, line),
-        scalars=(0, 0, line),
-        counts=(1, 1, COLUMNS),
-        acc_step=1,
-        segment=SEGMENT_LOG,
-        groups=3,
-        group_bytes=group,
-    )
     offsets = np.concatenate([places @ np.array(wide.strides[:2]), np.arange(taps) * sums.strides[0]]).astype(np.int64)
-    _TILE(address)(*(each.ctypes.data for each in (walk, narrow, wide, offsets, sums)))
-    if (sums != expected).any():
-        raise ArithmeticError(f"{name} is wrong")
+    line = narrow.strides[0]
+    _call_tile(
+        address, (narrow, wide, offsets, sums), panel=(0, 0, line), scalars=(0, 0, line), counts=(1, 1, COLUMNS),
+        groups=3, group_bytes=4 * target().lanes,
+    )  # fmt: skip
+    return np.array_equal(sums, expected)
 
 
 def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:

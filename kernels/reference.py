@@ -8,7 +8,8 @@ bits. Where a group has few sums the products of each are summed in pairs, as Nu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from typing import Any
@@ -135,14 +136,16 @@ def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]
 
 def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Return the slices of narrow and wide pixels that meet in one kernel position."""
-    narrow_slices, wide_slices = [], []
-    for axis, tap in enumerate(position):
-        low, high = dims.tap_range(axis, tap)
-        stride = dims.strides[axis]
-        start = low * stride + tap * dims.dilations[axis] - dims.pads[axis]
-        narrow_slices.append(slice(low, high))
-        wide_slices.append(slice(start, start + (high - low - 1) * stride + 1, stride) if high > low else slice(0, 0))
-    return tuple(narrow_slices), tuple(wide_slices)
+    pairs = [_axis_slices(dims, axis, tap) for axis, tap in enumerate(position)]
+    return tuple(narrow for narrow, _ in pairs), tuple(wide for _, wide in pairs)
+
+
+def _axis_slices(dims: Dims, axis: int, tap: int) -> tuple[slice, slice]:
+    low, high = dims.tap_range(axis, tap)
+    if high == low:
+        return slice(low, low), slice(0, 0)
+    start, end = (dims.wide_at(axis, tap, narrow) for narrow in (low, high - 1))
+    return slice(low, high), slice(start, end + 1, dims.strides[axis])
 
 
 def gradients(
@@ -154,12 +157,11 @@ def gradients(
     """
     dims = problem.dims
     wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
     for image in range(dims.n):
         whole = [
             channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][slice(*part.groups), slice(*some)]
-            for place, some in zip(places, (part.wide, part.narrow), strict=True)
+            for place, some in zip(problem.places, (part.wide, part.narrow), strict=True)
         ]
         for tap, *at in taps(dims):
             if stop():
@@ -167,7 +169,8 @@ def gradients(
             sides = [each[:, :, *box] for each, box in zip(whole, at[::-1], strict=True)]
             for some in _blocks(total.shape[1], max(each.size for each in sides)):
                 a, b = (
-                    read(side[some], problem.dtype, change, place) for side, place in zip(sides, places, strict=True)
+                    read(side[some], problem.dtype, change, place)
+                    for side, place in zip(sides, problem.places, strict=True)
                 )
                 sums = total[:, some, tap].copy()
                 with np.errstate(invalid="ignore", over="ignore"):
@@ -222,8 +225,7 @@ def _compiled(problem: ConvProblem, parts: int) -> bool:
         return False
     if parts == PARTS or dims.src_channels == 1 or dims.dst_channels > FEW:
         return True
-    meeting = [np.diff(dims.tap_ranges(axis))[:, 0] for axis in range(3)]
-    counts = np.multiply.outer(np.multiply.outer(*meeting[:2]), meeting[2])
+    counts = reduce(np.multiply.outer, [dims.meetings(axis) for axis in range(3)])
     return not ((counts > 0) & (counts * dims.dst_channels <= FEW)).any()
 
 
@@ -382,7 +384,7 @@ class ReferenceKernel:
         """Sum what the inputs' layers give, each with each, without a bias."""
         total = None
         for chosen in product(*found):
-            summed = self._sums(problem, unit, inputs, stop, _Chosen(chosen), PARTS)
+            summed = self._sums(problem, unit, inputs, stop, partial(_in_layers, chosen), PARTS)
             if summed is None:
                 return None
             high, low = pair(summed)
@@ -423,14 +425,8 @@ class ReferenceKernel:
         rank = problem.rank
         if problem.op == "BiasAdd":
             return np.full((1,) * (rank + 2), 2.0)
-        counts = np.ones(())
-        for axis in range(3 - rank, 3):
-            if problem.forward:
-                meeting = _meeting_taps(dims, axis)
-            else:
-                low, high = dims.tap_ranges(axis).reshape(-1, 2).T
-                meeting = np.maximum(0, high - low).astype(np.float64)
-            counts = np.multiply.outer(counts, meeting)
+        each = _meeting_taps if problem.forward else Dims.meetings
+        counts = reduce(np.multiply.outer, [each(dims, axis) for axis in range(3 - rank, 3)], np.ones(()))
         if not problem.forward:
             x = problem.weights_format.index("X")
             return (problem.n * counts).reshape((1,) * x + problem.kernel + (1,) * (2 - x))
@@ -448,26 +444,17 @@ def _marks(values: Array, place: int) -> Array:
     return np.where(np.isfinite(values), np.sign(values), values)
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """A `Change` that leaves one layer of each input."""
-
-    layers: tuple[Layer | None, ...]
-
-    def __call__(self, values: Array, place: int) -> Array:
-        layer = self.layers[place]
-        return values if layer is None else layer.of(values)
+def _in_layers(chosen: Sequence[Layer | None], values: Array, place: int) -> Array:
+    """Leave one layer of each input."""
+    layer = chosen[place]
+    return values if layer is None else layer.of(values)
 
 
 def _meeting_taps(dims: Dims, axis: int) -> Array:
     """Count the taps that meet each dst position of an axis."""
     counts = np.zeros(dims.dst[axis])
-    for tap, (low, high) in enumerate(dims.tap_ranges(axis).tolist()):
-        if dims.gathers:
-            counts[low:high] += 1
-        else:
-            start = low * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis]
-            counts[start : start + max(0, high - low - 1) * dims.strides[axis] + 1 : dims.strides[axis]] += high > low
+    for tap in range(dims.kernel[axis]):
+        counts[_axis_slices(dims, axis, tap)[0 if dims.gathers else 1]] += 1
     return counts
 
 

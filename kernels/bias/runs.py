@@ -63,18 +63,11 @@ def _sum(builder: Any, kind: str, source: Any, count: Any) -> Any:
 def _add_to_sums(builder: Any, kind: str, sums: Any, source: Any, count: Any) -> None:
     """Add `count` adjacent values to as many float64 at `sums`."""
 
-    def body(width: int) -> Callable[[list[Any]], list[Any]]:
-        lane = ir.VectorType(_F64, width)
+    def some(width: int, places: list[Any]) -> None:
+        value = builder.fpext(load_wide(builder, places[1], kind, width), ir.VectorType(_F64, width))
+        simd.add_to(builder, value, places[0], 8)
 
-        def add_some(carried: list[Any]) -> list[Any]:
-            to, place = carried
-            value = builder.fpext(load_wide(builder, place, kind, width), lane)
-            simd.store(builder, builder.fadd(simd.load(builder, to, lane, 8), value), to, 8)
-            return [builder.add(to, simd.I64(8 * width)), builder.add(place, simd.I64(size_of(kind) * width))]
-
-        return add_some
-
-    simd.runs(builder, count, [sums, source], (_LANES, 1), body)
+    simd.each_run(builder, count, (sums, source), (8, size_of(kind)), (_LANES, 1), some)
 
 
 def _add_bias(each: bool, builder: Any, kind: str, target: Any, source: Any, bias: Any, count: Any) -> None:
@@ -84,21 +77,16 @@ def _add_bias(each: bool, builder: Any, kind: str, target: Any, source: Any, bia
     f32 rounds to 16 bits like the exact one, as f32 has more than twice as many digits.
     """
 
-    def body(width: int) -> Callable[[list[Any]], list[Any]]:
-        def add_some(carried: list[Any]) -> list[Any]:
-            to, place, there = carried
-            if each:
-                added = simd.load(builder, there, ir.VectorType(simd.F32, width))
-                there = builder.add(there, simd.I64(4 * width))
-            else:
-                added = simd.splat(builder, simd.load(builder, there, simd.F32), width)
-            store_narrow(builder, builder.fadd(load_wide(builder, place, kind, width), added), to, kind)
-            step = simd.I64(size_of(kind) * width)
-            return [builder.add(to, step), builder.add(place, step), there]
+    def some(width: int, places: list[Any]) -> None:
+        to, place, there = places
+        if each:
+            added = simd.load(builder, there, ir.VectorType(simd.F32, width))
+        else:
+            added = simd.splat(builder, simd.load(builder, there, simd.F32), width)
+        store_narrow(builder, builder.fadd(load_wide(builder, place, kind, width), added), to, kind)
 
-        return add_some
-
-    simd.runs(builder, count, [target, source, bias], (_LANES, 1), body)
+    sizes = size_of(kind), size_of(kind), 4 if each else 0
+    simd.each_run(builder, count, (target, source, bias), sizes, (_LANES, 1), some)
 
 
 _add_one, _add_each = by_kind(partial(_add_bias, False)), by_kind(partial(_add_bias, True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.loops import TERMS, Operand
+from kernels.chains.loops import TERMS, Operand, panel_values
 from kernels.dtypes import DTYPES
-from kernels.emit.compiler import Table, values_of
+from kernels.emit.compiler import Records, Table, row_of
 from kernels.problem import ConvProblem
 
-__all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "lanes_of", "size_of", "up"]
+__all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "kind_bytes", "lanes_of", "room_of", "up"]
 
-Row = tuple[Any, ...]
 Sizes = Sequence[int]
 
 Stored = Callable[[int, int], npt.NDArray[Any]]
@@ -74,7 +73,7 @@ class Geometry:
                 rows[:, 1] = min(self.narrow[axis], ceil(self.wide[axis] / self.strides[axis]))
             else:
                 rows[:, :2] = dims.tap_ranges(axis)
-                rows[:, 2] = np.arange(dims.kernel[axis]) * dims.dilations[axis] - dims.pads[axis]
+                rows[:, 2] = dims.wide_at(axis, np.arange(dims.kernel[axis]), 0)
             ranges.append(rows)
         self.shifts = [(int(rows[0, 2]), int(rows[-1, 2])) for rows in ranges]
         places = np.indices(dims.kernel).reshape(3, -1)
@@ -82,30 +81,28 @@ class Geometry:
 
     def reached(self, low: Sizes, counts: Sizes) -> list[int]:
         """Return the box of wide positions that a box of narrow ones meets."""
-        first, sizes = [], []
-        for axis, (begin, count) in enumerate(zip(low, counts, strict=True)):
-            start = max(0, begin * self.strides[axis] + self.shifts[axis][0])
-            end = min(self.wide[axis], (begin + count - 1) * self.strides[axis] + self.shifts[axis][1] + 1)
-            first.append(start)
-            sizes.append(max(0, end - start))
-        return [*first, *sizes]
+        return _box(
+            (begin * stride + first, (begin + count - 1) * stride + last + 1, size)
+            for begin, count, size, stride, (first, last) in zip(
+                low, counts, self.wide, self.strides, self.shifts, strict=True
+            )
+        )
 
     def reaching(self, low: Sizes, counts: Sizes) -> list[int]:
         """Return the box of narrow positions that meet a box of wide ones."""
-        first, sizes = [], []
-        for axis, (begin, count) in enumerate(zip(low, counts, strict=True)):
-            start = max(0, -((self.shifts[axis][1] - begin) // self.strides[axis]))
-            end = min(self.narrow[axis], (begin + count - 1 - self.shifts[axis][0]) // self.strides[axis] + 1)
-            first.append(start)
-            sizes.append(max(0, end - start))
-        return [*first, *sizes]
+        return _box(
+            (-((last - begin) // stride), (begin + count - 1 - first) // stride + 1, size)
+            for begin, count, size, stride, (first, last) in zip(
+                low, counts, self.narrow, self.strides, self.shifts, strict=True
+            )
+        )
 
     def side(
         self, problem: ConvProblem, kind: int, *, wide: bool, some: tuple[int, int], width: int, group: int = 0,
         lanes: int = 0,
-    ) -> Row:  # fmt: skip
+    ) -> Records:  # fmt: skip
         """Return the operand of one tensor: a range of channels of each group, or of `lanes` groups side by side."""
-        dims, size = problem.dims, size_of(kind)
+        dims, size = problem.dims, kind_bytes(kind)
         inside, sizes = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
         whole, (first, end) = inside * dims.groups, some
         channel, position = (prod(sizes), 1) if problem.data_format == "NCX" else (1, whole)
@@ -114,26 +111,34 @@ class Geometry:
             "start": size * channel * (group * inside + first),
             "nbytes": size * whole * prod(sizes),
             "strides": [size * position * step for step in self.steps[0 if wide else 1]],
-            "width": width,
         }
-        return values_of(
-            Operand, **values, **lanes_of(size * channel, size * channel * inside, end - first, width, lanes)
-        )
+        return row_of(Operand, **values, **lanes_of(size * channel, size * channel * inside, end - first, width, lanes))
+
+
+def _box(axes: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Return first positions, then counts, of spans from low to high on axes of so many positions."""
+    spans = [(max(0, low), min(size, high)) for low, high, size in axes]
+    return [low for low, _ in spans] + [max(0, high - low) for low, high in spans]
 
 
 def lanes_of(
     channel: int, group: int, channels: int, width: int, groups: int, *, turned: bool = False
 ) -> dict[str, Any]:
-    """Say which channels are adjacent, given the bytes to the next channel and group: those of a group, or groups."""
+    """Return the panels of an operand: of channels of a group or of so many `groups`, given the bytes to the next."""
     if groups:
         names = {"group": width * group, "channel": group, "channels": groups, "panel": channel, "panels": channels}
     else:
         panels = ceil(channels / width)
         names = {"group": group, "channel": channel, "channels": channels, "panel": width * channel, "panels": panels}
-    return {**names, "lanewise": groups > 0, "turned": turned}
+    return {**names, "width": width, "lanewise": groups > 0, "turned": turned}
 
 
-def size_of(kind: int) -> int:
+def room_of(operand: Records, positions: int) -> int:
+    """Return the values that an operand's panels of so many positions take."""
+    return int(operand["panels"][0]) * panel_values(positions, int(operand["width"][0]))
+
+
+def kind_bytes(kind: int) -> int:
     """Return the bytes of a value."""
     return list(DTYPES.values())[kind].size
 

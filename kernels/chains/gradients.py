@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.geometry import FEW, Geometry, Part, Stored, cut, up
-from kernels.chains.loops import F64, Gradient, panel_values, sum_gradients, sum_pairs
+from kernels.chains.geometry import FEW, Geometry, Part, Stored, cut, room_of, up
+from kernels.chains.loops import F64, Gradient, sum_gradients, sum_pairs
 from kernels.emit.compiler import row_of
 from kernels.emit.doubles import (
     BROAD,
@@ -40,6 +40,7 @@ _LANEWISE_COST = 1.5
 """What a sum of a lanewise tile costs, which loads all factors, of one that takes each for all lanes."""
 
 
+@cached
 class _Gradient:
     """The loops' view of a part of weight gradients."""
 
@@ -48,16 +49,14 @@ class _Gradient:
         wide, narrow = (high - low for low, high in (part.wide, part.narrow))
         self.groups, self.parts = part.groups[1] - part.groups[0], parts
         many, exact = self.groups, parts == PARTS
-        choices = [
-            (many * up(lines, SHAPES[shape][0]) * up(columns, SHAPES[shape][1] * LANES), not lines_wide, shape)
-            for shape in ((EXACT,) if exact else (TALL, BROAD))
-            for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False))
-        ]
-        if not exact and many > 1:
-            tall, broad = SHAPES[LANEWISE][0], SHAPES[LANEWISE][1] * LANES
+        choices = []
+        for shape in (EXACT,) if exact else (TALL, BROAD, LANEWISE) if many > 1 else (TALL, BROAD):
+            tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
             for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False)):
-                cost = ceil(_LANEWISE_COST * up(many, broad) * up(lines, tall) * columns)
-                choices.append((cost, not lines_wide, LANEWISE))
+                cost = many * up(lines, tall) * up(columns, broad)
+                if shape == LANEWISE:
+                    cost = ceil(_LANEWISE_COST * up(many, broad) * up(lines, tall) * columns)
+                choices.append((cost, not lines_wide, shape))
         _, narrow_lines, shape = min(choices)
         self.lines_wide, self.lanes = not narrow_lines, many if shape == LANEWISE else 0
         tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
@@ -75,8 +74,8 @@ class _Gradient:
         }  # fmt: skip
         self.job = row_of(
             Gradient,
-            lines=sides[self.lines_wide],
-            columns=sides[not self.lines_wide],
+            lines=sides[self.lines_wide][0],
+            columns=sides[not self.lines_wide][0],
             lines_wide=self.lines_wide,
             groups=self.groups,
             strides=geometry.strides,
@@ -84,12 +83,10 @@ class _Gradient:
             tall=tall,
             parts=parts,
         )
-        self.places = (0, 1) if self.lines_wide != problem.op.startswith("ConvT") else (1, 0)
-        width = broad if self.lanes else tall
-        panels = self.lines if self.lanes else self.down // tall, self.across
-        both = panels[0] * width, self.across * broad
+        self.places = problem.places[:: 1 if self.lines_wide else -1]
         density = prod(ceil(a / max(1, b)) for a, b in zip(geometry.wide, geometry.narrow, strict=True))
-        each = 8 * sum(both[0 if is_wide == self.lines_wide else 1] * (density if is_wide else 1) for is_wide in sides)
+        widths = {is_wide: int(side["panels"][0] * side["width"][0]) for is_wide, side in sides.items()}
+        each = 8 * (widths[True] * density + widths[False])
         self.boxes, self.values, self.spare = [], 0, 0
         for low, counts in cut(geometry.narrow, each, many * wide * narrow * len(self.taps)):
             reached = geometry.reached(low, counts)
@@ -97,8 +94,7 @@ class _Gradient:
                 continue
             boxes = [reached, [*low, *counts]]
             self.boxes.append(np.array(boxes if self.lines_wide else boxes[::-1], np.int64))
-            counts = [prod(box[3:].tolist()) for box in self.boxes[-1]]
-            room = [panels[0] * panel_values(counts[0], width), panels[1] * panel_values(counts[1], broad)]
+            room = room_of(sides[True], prod(reached[3:])), room_of(sides[False], prod(counts))
             self.values, self.spare = max(self.values, sum(room)), max(self.spare, *room)
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
@@ -128,6 +124,7 @@ class _Gradient:
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 
+@cached
 class _Pairs:
     """The loops' view of weight gradients of groups with few channels."""
 
@@ -141,8 +138,8 @@ class _Pairs:
         ]
         self.job = row_of(
             Gradient,
-            lines=sides[0],
-            columns=sides[1],
+            lines=sides[0][0],
+            columns=sides[1][0],
             lines_wide=True,
             groups=self.groups,
             strides=geometry.strides,
@@ -161,10 +158,8 @@ class _Pairs:
         self.leaves = np.array(leaves, np.int64).reshape(-1, 2)
         self.taps = np.hstack([geometry.taps, np.array([first[count] for count in counts], np.int64)])
         self.boxes = np.array([[0, 0, 0, *geometry.wide], [0, 0, 0, *geometry.narrow]], np.int64)
-        values = [panel_values(prod(sizes), LEAF_LANES) for sizes in (geometry.wide, geometry.narrow)]
-        rooms = [count * each for count, each in zip(self.parts, values, strict=True)]
-        self.values = sum(rooms)
-        self.places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
+        self.values = room_of(sides[0], prod(geometry.wide)) + room_of(sides[1], prod(geometry.narrow))
+        self.places = problem.places
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros((self.groups, len(self.taps), *self.parts, LEAF_LANES))
@@ -190,27 +185,17 @@ def _leaves(terms: int) -> list[tuple[int, int]]:
     return [*_leaves(half), *others, (last, complete + 1)]
 
 
-@cached
-def _gradient(problem: ConvProblem, part: Part, kind: int, parts: int) -> _Gradient:
-    return _Gradient(problem, part, kind, parts)
-
-
-@cached
-def _pairs(problem: ConvProblem, part: Part, kind: int) -> _Pairs:
-    return _Pairs(problem, part, kind)
-
-
 def _in_pairs(part: Part) -> bool:
     return prod(high - low for low, high in (part.wide, part.narrow)) <= FEW
 
 
 def takes_gradient(problem: ConvProblem, part: Part, parts: int) -> bool:
     """Return whether `gradient_sums` has room for a part's images."""
-    return parts == PARTS or not _in_pairs(part) or _pairs(problem, part, F64).values <= _MOST_VALUES
+    return parts == PARTS or not _in_pairs(part) or _Pairs(problem, part, F64).values <= _MOST_VALUES
 
 
 def gradient_sums(problem: ConvProblem, part: Part, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return a part of weight gradients as (parts, groups, taps, wide, narrow channels); None when `stop` said so."""
     if parts == 1 and _in_pairs(part):
-        return _pairs(problem, part, kind).run(stored, problem.n, stop)
-    return _gradient(problem, part, kind, parts).run(stored, problem.n, stop)
+        return _Pairs(problem, part, kind).run(stored, problem.n, stop)
+    return _Gradient(problem, part, kind, parts).run(stored, problem.n, stop)

@@ -25,7 +25,7 @@ import numpy as np
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers
 from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, round_lines, widen_run
-from kernels.emit.intrinsics import F32, call_entry, fill_zero
+from kernels.emit.intrinsics import call_entry, fill_zero
 from kernels.forward.output import write
 from kernels.pack.panels import Panel, Values, pack_panels
 
@@ -41,8 +41,6 @@ _GAP = 8
 
 TERMS = 256
 """Terms after which sums are put aside: their columns take 32 KiB, or 64 where tiles are broad."""
-
-_to_nearest, _to_odd = round_lines(odd=False), round_lines(odd=True)
 
 _PANEL, _RUN, _LINE, _TILE = (each.dtype for each in (Panel, ChainRun, ChainLine, ChainTile))
 
@@ -117,6 +115,19 @@ def panel_values(positions: int, width: int) -> int:
 
 
 _span = inlined(panel_values)
+
+
+@inlined
+def _place(box: Vector, d: int, h: int, w: int) -> int:
+    """Return the number of a position in a box (see `_pack`)."""
+    place: int = ((d - box[0]) * box[4] + h - box[1]) * box[5] + w - box[2]
+    return place
+
+
+@inlined
+def _far_place(box: Vector, taps: Table, t: int, strides: Vector, d: int, h: int, w: int) -> int:
+    """Return the number in a box of the wide position that a narrow one meets in a tap (see `sum_gradients`)."""
+    return _place(box, d * strides[0] + taps[t, 6], h * strides[1] + taps[t, 7], w * strides[2] + taps[t, 8])
 
 
 @jit
@@ -197,15 +208,16 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
     column_values = _span(boxes[1, 3] * boxes[1, 4] * boxes[1, 5], broad)
     row_panels, column_panels = call[2], call[2] + 8 * rows.panels * row_values
     wide, narrow = (boxes[0], boxes[1]) if job.lines_wide else (boxes[1], boxes[0])
+    strides = job.strides[:]
     lines, runs, tiles = np.empty(tall, _LINE), np.empty(TERMS, _RUN), np.empty(1, _TILE)
     begin, end = np.zeros(3, np.int64), np.zeros(3, np.int64)
     tile = tiles[0]
     tile.part = size
     tile.row_step, tile.column_step = 8 * rows.width, 8 * broad
     if job.lines_wide:
-        tile.row_step *= job.strides[2]
+        tile.row_step *= strides[2]
     else:
-        tile.column_step *= job.strides[2]
+        tile.column_step *= strides[2]
     for g in range(job.groups):
         _pack(rows, call[0], g, boxes[0], row_panels, call[3])
         _pack(columns, call[1], g, boxes[1], column_panels, call[3])
@@ -227,14 +239,10 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
                 line, first = piece // pieces, piece % pieces * TERMS
                 x = begin[2] + first
                 steps = min(TERMS, length - first)
-                place = ((begin[0] + line // high) * job.strides[0] + taps[t, 6] - wide[0]) * wide[4]
-                place = (place + (begin[1] + line % high) * job.strides[1] + taps[t, 7] - wide[1]) * wide[5]
-                place += x * job.strides[2] + taps[t, 8] - wide[2]
-                other = (begin[0] + line // high - narrow[0]) * narrow[4] + begin[1] + line % high - narrow[1]
-                other = other * narrow[5] + x - narrow[2]
-                run = runs[count]
-                run.row = 8 * rows.width * (place if job.lines_wide else other)
-                run.column = 8 * broad * (other if job.lines_wide else place)
+                d, h, run = begin[0] + line // high, begin[1] + line % high, runs[count]
+                far, near = _far_place(wide, taps, t, strides, d, h, x), _place(narrow, d, h, x)
+                run.row = 8 * rows.width * (far if job.lines_wide else near)
+                run.column = 8 * broad * (near if job.lines_wide else far)
                 run.steps = steps
                 count += 1
                 terms += steps
@@ -260,7 +268,7 @@ def sum_gradients(jobs: Rows[Gradient], taps: Table, boxes: Table, call: Vector)
 @jit
 def _sum_lines(job: Pixels, taps: Table, borders: Vector, boxes: Table, call: Vector, weights: int, panel: int) -> None:
     """Sum a box line by line, of which stretches between `borders` meet the same kernel positions."""
-    source, target, broad, pixel = boxes[0], boxes[1], job.weights.width, 8 * job.src.width
+    source, target, strides, broad, pixel = boxes[0], boxes[1], job.strides[:], job.weights.width, 8 * job.src.width
     positions = target[3] * target[4] * target[5]
     block = 8 * broad * (positions + 1)
     lines, runs, tiles = np.empty(job.tall, _LINE), np.empty(taps.shape[0], _RUN), np.empty(1, _TILE)
@@ -277,9 +285,7 @@ def _sum_lines(job: Pixels, taps: Table, borders: Vector, boxes: Table, call: Ve
             for t in range(taps.shape[0]):
                 if taps[t, 0] <= d < taps[t, 3] and taps[t, 1] <= h < taps[t, 4] and taps[t, 2] <= first < taps[t, 5]:
                     run = runs[count]
-                    place = (d * job.strides[0] + taps[t, 6] - source[0]) * source[4]
-                    place = (place + h * job.strides[1] + taps[t, 7] - source[1]) * source[5]
-                    run.row = call[2] + pixel * (place + first * job.strides[2] + taps[t, 8] - source[2])
+                    run.row = call[2] + pixel * _far_place(source, taps, t, strides, d, h, first)
                     run.column, run.steps = weights + 8 * broad * job.terms * t, job.terms
                     count += 1
             if count == 0:
@@ -291,7 +297,7 @@ def _sum_lines(job: Pixels, taps: Table, borders: Vector, boxes: Table, call: Ve
                 for at in range(0, end - first, job.tall):
                     for m in range(job.tall):
                         each, x = lines[m], min(at + m, end - first - 1)
-                        each.row = pixel * job.strides[2] * x
+                        each.row = pixel * strides[2] * x
                         each.sums = place + 8 * broad * x if at + m < end - first else sums + 8 * broad * positions
                     tile.lines, tile.runs = lines.ctypes.data, runs.ctypes.data
                     call_entry(job.tile, tiles.ctypes.data)
@@ -310,6 +316,10 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, c
     job = jobs[0]
     pixel, broad, tall = 8 * job.src.width, job.weights.width, job.tall
     across, source, target, lanewise = job.across, boxes[0], boxes[1], job.weights.lanewise
+    gathers, strides = job.gathers, job.strides[:]
+    near_box, far_box = (target, source) if gathers else (source, target)
+    step = pixel * (strides[2] if gathers else 1)
+    to_step = 8 * broad * (1 if gathers else strides[2])
     panel = 8 * broad * job.taps * job.terms if lanewise else 8 * _span(job.taps * job.terms, broad)
     group = 8 * _span(across * job.taps * job.terms, broad) if lanewise else across * panel
     positions = target[3] * target[4] * target[5]
@@ -332,23 +342,16 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, c
             _sum_lines(job, taps, borders, boxes, call, weights, panel)
         for t in range(0 if job.by_lines else taps.shape[0]):
             for axis in range(3):
-                low, high, stride = target[axis], target[axis] + target[3 + axis], job.strides[axis]
-                if not job.gathers:
+                low, high, stride = target[axis], target[axis] + target[3 + axis], strides[axis]
+                if not gathers:
                     low, high = -((taps[t, 6 + axis] - low) // stride), -((taps[t, 6 + axis] - high) // stride)
                 begin[axis], end[axis] = max(taps[t, axis], low), min(taps[t, 3 + axis], high)
             count = 0
             for d in range(begin[0], end[0]):
-                far = d * job.strides[0] + taps[t, 6]
-                from_d, to_d = ((far if job.gathers else d) - source[0]), ((d if job.gathers else far) - target[0])
                 for h in range(begin[1], end[1]):
-                    far = h * job.strides[1] + taps[t, 7]
-                    from_h = from_d * source[4] + (far if job.gathers else h) - source[1]
-                    to_h = to_d * target[4] + (h if job.gathers else far) - target[1]
-                    far = begin[2] * job.strides[2] + taps[t, 8]
-                    place = call[2] + pixel * (from_h * source[5] + (far if job.gathers else begin[2]) - source[2])
-                    sums = call[4] + 8 * broad * (to_h * target[5] + (begin[2] if job.gathers else far) - target[2])
-                    step = pixel * (job.strides[2] if job.gathers else 1)
-                    to_step = 8 * broad * (1 if job.gathers else job.strides[2])
+                    near, far = _place(near_box, d, h, begin[2]), _far_place(far_box, taps, t, strides, d, h, begin[2])
+                    place = call[2] + pixel * (far if gathers else near)
+                    sums = call[4] + 8 * broad * (near if gathers else far)
                     for w in range(end[2] - begin[2]):
                         line = lines[count]
                         line.row, line.sums = place + w * step, sums + w * to_step
@@ -371,10 +374,7 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, c
             sums, place = call[4] + c * block, result + c * job.steps[2]
             if job.kind != F64:
                 bias = call[5] + 8 * (g * across + c) * _span(1, broad)
-                if job.kind == F32:
-                    _to_nearest(call[3], sums, bias, positions)
-                else:
-                    _to_odd(call[3], sums, bias, positions)
+                round_lines(job.kind, call[3], sums, bias, positions)
                 out = Values(job.kind, place, job.steps[3:], job.steps[3], 0)
                 write(out, call[3], broad, valid, counts, spare.ctypes.data)
                 continue
@@ -405,14 +405,14 @@ def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, ca
     channel of lines, channel of columns).
     """
     job = jobs[0]
-    wide, narrow = boxes[0], boxes[1]
+    wide, narrow, strides = boxes[0], boxes[1], job.strides[:]
     size = 64 if job.lines.kind == F64 else 32
     wide_panel = size * wide[3] * wide[4] * wide[5] + size
     narrow_panel = size * narrow[3] * narrow[4] * narrow[5] + size
     columns = call[2] + job.lines.panels * wide_panel
     line, tiles, runs = np.empty(1, _LINE), np.empty(1, _TILE), np.empty(LEAF_TERMS, _RUN)
     tile, only, waiting = tiles[0], line[0], call[4] + 64 * LEAF_TERMS
-    tile.row_step, tile.column_step, tile.total = size * job.strides[2], size, call[4]
+    tile.row_step, tile.column_step, tile.total = size * strides[2], size, call[4]
     total = call[5]
     for g in range(job.groups):
         _pack(job.lines, call[0], g, wide, call[2], call[2])
@@ -431,10 +431,8 @@ def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, ca
                             d, h, w = d + taps[t, 0], h + taps[t, 1], w + taps[t, 2]
                             run = runs[count]
                             run.steps = min(left, taps[t, 5] - w)
-                            place = (d * job.strides[0] + taps[t, 6] - wide[0]) * wide[4]
-                            place = (place + h * job.strides[1] + taps[t, 7] - wide[1]) * wide[5]
-                            run.row = size * (place + w * job.strides[2] + taps[t, 8] - wide[2])
-                            run.column = other + size * ((d * narrow[4] + h) * narrow[5] + w)
+                            run.row = size * _far_place(wide, taps, t, strides, d, h, w)
+                            run.column = other + size * _place(narrow, d, h, w)
                             at += run.steps
                             left -= run.steps
                             count += 1

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena
 from kernels.cache import cached
-from kernels.chains.geometry import Geometry, Stored, cut, lanes_of, size_of, up
-from kernels.chains.loops import F64, Operand, Pixels, pack_side, panel_values, sum_pixels
-from kernels.emit.compiler import row_of, values_of
+from kernels.chains.geometry import Geometry, Stored, cut, kind_bytes, lanes_of, room_of, up
+from kernels.chains.loops import F64, Operand, Pixels, pack_side, sum_pixels
+from kernels.emit.compiler import row_of
 from kernels.emit.doubles import EXACT, FLUSHED, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
@@ -29,12 +29,13 @@ _WEIGHTS_BYTES = 1 << 20
 """What packed weights should take at a time: as much as a large L2."""
 
 
+@cached
 class _Pixels:
     """The loops' view of dst of one image, all groups, some of each one's channels at a time."""
 
     def __init__(self, problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> None:
         dims, geometry = problem.dims, Geometry(problem)
-        channels, out, size = dims.src_channels, dims.dst_channels, size_of(kind)
+        channels, out, size = dims.src_channels, dims.dst_channels, kind_bytes(kind)
         broad, taps = SHAPES[EXACT if parts == PARTS else TALL][1] * LANES, len(geometry.taps)
         lanes = 0
         if parts == 1 and 2 * up(dims.groups, broad) * out < dims.groups * up(out, broad):
@@ -62,32 +63,30 @@ class _Pixels:
         self.weights_values = self.bias_values = self.spare = 0
         for first in range(0, out, out if lanes else most):
             some = out if lanes else min(most, out - first)
-            weights = values_of(
+            weights = row_of(
                 Operand,
                 kind=kind,
                 start=size * to * first,
                 nbytes=size * prod(problem.weights_shape),
                 strides=[size * to, *((size * of, size * tap) if turned else (size * tap, size * of))],
-                width=broad,
                 **lanes_of(size * to, size * group, 1 if lanes else some, broad, lanes, turned=turned),
             )
             across = some if lanes else ceil(some / broad)
-            bias = values_of(
+            bias = row_of(
                 Operand,
                 kind=kind,
                 start=size * first,
                 nbytes=size * problem.dst_channels,
                 strides=[0, 0, 0],
-                width=broad,
                 **lanes_of(size, size * out, some, broad, lanes),
             )
-            stored = size_of(result)
+            stored = kind_bytes(result)
             inside = stored * channel * out
             job = row_of(
                 Pixels,
-                src=src,
-                weights=weights,
-                bias=bias,
+                src=src[0],
+                weights=weights[0],
+                bias=bias[0],
                 kind=result,
                 gathers=gathers,
                 groups=self.groups,
@@ -104,33 +103,24 @@ class _Pixels:
                 parts=parts,
                 by_lines=by_lines,
             )  # fmt: skip
-            sides = [np.array([each], Operand.dtype) for each in (weights, bias)]
-            self.jobs.append((job, sides, stored * channel * first, self.groups * across * panel_values(1, broad)))
+            self.jobs.append((job, (weights, bias), stored * channel * first, self.groups * room_of(bias, 1)))
             self.bias_values = max(self.bias_values, self.jobs[-1][-1])
-            panels = (
-                panel_values(across * taps * channels, broad)
-                if lanes
-                else across * panel_values(taps * channels, broad)
-            )
+            panels = room_of(weights, prod(self.weights_box[3:].tolist()))
             self.weights_values = max(self.weights_values, self.groups * panels)
             self.spare = max(self.spare, panels)
         src_sizes, dst_sizes = (geometry.wide, geometry.narrow) if dims.gathers else (geometry.narrow, geometry.wide)
         across = out if lanes else ceil(min(most, out) / broad)
-        if lanes:
-            width = broad * channels
         density = max(1.0, prod(src_sizes) / max(1, prod(dst_sizes)))
-        each = int(8 * (width * density + across * parts * broad))
+        each = int(8 * ((broad * channels if lanes else width) * density + across * parts * broad))
         self.boxes, self.values, self.sums = [], 0, 0
         for low, counts in cut(dst_sizes, each, dims.groups * min(most, out) * channels * taps):
             source = (geometry.reached if dims.gathers else geometry.reaching)(low, counts)
             self.boxes.append(np.array([source, [*low, *counts]], np.int64))
-            values = (
-                channels * panel_values(prod(source[3:]), broad) if lanes else panel_values(prod(source[3:]), width)
-            )
+            values = room_of(src, prod(source[3:]))
             self.values, self.spare = max(self.values, values), max(self.spare, values)
             self.sums = max(self.sums, across * parts * broad * (prod(counts) + 1))
             self.spare = max(self.spare, broad * prod(counts))
-        self.shape, self.image_bytes = problem.output_shape[1:], size_of(result) * prod(problem.output_shape[1:])
+        self.shape, self.image_bytes = problem.output_shape[1:], kind_bytes(result) * prod(problem.output_shape[1:])
 
     def run(self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
         result = np.empty((self.parts, len(images), *self.shape)) if output is None else output
@@ -155,16 +145,11 @@ class _Pixels:
         return result
 
 
-@cached
-def _pixels(problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> _Pixels:
-    return _Pixels(problem, images, kind, parts, result)
-
-
 def pixel_sums(problem: ConvProblem, images: range, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return dst of some images, without a bias, as (parts, images, ..); None when `stop` said so."""
-    return _pixels(problem, len(images), kind, parts, F64).run(stored, images, None, False, stop)
+    return _Pixels(problem, len(images), kind, parts, F64).run(stored, images, None, False, stop)
 
 
 def write_pixels(problem: ConvProblem, images: range, kind: int, stored: Stored, output: Storage, stop: Stop) -> bool:
     """Write dst of some images, rounded, whose inputs are not f64; False when `stop` said so."""
-    return _pixels(problem, len(images), kind, 1, kind).run(stored, images, output, problem.bias, stop) is not None
+    return _Pixels(problem, len(images), kind, 1, kind).run(stored, images, output, problem.bias, stop) is not None

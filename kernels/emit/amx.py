@@ -11,28 +11,34 @@ from numba.core import cgutils
 from kernels.emit import simd
 from kernels.target import target
 
-__all__ = ["flush", "halves", "machine"]
+__all__ = ["BLOCK", "FLOATS", "HAS_TILES", "INTS", "LINE", "flush", "halves", "machine"]
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
-_LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
-_BLOCK = 16 * _LINE
+INTS, FLOATS = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
+
+LINE = 64
+"""Bytes of a line of a tile: 16 f32, or 16 pairs of bf16."""
+
+BLOCK = 16 * LINE
+
+HAS_TILES = target().dots == "amx" and "amx-bf16" not in target().imitated
+"""Whether there are tile registers."""
 
 
 def halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
     """Return the first and the second bf16 of each pair as f32."""
-    first = builder.shl(pairs, ir.Constant(_INTS, [16] * 16))
-    second = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * 16))
-    return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
+    first = builder.shl(pairs, simd.constant(INTS, 16))
+    second = builder.and_(pairs, simd.constant(INTS, 0xFFFF0000))
+    return builder.bitcast(first, FLOATS), builder.bitcast(second, FLOATS)
 
 
 def flush(builder: Any, value: Any) -> Any:
     """Turn subnormal numbers into zeros of their sign."""
-    bits = builder.bitcast(value, _INTS)
-    exponent = builder.and_(bits, ir.Constant(_INTS, [0x7F800000] * 16))
-    zero = builder.and_(bits, ir.Constant(_INTS, [0x80000000] * 16))
-    small = builder.icmp_unsigned("==", exponent, ir.Constant(_INTS, [0] * 16))
-    return builder.bitcast(builder.select(small, zero, bits), _FLOATS)
+    bits = builder.bitcast(value, INTS)
+    exponent = builder.and_(bits, simd.constant(INTS, 0x7F800000))
+    zero = builder.and_(bits, simd.constant(INTS, 0x80000000))
+    small = builder.icmp_unsigned("==", exponent, simd.constant(INTS, 0))
+    return builder.bitcast(builder.select(small, zero, bits), FLOATS)
 
 
 class _Amx:
@@ -67,8 +73,8 @@ class _Amx:
         Measured on a processor with AMX-BF16. Stores of tiles keep it awake as well; products of tiles and instructions
         on integers do not.
         """
-        keep = ir.InlineAsm(ir.FunctionType(_FLOATS, [_FLOATS]), "", "=v,0", side_effect=True)
-        one = ir.Constant(_FLOATS, [1.0] * 16)
+        keep = ir.InlineAsm(ir.FunctionType(FLOATS, [FLOATS]), "", "=v,0", side_effect=True)
+        one = simd.constant(FLOATS, 1.0)
         self.builder.call(keep, [self.builder.fadd(self.builder.call(keep, [one]), one)])
 
 
@@ -81,21 +87,21 @@ class _Imitation:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
         with builder.goto_entry_block():  # cgutils would fill it with zeros, byte by byte
-            start = builder.ptrtoint(builder.alloca(ir.ArrayType(_I8, 8 * _BLOCK)), _I64)
-        self.tiles = [builder.add(start, _I64(_BLOCK * tile)) for tile in range(8)]
+            start = builder.ptrtoint(builder.alloca(ir.ArrayType(_I8, 8 * BLOCK)), _I64)
+        self.tiles = [builder.add(start, _I64(BLOCK * tile)) for tile in range(8)]
 
     def load(self, tile: int, address: Any, step: Any) -> None:
         """Do TILELOADD."""
-        self._call("imitated_move", _imitate_move, self.tiles[tile], _I64(_LINE), address, step)
+        self._call("imitated_move", _imitate_move, self.tiles[tile], _I64(LINE), address, step)
 
     def store(self, tile: int, address: Any, step: Any) -> None:
         """Do TILESTORED."""
-        self._call("imitated_move", _imitate_move, address, step, self.tiles[tile], _I64(_LINE))
+        self._call("imitated_move", _imitate_move, address, step, self.tiles[tile], _I64(LINE))
 
     def zero(self, tile: int) -> None:
         """Do TILEZERO."""
         pointer = self.builder.inttoptr(self.tiles[tile], _I8.as_pointer())
-        cgutils.memset(self.builder, pointer, _I64(_BLOCK), 0)
+        cgutils.memset(self.builder, pointer, _I64(BLOCK), 0)
 
     def stay_awake(self) -> None:
         """Do nothing."""
@@ -117,7 +123,7 @@ class _Imitation:
 
 def _imitate_move(builder: Any, to: Any, to_step: Any, source: Any, source_step: Any) -> None:
     def body(carried: list[Any]) -> list[Any]:
-        simd.store(builder, simd.load(builder, carried[1], _INTS), carried[0])
+        simd.store(builder, simd.load(builder, carried[1], INTS), carried[0])
         return [builder.add(carried[0], to_step), builder.add(carried[1], source_step)]
 
     simd.loop(builder, _I64(16), [to, source], body, "row")
@@ -125,28 +131,28 @@ def _imitate_move(builder: Any, to: Any, to_step: Any, source: Any, source_step:
 
 def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
     """Sum first and second products of the 16 pairs apart, then both, then add that to memory."""
-    zero, fma = ir.Constant(_FLOATS, [0.0] * 16), simd.fma(builder, _FLOATS)
+    zero, fma = simd.constant(FLOATS, 0.0), simd.fma(builder, FLOATS)
 
     def pair(carried: list[Any]) -> list[Any]:
         ap, bp, *sums = carried
         left = halves(builder, simd.splat(builder, simd.load(builder, ap, _I32), 16))
-        right = halves(builder, simd.load(builder, bp, _INTS))
+        right = halves(builder, simd.load(builder, bp, INTS))
         for half in range(2):
             factors = [flush(builder, left[half]), flush(builder, right[half])]
             sums[half] = flush(builder, builder.call(fma, [*factors, sums[half]]))
-        return [builder.add(ap, _I64(4)), builder.add(bp, _I64(_LINE)), *sums]
+        return [builder.add(ap, _I64(4)), builder.add(bp, _I64(LINE)), *sums]
 
     def row(carried: list[Any]) -> list[Any]:
         cp, ap = carried
         sums = simd.loop(builder, _I64(16), [ap, b, zero, zero], pair, "pair")[2:]
         total = flush(builder, builder.fadd(*sums))
-        before = flush(builder, simd.load(builder, cp, _FLOATS))
+        before = flush(builder, simd.load(builder, cp, FLOATS))
         simd.store(builder, flush(builder, builder.fadd(before, total)), cp)
-        return [builder.add(cp, _I64(_LINE)), builder.add(ap, _I64(_LINE))]
+        return [builder.add(cp, _I64(LINE)), builder.add(ap, _I64(LINE))]
 
     simd.loop(builder, _I64(16), [c, a], row, "row")
 
 
 def machine(builder: Any) -> Any:
     """Return the instructions of this processor, or those that imitate them."""
-    return _Imitation(builder) if "amx-bf16" in target().imitated else _Amx(builder)
+    return _Amx(builder) if HAS_TILES else _Imitation(builder)

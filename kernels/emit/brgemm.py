@@ -32,8 +32,9 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.compiler import ENTRIES, Entry, Record, emitted_callback
-from kernels.emit.dots import dot_product, halves
+from kernels.emit.amx import halves
+from kernels.emit.compiler import Record, emitted_entry
+from kernels.emit.dots import dot_product
 from kernels.target import target
 
 __all__ = [
@@ -119,11 +120,10 @@ class Batch(Record):
     ahead_lines: int
 
 
-_FIELDS = tuple(Batch.__annotations__)
 _LINE = 4 * WIDTH
 _I32 = ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(simd.F32, WIDTH), ir.VectorType(_I32, WIDTH)
-_ZERO = ir.Constant(_FLOATS, [0.0] * WIDTH)
+_ZERO = simd.constant(_FLOATS, 0.0)
 
 
 def cases(size: int, most: int) -> list[tuple[int, int]]:
@@ -138,9 +138,6 @@ class _Tile:
         self.builder, self.kind, self.rows, self.vectors, self.batch = builder, kind, rows, vectors, batch
         self.places = [(m, j) for m in range(rows) for j in range(vectors)]
 
-    def _at(self, base: Any, step: Any, count: int) -> Any:
-        return self.builder.add(base, self.builder.mul(step, simd.I64(count))) if count else base
-
     def _when(self, asked: Any, otherwise: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
         """Return what `make` emits where `asked` is not 0, or the values `otherwise`."""
         here = self.builder.block
@@ -153,7 +150,7 @@ class _Tile:
 
     def _start(self, m: int, j: int) -> Any:
         builder, batch = self.builder, self.batch
-        place = builder.add(self._at(batch.start, batch.start_row, m), simd.I64(_LINE * j))
+        place = builder.add(simd.nth(builder, batch.start, batch.start_row, m), simd.I64(_LINE * j))
         return simd.load(builder, place, _FLOATS)
 
     def _begin(self) -> list[Any]:
@@ -189,13 +186,13 @@ class _Tile:
         def step(carried: list[Any]) -> list[Any]:
             places, (line, number), sums = carried[: len(heads)], carried[len(heads) : first], carried[first:]
             lines = [
-                simd.load(builder, self._at(line, batch.b_vector, j), _FLOATS if plain else _INTS)
+                simd.load(builder, simd.nth(builder, line, batch.b_vector, j), _FLOATS if plain else _INTS)
                 for j in range(self.vectors)
             ]  # fmt: skip
             if self.kind == "pairs":
                 lines = [builder.and_(each, simd.splat(builder, mask, WIDTH)) for each in lines]
             for m in range(low, high):
-                at = self._at(places[m // 3 - heads[0]], batch.a_row, m % 3)
+                at = simd.nth(builder, places[m // 3 - heads[0]], batch.a_row, m % 3)
                 word = simd.load(builder, at, stored, 4 if plain else 2)
                 word = builder.and_(word, mask) if self.kind == "pairs" else word
                 word = simd.exchange(builder, word, number) if groups else word
@@ -207,7 +204,7 @@ class _Tile:
             line = builder.add(line, batch.step if lanes else simd.I64(_LINE))
             return [*following, line, builder.add(number, _I32(1)), *sums]
 
-        begin, first = [self._at(a, batch.a_row, 3 * head) for head in heads], len(heads) + 2
+        begin, first = [simd.nth(builder, a, batch.a_row, 3 * head) for head in heads], len(heads) + 2
         return simd.loop(builder, element.steps, [*begin, b, _I32(0), *sums], step, "step", rolled=True)[first:]
 
     def _product(self, total: Any, a: Any, b: Any) -> Any:
@@ -224,7 +221,7 @@ class _Tile:
         """Add one element; give where the next one is listed, and the sums."""
         builder = self.builder
         place, *sums = carried
-        element = simd.fields(builder, place, Element.dtype, *Element.__annotations__)
+        element = simd.fields(builder, place, Element)
         rows = cases(self.rows, min(SKIPS, self.rows - 1))
         joined = simd.switch(builder, element.case, [partial(self._steps, element, sums, *some) for some in rows])
 
@@ -247,10 +244,11 @@ class _Tile:
         builder, batch = self.builder, self.batch
         for m in range(self.rows, 2 * self.rows):  # those of the tile that is likely next
             for line in range(0, _LINE * self.vectors, 64):
-                simd.prefetch(builder, builder.add(self._at(batch.c, batch.c_row, m), simd.I64(line)), write=True)
-        sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[
-            1:
-        ]
+                simd.prefetch(
+                    builder, builder.add(simd.nth(builder, batch.c, batch.c_row, m), simd.I64(line)), write=True
+                )
+        start = [batch.elements, *self._begin()]
+        _, *sums = simd.loop(builder, batch.count, start, self._element, "element", rolled=True)
         flushed = builder.icmp_signed("!=", batch.totals, simd.I64(0))
         added = self._when(batch.totals, sums, lambda: self._add_totals(sums))
         alone = builder.select(flushed, simd.I64(0), batch.apart)
@@ -269,7 +267,7 @@ class _Tile:
         builder, batch = self.builder, self.batch
         for (m, j), value in zip(self.places, sums, strict=True):
             stored = self._rounded(value) if size == 2 else value
-            to = builder.add(self._at(batch.c, batch.c_row, m), simd.I64(size * WIDTH * j))
+            to = builder.add(simd.nth(builder, batch.c, batch.c_row, m), simd.I64(size * WIDTH * j))
             if MASKS and j == self.vectors - 1:
                 _store_some(builder, stored, to, size, batch.valid)
             else:
@@ -281,7 +279,7 @@ class _Tile:
             name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(simd.BFloat(), WIDTH)
             bits = simd.call(self.builder, name, kind, value)
             return self.builder.bitcast(bits, ir.VectorType(ir.IntType(16), WIDTH))
-        return simd.narrow(self.builder, value, "bf16", WIDTH)
+        return simd.narrow(self.builder, value, "bf16")
 
 
 def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) -> None:
@@ -295,26 +293,21 @@ def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) 
 
 def _emit(kind: str, vectors: int, builder: Any, place: Any) -> None:
     """Emit the tiles of a kind and number of vectors, and the choice between them by their rows."""
-    batch = simd.fields(builder, place, Batch.dtype, *_FIELDS)
-    if kind in LANEWISE:
-        _emit_lanes(builder, kind, batch)
-    else:
-        _emit_rows(builder, kind, vectors, batch)
-
-
-def _emit_rows(builder: Any, kind: str, vectors: int, batch: Any) -> None:
-    tiles = [_Tile(builder, kind, 1 + rows, vectors, batch).emit for rows in range(ROWS[kind][vectors])]
-    simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
-
-
-def _emit_lanes(builder: Any, kind: str, batch: Any) -> None:
+    batch = simd.fields(builder, place, Batch)
     places = batch.a, batch.b, batch.c, batch.start
+
+    def tiles() -> None:
+        all_rows = [_Tile(builder, kind, 1 + rows, vectors, batch).emit for rows in range(ROWS[kind][vectors])]
+        simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), all_rows)
 
     def vector(at: Any) -> None:
         batch.a, batch.b, batch.c, batch.start = (builder.add(place, at) for place in places)
-        _emit_rows(builder, kind, 1, batch)
+        tiles()
 
-    over_vectors(builder, batch, vector)
+    if kind in LANEWISE:
+        over_vectors(builder, batch, vector)
+    else:
+        tiles()
 
 
 def over_vectors(builder: Any, batch: Any, emit: Callable[[Any], None]) -> None:
@@ -330,24 +323,22 @@ def over_vectors(builder: Any, batch: Any, emit: Callable[[Any], None]) -> None:
     simd.loop(builder, batch.vectors, [begin], vector, "vector", rolled=True)
 
 
+_ENTRIES = {
+    (kind, vectors): emitted_entry(f"batch_{kind}_{vectors}", partial(_emit, kind, vectors), 1)
+    for kind, rows in ROWS.items()
+    for vectors in rows
+}
+
+
 def micro_entries() -> list[tuple[str, int]]:
     """List kind and vectors of each entry that this target has."""
-    return [(kind, vectors) for kind, rows in ROWS.items() for vectors in rows]
-
-
-@cache
-def _entry(kind: str, vectors: int) -> Any:
-    """Compile an entry, or load it."""
-    return emitted_callback(f"_batch_{kind}_{vectors}", partial(_emit, kind, vectors), 1)
+    return list(_ENTRIES)
 
 
 @cache
 def micro_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the entries, each at the place of its kind plus its vectors less one; 0 for none."""
     table = np.zeros(8, np.int64)
-    for kind, vectors in micro_entries():
-        table[MICRO[kind] + vectors - 1] = _entry(kind, vectors).address
+    for (kind, vectors), address in _ENTRIES.items():
+        table[MICRO[kind] + vectors - 1] = address()
     return table
-
-
-ENTRIES.extend(Entry(f"batch[{kind}][{vectors}]", partial(_entry, kind, vectors)) for kind, vectors in micro_entries())

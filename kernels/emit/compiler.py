@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from inspect import Parameter, Signature
 from types import CodeType
 from typing import Any, ClassVar, Protocol, TypeVar, overload
@@ -40,7 +41,7 @@ __all__ = [
     "Vector",
     "callback",
     "emitted",
-    "emitted_callback",
+    "emitted_entry",
     "inlined",
     "jit",
     "limit_vectors",
@@ -275,15 +276,23 @@ def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
     return intrinsic(typer)
 
 
-def emitted_callback(name: str, emit: Callable[..., None], count: int) -> Any:
-    """Compile ``emit(builder, *values)`` as a C callback of `count` int64, cached on disk by its `name`.
+def emitted_entry(name: str, emit: Callable[..., None], count: int) -> Callable[[], int]:
+    """List ``emit(builder, *values)`` for compiling, as a C callback of `count` int64; return what gives its address.
 
-    The function that calls it comes from source, because Numba does not find closures in its cache.
+    It is cached on disk by its `name`. The function that calls `emit` comes from source, because Numba does not find
+    closures in its cache.
     """
-    values = ", ".join(f"value{number}" for number in range(count))
-    space: dict[str, Any] = {"__name__": __name__, "emit": emitted(emit)}
-    exec(compile(f"def {name}({values}):\n    emit({values})\n", __file__, "exec"), space)  # noqa: S102 -- our own text
-    return callback(types.void(*[types.int64] * count), space[name])
+
+    @cache
+    def make() -> Any:
+        values = ", ".join(f"value{number}" for number in range(count))
+        space: dict[str, Any] = {"__name__": __name__, "emit": emitted(emit)}
+        text = f"def _{name}({values}):\n    emit({values})\n"
+        exec(compile(text, __file__, "exec"), space)  # noqa: S102 -- our own text
+        return callback(types.void(*[types.int64] * count), space[f"_{name}"])
+
+    ENTRIES.append(Entry(name, make))
+    return lambda: int(make().address)
 
 
 def needs(entries: list[Entry]) -> list[set[int]]:

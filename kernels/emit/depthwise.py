@@ -35,7 +35,7 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
     size, lane = size_of(kind), ir.VectorType(simd.F32, width)
 
     def emit(builder: Any, where: Any, v: Any, s: Any, offsets: Any, acc: Any) -> None:
-        walk = simd.fields(builder, where, Walk.dtype, "panel", "scalars", "counts", "segment", "groups", "group_bytes")
+        walk = simd.fields(builder, where, Walk)
         row_offsets, places = (
             [simd.load(builder, builder.add(offsets, simd.I64(8 * (first + m))), simd.I64, 8) for m in range(rows)]
             for first in (0, rows)
@@ -71,19 +71,16 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
 
                 def add_sums(sums: list[Any]) -> None:
                     for index, value in enumerate(sums):
-                        place = builder.add(
-                            places[index // count], builder.mul(walk.group_bytes, simd.I64(index % count))
-                        )
-                        address = builder.inttoptr(builder.add(to, place), lane.as_pointer())
-                        builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
+                        group = simd.nth(builder, to, walk.group_bytes, index % count)
+                        simd.add_to(builder, value, builder.add(group, places[index // count]))
 
-                zeros = [ir.Constant(lane, [0.0] * width)] * (count * rows)
+                zeros = [simd.constant(lane, 0.0)] * (count * rows)
                 add_sums(sum_box(builder, walk, [vp, sp], zeros, column, add_sums, rolled=True, begin=begin))
                 step = simd.I64(size * width * count)
                 return [
                     builder.add(vp, step),
                     builder.add(sp, step),
-                    builder.add(to, builder.mul(walk.group_bytes, simd.I64(count))),
+                    simd.nth(builder, to, walk.group_bytes, count),
                 ]
 
             return body

@@ -21,7 +21,7 @@ from llvmlite import ir
 
 from kernels.emit import simd
 from kernels.emit.brgemm import Batch, Element, over_vectors
-from kernels.emit.compiler import ENTRIES, Entry, emitted_callback
+from kernels.emit.compiler import emitted_entry
 from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
 
@@ -46,7 +46,7 @@ def line_taps(taps: int, stride: int) -> int:
 
 
 def _emit(dtype: str, stride: int, builder: Any, place: Any) -> None:
-    batch = simd.fields(builder, place, Batch.dtype, *Batch.__annotations__)
+    batch = simd.fields(builder, place, Batch)
     size = size_of(dtype)
 
     def vector(at: Any) -> None:
@@ -66,7 +66,7 @@ def _emit(dtype: str, stride: int, builder: Any, place: Any) -> None:
             ]
             sums = simd.switch(builder, builder.sub(batch.taps, simd.I64(1)), several)
             for row, value in enumerate(sums):
-                store_narrow(builder, value, builder.add(c, builder.mul(batch.c_row, simd.I64(row))), dtype)
+                store_narrow(builder, value, simd.nth(builder, c, batch.c_row, row), dtype)
             return []
 
         tiles = [partial(tile, 1 + rows) for rows in range(LINE_ROWS)]
@@ -133,7 +133,7 @@ def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[An
 
     def element(carried: list[Any]) -> list[Any]:
         where, *sums = carried
-        found = simd.fields(builder, where, Element.dtype, "a", "b", "case", "steps")
+        found = simd.fields(builder, where, Element)
         place, line = builder.add(a, found.a), builder.add(b, found.b)
         weights = [simd.load(builder, builder.add(line, step), _FLOATS) for step in lines]
         if taps > 1:
@@ -147,18 +147,13 @@ def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[An
     return simd.loop(builder, batch.count, [batch.elements, *first], element, "line", rolled=True)[1:]
 
 
-@cache
-def _entry(dtype: str, stride: int) -> Any:
-    """Compile an entry, or load it."""
-    return emitted_callback(f"_line_{dtype}_{stride}", partial(_emit, dtype, stride), 1)
+_ENTRIES = [
+    [emitted_entry(f"line_{dtype}_{stride}", partial(_emit, dtype, stride), 1) for stride in TAPS]
+    for dtype in LINE_DTYPES
+]
 
 
 @cache
 def line_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the entries [dtype][stride - 1]."""
-    return np.array([[_entry(dtype, stride).address for stride in TAPS] for dtype in LINE_DTYPES], np.int64)
-
-
-ENTRIES.extend(
-    Entry(f"line[{dtype}][{stride}]", partial(_entry, dtype, stride)) for dtype in LINE_DTYPES for stride in TAPS
-)
+    return np.array([[address() for address in of_dtype] for of_dtype in _ENTRIES], np.int64)

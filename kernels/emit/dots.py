@@ -17,6 +17,7 @@ numbers as zero, in what they read and in what they write.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -25,17 +26,16 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
 
+from kernels.dtypes import DTYPES
 from kernels.emit import simd
-from kernels.emit.amx import flush, halves, machine
-from kernels.emit.compiler import ENTRIES as COMPILED
-from kernels.emit.compiler import Entry, Record, Vector, emitted_callback, numbers
+from kernels.emit.amx import BLOCK, FLOATS, HAS_TILES, INTS, LINE, flush, halves, machine
+from kernels.emit.compiler import Record, Vector, emitted_entry, numbers
 from kernels.target import target
 
 __all__ = [
     "BEGIN",
     "BLOCKS",
     "END",
-    "ENTRIES",
     "EXACT",
     "PARTS",
     "PRODUCTS",
@@ -49,7 +49,6 @@ __all__ = [
     "Walks",
     "dot_product",
     "dot_table",
-    "halves",
 ]
 
 STEP = 32 if target().dots == "amx" else 4
@@ -66,11 +65,6 @@ The last are blocks: for each number of parts one of each of `SHAPES`; of dot pr
 
 SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
 """Blocks down and across that tile registers sum at once: four hide how long a product takes."""
-
-ENTRIES = BLOCKS + (3 * len(SHAPES) if target().dots == "amx" else 2)
-
-USED = frozenset(range(ENTRIES)) - (frozenset() if target().dots == "amx" else {EXACT + 1, EXACT + 2, STAGE})
-"""Entries that are called: without tile registers only values of bf16 go this way, and rows are not staged."""
 
 PARTS = {"bf16": 1, "f16": 2, "f32": 3}
 """How many bf16 a value is the sum of."""
@@ -116,14 +110,7 @@ class Sides(Record):
     b_last: int
 
 
-_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
-_LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
-_BLOCK = 16 * _LINE
-
-
-def _address(builder: Any, base: Any, step: Any, count: int) -> Any:
-    return builder.add(base, builder.mul(step, _I64(count)))
+_I32, _I64 = ir.IntType(32), simd.I64
 
 
 def dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
@@ -131,27 +118,27 @@ def dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     if "avx512bf16" not in target().imitated:
         pairs = ir.VectorType(simd.BFloat(), 32)
         factors = [builder.bitcast(each, pairs) for each in (a, b)]
-        return simd.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, total, *factors)
-    fma = simd.fma(builder, _FLOATS)
+        return simd.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *factors)
+    fma = simd.fma(builder, FLOATS)
     total = flush(builder, total)
     for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
         total = flush(builder, builder.call(fma, [flush(builder, left), flush(builder, right), total]))
     return total
 
 
-def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) -> None:
+def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -> None:
     """Sum ``down * across`` blocks in the first tile registers from `a` and `b` in the others.
 
     Where values have parts, the sums of one call are formed by themselves: added one by one to long sums, products
     would lose more digits.
     """
     a, a_step, b, b_step, steps, c, c_step, place = values
-    walks = simd.fields(builder, place, Walks.dtype, *Walks.__annotations__)
+    walks = simd.fields(builder, place, Walks)
     tiles = machine(builder)
-    line = _I64(_LINE)
+    line = _I64(LINE)
     a_down, c_down = ([_I64(0), *walks.down[first:]] for first in (0, down - 1))
     blocks = [(i, j) for i in range(down) for j in range(across)]
-    places = [builder.add(_address(builder, c, c_step, j), c_down[i]) for i, j in blocks]
+    places = [builder.add(simd.nth(builder, c, c_step, j), c_down[i]) for i, j in blocks]
     for tile, place in enumerate(places):
         if parts == 1:
             with builder.if_else(builder.icmp_signed("==", walks.begin, _I64(0))) as (goes_on, begins):
@@ -180,18 +167,18 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
             held[key] = tile
             which, number, part = key
             if which == "a":
-                tiles.load(tile, builder.add(_address(builder, ap, walks.a_part, part), a_down[number]), walks.a_line)
+                tiles.load(tile, builder.add(simd.nth(builder, ap, walks.a_part, part), a_down[number]), walks.a_line)
                 return tile
-            here = _address(builder, _address(builder, bp, walks.b_part, part), b_step, number)
+            here = simd.nth(builder, simd.nth(builder, bp, walks.b_part, part), b_step, number)
             tiles.load(tile, here, line)
-            for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
-                simd.prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
+            for ahead in range(0, BLOCK, 4 * LINE):  # the processor itself fetches what lies between
+                simd.prefetch(builder, builder.add(here, _I64(BLOCK + ahead)))
             return tile
 
         for turn, (a_key, b_key) in enumerate(wanted):
             tiles.dot(across * a_key[1] + b_key[1], fetch(turn, a_key), fetch(turn, b_key))
         tiles.stay_awake()
-        return [builder.add(ap, a_step), builder.add(bp, _I64(_BLOCK))]
+        return [builder.add(ap, a_step), builder.add(bp, _I64(BLOCK))]
 
     def walk(carried: list[Any]) -> list[Any]:
         start, bp = carried
@@ -208,19 +195,19 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
 
     def row(carried: list[Any]) -> list[Any]:
         to, source = carried
-        simd.store(builder, builder.fadd(simd.load(builder, to, _FLOATS), simd.load(builder, source, _FLOATS)), to)
+        simd.store(builder, builder.fadd(simd.load(builder, to, FLOATS), simd.load(builder, source, FLOATS)), to)
         return [builder.add(to, walks.acc_line), builder.add(source, line)]
 
     with builder.goto_entry_block():
-        room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * len(blocks))), _I64)
-    rooms = [builder.add(room, _I64(_BLOCK * tile)) for tile in range(len(blocks))]
+        room = builder.ptrtoint(builder.alloca(ir.ArrayType(FLOATS, 16 * len(blocks))), _I64)
+    rooms = [builder.add(room, _I64(BLOCK * tile)) for tile in range(len(blocks))]
     for tile, source in enumerate(rooms):
         tiles.store(tile, source, line)
     for place, source in zip(places, rooms, strict=True):
         simd.loop(builder, _I64(16), [place, source], row, "row")
 
 
-def _stage_rows(builder: Any, values: Any) -> None:
+def _stage_rows(builder: Any, *values: Any) -> None:
     """Copy 16 rows of `a`, from any offsets, into tiles of 16 lines that are `tile` bytes apart."""
     a, offsets, _, tile, steps, to, *_ = values
 
@@ -228,18 +215,18 @@ def _stage_rows(builder: Any, values: Any) -> None:
         offset, dst = carried
 
         def line(places: list[Any]) -> list[Any]:
-            simd.store(builder, simd.load(builder, places[1], _INTS, 2), places[0])
-            return [builder.add(places[0], tile), builder.add(places[1], _I64(_LINE))]
+            simd.store(builder, simd.load(builder, places[1], INTS, 2), places[0])
+            return [builder.add(places[0], tile), builder.add(places[1], _I64(LINE))]
 
         simd.loop(builder, steps, [dst, builder.add(a, simd.load(builder, offset, _I64, 8))], line, "line")
-        return [builder.add(offset, _I64(8)), builder.add(dst, _I64(_LINE))]
+        return [builder.add(offset, _I64(8)), builder.add(dst, _I64(LINE))]
 
     simd.loop(builder, _I64(16), [offsets, to], row, "row")
-    if target().dots == "amx" and "amx-bf16" not in target().imitated:
+    if HAS_TILES:
         machine(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
 
 
-def _rows_block(builder: Any, across: int, values: Any) -> None:
+def _rows_block(across: int, builder: Any, *values: Any) -> None:
     """Sum 8 rows by ``across * 16`` channels with dot products; each row of `a` lies at an offset of its own.
 
     `pairs` is even. Each half of them is summed by itself, and the first half's sums are added to memory first, so a
@@ -253,10 +240,10 @@ def _rows_block(builder: Any, across: int, values: Any) -> None:
     a, offsets, b, b_step, pairs, c, c_step, *_ = values
     half = builder.lshr(pairs, _I64(1))
     rows = [simd.load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(ROWS)]
-    places = [builder.add(_address(builder, c, c_step, j), _I64(_LINE * m)) for m in range(ROWS) for j in range(across)]
+    places = [builder.add(simd.nth(builder, c, c_step, j), _I64(LINE * m)) for m in range(ROWS) for j in range(across)]
     for place in places:
         simd.prefetch(builder, place)
-    zero = ir.Constant(_FLOATS, [0.0] * 16)
+    zero = simd.constant(FLOATS, 0.0)
 
     def add(starts: list[Any]) -> list[Any]:
         """Add the sums of as many halves as have starts, a place in `a` and one in `b` each; give where they end."""
@@ -266,39 +253,39 @@ def _rows_block(builder: Any, across: int, values: Any) -> None:
             moved, sums = [], carried[len(starts) :]
             for turn in halves:
                 ap, bp = carried[2 * turn : 2 * turn + 2]
-                right = [simd.load(builder, _address(builder, bp, b_step, j), _INTS) for j in range(across)]
+                right = [simd.load(builder, simd.nth(builder, bp, b_step, j), INTS) for j in range(across)]
                 for m in range(ROWS):
                     left = simd.splat(builder, simd.load(builder, builder.add(ap, rows[m]), _I32, 2), 16)
                     for j in range(across):
                         at = (turn * ROWS + m) * across + j
                         sums[at] = dot_product(builder, sums[at], left, right[j])
-                moved += [simd.opaque(builder, builder.add(ap, _I64(4))), builder.add(bp, _I64(_LINE))]
+                moved += [simd.opaque(builder, builder.add(ap, _I64(4))), builder.add(bp, _I64(LINE))]
             return [*moved, *sums]
 
         carried = simd.loop(builder, half, [*starts, *[zero] * len(places) * len(halves)], step, "pair")
         ends, sums = carried[: len(starts)], carried[len(starts) :]
         for at, place in enumerate(places):
-            total = simd.load(builder, place, _FLOATS)
+            total = simd.load(builder, place, FLOATS)
             for each in sums[at :: len(places)]:
                 total = builder.fadd(total, each)
             simd.store(builder, total, place)
         return ends
 
     if across == 1:
-        add([a, b, _address(builder, a, half, 4), _address(builder, b, half, _LINE)])
+        add([a, b, simd.nth(builder, a, half, 4), simd.nth(builder, b, half, LINE)])
     else:
         simd.loop(builder, _I64(2), [a, b], add, "half", rolled=True)
 
 
-def _exact_block(builder: Any, kind: str, values: Any) -> None:
+def _exact_block(kind: str, builder: Any, *values: Any) -> None:
     """Sum up to 16 channels with 16 others pixel by pixel in f32, from the tensors themselves. See `dot_table`.
 
     Rows and lanes behind the last channel repeat it.
     """
     a, a_pixel, b, b_pixel, count, c, c_line, place = values
-    sides = simd.fields(builder, place, Sides.dtype, "a_channel", "a_last", "b_channel", "b_last")
-    stored, size = (_F32, 4) if kind == "f32" else (ir.IntType(16), 2)
-    fma, nothing = simd.fma(builder, _FLOATS), ir.Constant(ir.VectorType(stored, 16), ir.Undefined)
+    sides = simd.fields(builder, place, Sides)
+    stored, size = simd.storage(kind), DTYPES[kind].size
+    fma, nothing = simd.fma(builder, FLOATS), ir.Constant(ir.VectorType(stored, 16), ir.Undefined)
 
     def offsets(step: Any, last: Any) -> list[Any]:
         numbers = [builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last) for m in range(16)]
@@ -313,55 +300,52 @@ def _exact_block(builder: Any, kind: str, values: Any) -> None:
         for lane, offset in enumerate(lanes):
             value = simd.load(builder, builder.add(bp, offset), stored, size)
             vector = builder.insert_element(vector, value, _I32(lane))
-        vector = simd.widen(builder, vector, kind, 16)
+        vector = simd.widen(builder, vector, kind)
         for m, offset in enumerate(rows):
             scalar = simd.splat(builder, simd.load(builder, builder.add(ap, offset), stored, size), 16)
-            sums[m] = builder.call(fma, [simd.widen(builder, scalar, kind, 16), vector, sums[m]])
+            sums[m] = builder.call(fma, [simd.widen(builder, scalar, kind), vector, sums[m]])
         return [builder.add(ap, a_pixel), builder.add(bp, b_pixel), *sums]
 
-    sums = simd.loop(builder, count, [a, b, *[simd.load(builder, place, _FLOATS) for place in places]], pixel, "pixel")[
-        2:
-    ]
+    start = [a, b, *(simd.load(builder, place, FLOATS) for place in places)]
+    _, _, *sums = simd.loop(builder, count, start, pixel, "pixel")
     for place, total in zip(places, sums, strict=True):
         simd.store(builder, total, place)
 
 
-def _configure(builder: Any) -> None:
+def _configure(builder: Any, *_: Any) -> None:
     """LDTILECFG: palette 1, eight tiles of 16 rows of 64 bytes."""
-    if target().dots != "amx" or "amx-bf16" in target().imitated:
+    if not HAS_TILES:
         return
     words = [1, 0, *[0x0040_0040_0040_0040] * 2, 0, 0, 0x1010_1010_1010_1010, 0]
     kind = ir.ArrayType(_I64, 8)
     place = cgutils.alloca_once(builder, kind)
     builder.store(ir.Constant(kind, words), place)
-    simd.call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), builder.bitcast(place, _I8.as_pointer()))
+    simd.call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), builder.bitcast(place, ir.IntType(8).as_pointer()))
 
 
-def _release(builder: Any) -> None:
+def _release(builder: Any, *_: Any) -> None:
     """TILERELEASE: the kernel need not keep the tiles over a switch of tasks any more."""
-    if target().dots == "amx" and "amx-bf16" not in target().imitated:
+    if HAS_TILES:
         simd.call(builder, "llvm.x86.tilerelease", ir.VoidType())
 
 
-def _emit(entry: int, builder: Any, *values: Any) -> None:
-    if entry < BEGIN:
-        kind = next(kind for kind, parts in PARTS.items() if parts == 1 + entry - EXACT)
-        _exact_block(builder, kind, values)
-    elif entry == STAGE:
-        _stage_rows(builder, values)
-    elif entry in (BEGIN, END):
-        (_configure if entry == BEGIN else _release)(builder)
-    elif target().dots == "amx":
-        parts, shape = divmod(entry - BLOCKS, len(SHAPES))
-        _amx_block(builder, 1 + parts, *SHAPES[shape], values)
-    else:
-        _rows_block(builder, 1 + entry - BLOCKS, values)
+_EMITTERS: tuple[Callable[..., None], ...] = (
+    *(partial(_exact_block, kind) for kind in PARTS),
+    _configure,
+    _release,
+    _stage_rows,
+    *(
+        [partial(_amx_block, parts, *shape) for parts in PRODUCTS for shape in SHAPES]
+        if target().dots == "amx"
+        else [partial(_rows_block, across) for across in (1, 2)]
+    ),
+)
+"""What emits each entry."""
 
+USED = frozenset(range(len(_EMITTERS))) - (frozenset() if target().dots == "amx" else {EXACT + 1, EXACT + 2, STAGE})
+"""Entries that are called: without tile registers only values of bf16 go this way, and rows are not staged."""
 
-@cache
-def _entry(entry: int) -> Any:
-    """Compile one entry of the table, or load it."""
-    return emitted_callback(f"_dots_{entry}", partial(_emit, entry), 8)
+_ENTRIES = {entry: emitted_entry(f"dots_{entry}", _EMITTERS[entry], 8) for entry in sorted(USED) if target().dots}
 
 
 @cache
@@ -379,8 +363,7 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     Blocks run between a call of `BEGIN` and one of `END`.
     """
-    return np.array([_entry(entry).address if entry in USED else 0 for entry in range(ENTRIES)], np.int64)
-
-
-if target().dots:
-    COMPILED.extend(Entry(f"dots[{entry}]", partial(_entry, entry)) for entry in sorted(USED))
+    table = np.zeros(len(_EMITTERS), np.int64)
+    for entry, address in _ENTRIES.items():
+        table[entry] = address()
+    return table

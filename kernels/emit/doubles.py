@@ -11,13 +11,14 @@ whether one multiply-add gives it or Dekker's products of halves do, both exact.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.compiler import ENTRIES, Entry, Record, emitted, emitted_callback
+from kernels.emit.compiler import Record, emitted, emitted_entry
+from kernels.emit.intrinsics import by_kind
 from kernels.emit.simd import I64
 from kernels.target import target
 
@@ -95,7 +96,7 @@ def _two_sum(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
 def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
     """Split vectors of doubles into the nearest of 26 bits and the rest, of 26 bits at most."""
     bits = ir.VectorType(I64, value.type.count)
-    half, mask = (ir.Constant(bits, [number] * bits.count) for number in (1 << 26, -1 << 27))
+    half, mask = (simd.constant(bits, number) for number in (1 << 26, -1 << 27))
     top = builder.and_(builder.add(builder.bitcast(value, bits), half), mask)
     high = builder.bitcast(top, value.type)
     return high, builder.fsub(value, high)
@@ -136,10 +137,9 @@ def _add(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
 def _emit(builder: Any, place: Any, number: int) -> None:
     """Emit a tile: its sums, as lists of parts by line and vector, stay in registers over all runs."""
     tall, vectors, parts = SHAPES[number]
-    tile = simd.fields(builder, place, ChainTile.dtype, *ChainTile.__annotations__)
+    tile = simd.fields(builder, place, ChainTile)
     lines = [
-        simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine.dtype, "row", "sums")
-        for m in range(tall)
+        simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine) for m in range(tall)
     ]
     places = [
         builder.add(builder.add(line.sums, I64(8 * LANES * j)), builder.mul(tile.part, I64(part)))
@@ -147,7 +147,7 @@ def _emit(builder: Any, place: Any, number: int) -> None:
         for j in range(vectors)
         for part in range(parts)
     ]
-    zeros = [ir.Constant(_VECTOR, [0.0] * LANES)] * len(places)
+    zeros = [simd.constant(_VECTOR, 0.0)] * len(places)
     before = builder.block
     with builder.if_then(builder.icmp_signed("==", tile.begins, I64(0))):
         loaded, inside = [simd.load(builder, each, _VECTOR, 8) for each in places], builder.block
@@ -169,7 +169,7 @@ def _emit(builder: Any, place: Any, number: int) -> None:
 
     def run(carried: list[Any]) -> list[Any]:
         where, *sums = carried
-        found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
+        found = simd.fields(builder, where, ChainRun)
         chains = zeros if number == FLUSHED else sums
         chains = simd.loop(builder, found.steps, [found.row, found.column, *chains], term, "term")[2:]
         if number == FLUSHED:
@@ -196,8 +196,8 @@ def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
     Of the `ChainTile` the first line alone has factors and a sum, and `total` is room for the products. They are summed
     in eight chains, which are added in pairs; those of an incomplete round follow one by one.
     """
-    tile = simd.fields(builder, place, ChainTile.dtype, "lines", "runs", "count", "row_step", "column_step", "total")
-    line = simd.fields(builder, tile.lines, ChainLine.dtype, "row", "sums")
+    tile = simd.fields(builder, place, ChainTile)
+    line = simd.fields(builder, tile.lines, ChainLine)
     lane, raw = ir.VectorType(ir.DoubleType(), LEAF_LANES), ir.VectorType(stored, LEAF_LANES)
 
     def term(carried: list[Any]) -> list[Any]:
@@ -210,7 +210,7 @@ def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
 
     def run(carried: list[Any]) -> list[Any]:
         where, to = carried
-        found = simd.fields(builder, where, ChainRun.dtype, "row", "column", "steps")
+        found = simd.fields(builder, where, ChainRun)
         start = [builder.add(line.row, found.row), found.column, to]
         return [
             builder.add(where, I64(ChainRun.dtype.itemsize)),
@@ -230,7 +230,7 @@ def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
 
         return add
 
-    nothing = ir.Constant(lane, [-0.0] * LEAF_LANES)
+    nothing = simd.constant(lane, -0.0)
     at, *chains = simd.runs(builder, terms, [tile.total, *[nothing] * 8], (8,), some)
     while len(chains) > 1:
         chains = [builder.fadd(a, b) for a, b in zip(chains[::2], chains[1::2], strict=True)]
@@ -238,38 +238,29 @@ def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
     simd.store(builder, total, line.sums, 8)
 
 
-@cache
-def _entry(number: int) -> Any:
-    """Compile a tile, or load it."""
-    if number >= LEAF:
-        emit: Any = partial(_emit_leaf, stored=ir.DoubleType() if number == LEAF else simd.F32)
-    else:
-        emit = partial(_emit, number=number)
-    return emitted_callback(f"_doubles_{number}", emit, 1)
+_ENTRIES = [
+    *(emitted_entry(f"doubles_{number}", partial(_emit, number=number), 1) for number in range(len(SHAPES))),
+    *(
+        emitted_entry(f"doubles_{number}", partial(_emit_leaf, stored=stored), 1)
+        for number, stored in ((LEAF, ir.DoubleType()), (LEAF_F32, simd.F32))
+    ),
+]
 
 
 def tile_address(number: int) -> int:
     """Return the address of the compiled tile at a place in `SHAPES`, for `kernels.emit.intrinsics.call_entry`."""
-    return int(_entry(number).address)
-
-
-ENTRIES.extend(Entry(f"doubles[{number}]", partial(_entry, number)) for number in range(LEAF_F32 + 1))
+    return _ENTRIES[number]()
 
 
 @emitted
 def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
     """Convert `count` adjacent f32 to float64."""
 
-    def body(width: int) -> Any:
-        def some(carried: list[Any]) -> list[Any]:
-            to, source = carried
-            value = simd.load(builder, source, ir.VectorType(simd.F32, width))
-            simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), to, 8)
-            return [builder.add(to, I64(8 * width)), builder.add(source, I64(4 * width))]
+    def some(width: int, places: list[Any]) -> None:
+        value = simd.load(builder, places[1], ir.VectorType(simd.F32, width))
+        simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), places[0], 8)
 
-        return some
-
-    simd.runs(builder, count, [to, source], (2 * LANES, 1), body)
+    simd.each_run(builder, count, (to, source), (8, 4), (2 * LANES, 1), some)
 
 
 @emitted
@@ -286,36 +277,33 @@ def add_vector(builder: Any, target: Any, a: Any) -> None:
     simd.store(builder, builder.fadd(before, more), target, 8)
 
 
-def round_lines(odd: bool) -> Any:
-    """Make an intrinsic that rounds `count` adjacent lines of two vectors to f32, after a line was added to each.
+@by_kind
+def round_lines(builder: Any, kind: str, to: Any, source: Any, bias: Any, count: Any) -> None:
+    """Round `count` adjacent lines of two vectors to f32, after the line `bias` was added to each.
 
-    To nearest even, or with `odd` to odd: then rounding the f32 to 16 bits is as if it were the only rounding. NaN
-    becomes NumPy's. Arguments: destination, source, the line that is added, count.
+    To nearest even, or to odd if they become 16 bits of another `kind`: as if that were the only rounding. NaN becomes
+    NumPy's.
     """
+    width = 2 * LANES
+    lane, ints = ir.VectorType(ir.DoubleType(), width), ir.VectorType(ir.IntType(32), width)
+    floats, added = ir.VectorType(simd.F32, width), simd.load(builder, bias, lane, 8)
 
-    def emit(builder: Any, to: Any, source: Any, bias: Any, count: Any) -> None:
-        width = 2 * LANES
-        lane, ints = ir.VectorType(ir.DoubleType(), width), ir.VectorType(ir.IntType(32), width)
-        floats, added = ir.VectorType(simd.F32, width), simd.load(builder, bias, lane, 8)
+    def line(carried: list[Any]) -> list[Any]:
+        to, source = carried
+        value = builder.fadd(simd.load(builder, source, lane, 8), added)
+        nan = builder.fcmp_unordered("uno", value, value)
+        value = builder.select(nan, simd.constant(lane, float("nan")), value)
+        single = builder.fptrunc(value, floats)
+        if kind != "f32":
+            near, bits = builder.fpext(single, lane), builder.bitcast(single, ints)
+            positive = builder.fcmp_ordered(">", value, simd.constant(lane, 0.0))
+            above = builder.fcmp_ordered(">", near, value)
+            below = builder.fcmp_ordered("<", near, value)
+            far = builder.select(positive, above, below)  # away from zero
+            bits = builder.sub(bits, builder.zext(far, ints))
+            bits = builder.or_(bits, builder.zext(builder.or_(above, below), ints))
+            single = builder.bitcast(bits, floats)
+        simd.store(builder, single, to)
+        return [builder.add(to, I64(4 * width)), builder.add(source, I64(8 * width))]
 
-        def line(carried: list[Any]) -> list[Any]:
-            to, source = carried
-            value = builder.fadd(simd.load(builder, source, lane, 8), added)
-            nan = builder.fcmp_unordered("uno", value, value)
-            value = builder.select(nan, ir.Constant(lane, [float("nan")] * width), value)
-            single = builder.fptrunc(value, floats)
-            if odd:
-                near, bits = builder.fpext(single, lane), builder.bitcast(single, ints)
-                positive = builder.fcmp_ordered(">", value, ir.Constant(lane, [0.0] * width))
-                above = builder.fcmp_ordered(">", near, value)
-                below = builder.fcmp_ordered("<", near, value)
-                far = builder.select(positive, above, below)  # away from zero
-                bits = builder.sub(bits, builder.zext(far, ints))
-                bits = builder.or_(bits, builder.zext(builder.or_(above, below), ints))
-                single = builder.bitcast(bits, floats)
-            simd.store(builder, single, to)
-            return [builder.add(to, I64(4 * width)), builder.add(source, I64(8 * width))]
-
-        simd.loop(builder, count, [to, source], line, "round")
-
-    return emitted(emit)
+    simd.loop(builder, count, [to, source], line, "round")

@@ -56,7 +56,7 @@ def copy_panel(
     """Copy `count` (at least 1) positions of `lanes` (a multiple of 8) adjacent channels, converted to f32."""
     size = size_of(kind)
 
-    def some(width: int) -> Callable[[list[Any]], list[Any]]:
+    def some(width: int, origins: list[Any]) -> None:
         def position(places: list[Any]) -> list[Any]:
             to, origin = places
             for j in range(0, width, 8):
@@ -64,14 +64,9 @@ def copy_panel(
                 simd.store(builder, value, builder.add(to, simd.I64(4 * j)))
             return [builder.add(to, dst_step), builder.add(origin, src_step)]
 
-        def positions(places: list[Any]) -> list[Any]:
-            simd.loop(builder, count, places, position, "copy")
-            to, origin = places
-            return [builder.add(to, simd.I64(4 * width)), builder.add(origin, simd.I64(size * width))]
+        simd.loop(builder, count, origins, position, "copy")
 
-        return positions
-
-    simd.runs(builder, lanes, [dst, src], (16, 8), some)
+    simd.each_run(builder, lanes, (dst, src), (4, size), (16, 8), some)
 
 
 def _transpose(
@@ -123,26 +118,21 @@ def untranspose(builder: Any, kind: str, *values: Any) -> None:
 def put(builder: Any, kind: str, target: Any, source: Any, count: Any) -> None:
     """Store `count` adjacent f32 at `source` as adjacent values at `target`, rounded once."""
 
-    def body(width: int) -> Callable[[list[Any]], list[Any]]:
-        def put_some(carried: list[Any]) -> list[Any]:
-            to, origin = carried
-            store_narrow(builder, simd.load(builder, origin, ir.VectorType(simd.F32, width)), to, kind)
-            return [builder.add(to, simd.I64(size_of(kind) * width)), builder.add(origin, simd.I64(4 * width))]
+    def some(width: int, places: list[Any]) -> None:
+        store_narrow(builder, simd.load(builder, places[1], ir.VectorType(simd.F32, width)), places[0], kind)
 
-        return put_some
-
-    simd.runs(builder, count, [target, source], (16, 8, 1), body)
+    simd.each_run(builder, count, (target, source), (size_of(kind), 4), (16, 8, 1), some)
 
 
 def load_wide(builder: Any, place: Any, kind: str, width: int) -> Any:
     """Load `width` stored values as f32."""
     raw = simd.load(builder, place, ir.VectorType(simd.storage(kind), width), size_of(kind))
-    return simd.widen(builder, raw, kind, width)
+    return simd.widen(builder, raw, kind)
 
 
 def store_narrow(builder: Any, value: Any, place: Any, kind: str) -> None:
     """Store a vector of f32 as `kind`, rounded once."""
-    stored = value if kind == "f32" else simd.narrow(builder, value, kind, value.type.count)
+    stored = value if kind == "f32" else simd.narrow(builder, value, kind)
     simd.store(builder, stored, place, size_of(kind))
 
 
@@ -156,7 +146,7 @@ def load(builder: Any, kind: str, address: Any) -> Any:
 def all_finite(builder: Any, address: Any, count: Any) -> Any:
     """Return whether `count` (at least 1) vectors of 8 f32 hold neither Inf nor NaN."""
     lane = ir.VectorType(simd.F32, 8)
-    zero = ir.Constant(lane, [0.0] * 8)
+    zero = simd.constant(lane, 0.0)
 
     def body(carried: list[Any]) -> list[Any]:
         # a finite number times zero is zero, anything else is NaN, and NaN stays
@@ -171,26 +161,18 @@ def all_finite(builder: Any, address: Any, count: Any) -> Any:
     many = simd.some(builder, fours, [address, zero, zero, zero, zero], body, "finite")
     one = simd.some(builder, rest, many[:2], body, "finite.rest")
     total = builder.fadd(builder.fadd(one[1], many[2]), builder.fadd(many[3], many[4]))
-    finite = builder.bitcast(builder.fcmp_ordered("==", total, zero), ir.IntType(8))
-    return builder.icmp_unsigned("==", finite, ir.IntType(8)(255))
+    return simd.all_set(builder, builder.fcmp_ordered("==", total, zero))
 
 
 @emitted
 def add_run(builder: Any, target: Any, source: Any, count: Any) -> None:
     """Add `count` f32 at `source` to those at `target`, four at a time while there are four."""
 
-    def body(width: int) -> Callable[[list[Any]], list[Any]]:
-        kind = ir.VectorType(simd.F32, width)
+    def some(width: int, places: list[Any]) -> None:
+        total = builder.fadd(*(simd.load(builder, place, ir.VectorType(simd.F32, width)) for place in places))
+        simd.store(builder, total, places[0])
 
-        def add(carried: list[Any]) -> list[Any]:
-            to, origin = carried
-            total = builder.fadd(simd.load(builder, to, kind), simd.load(builder, origin, kind))
-            simd.store(builder, total, to)
-            return [builder.add(to, simd.I64(4 * width)), builder.add(origin, simd.I64(4 * width))]
-
-        return add
-
-    simd.runs(builder, count, [target, source], (4, 1), body)
+    simd.each_run(builder, count, (target, source), (4, 4), (4, 1), some)
 
 
 @emitted

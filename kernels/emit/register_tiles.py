@@ -109,19 +109,18 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
 
     def emit(builder: Any, place: Any, v: Any, s: Any, offsets: Any, acc: Any) -> None:
         lane = ir.VectorType(simd.F32, width)
-        walk = simd.fields(builder, place, Walk.dtype, "panel", "scalars", "counts", "acc_step", "segment")
+        walk = simd.fields(builder, place, Walk)
         walk.panel = [builder.mul(step, simd.I64(line)) for step in walk.panel]
         acc_step = builder.mul(walk.acc_step, simd.I64(line))
         row_offsets = [simd.load(builder, builder.add(offsets, simd.I64(8 * m)), simd.I64, 8) for m in range(rows)]
-        lines = [builder.add(acc, builder.mul(acc_step, simd.I64(m))) for m in range(rows)]
+        lines = [simd.nth(builder, acc, acc_step, m) for m in range(rows)]
         for address in lines:
             simd.prefetch(builder, address)
 
         def add_sums(sums: list[Any]) -> None:
             for index, value in enumerate(sums):
                 m, j = divmod(index, vectors)
-                to = builder.inttoptr(builder.add(lines[m], simd.I64(4 * width * j)), lane.as_pointer())
-                builder.store(builder.fadd(builder.load(to, align=4), value), to, align=4)
+                simd.add_to(builder, value, builder.add(lines[m], simd.I64(4 * width * j)))
 
         def column(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried
@@ -139,7 +138,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
                     sums[m * vectors + j] = simd.multiply_add(builder, scalar, loaded[j], sums[m * vectors + j])
             return [builder.add(vp, walk.panel[2]), simd.opaque(builder, builder.add(sp, walk.scalars[2])), *sums]
 
-        zero = ir.Constant(lane, [0.0] * width)
+        zero = simd.constant(lane, 0.0)
         sums = sum_box(builder, walk, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
         add_sums(sums)
 

@@ -8,10 +8,10 @@ to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -19,8 +19,9 @@ from kernels.dtypes import DTYPES
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "call", "declare", "exchange", "fields", "fma", "join", "load", "loop", "multiply_add",
-    "narrow", "opaque", "prefetch", "runs", "some", "splat", "storage", "store", "switch", "widen",
+    "F32", "I64", "BFloat", "add_to", "all_set", "call", "constant", "declare", "each_run", "exchange", "fields", "fma",
+    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "prefetch", "runs", "some", "splat", "storage",
+    "store", "switch", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -78,16 +79,19 @@ def load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
 
 
-def fields(builder: Any, address: Any, record: np.dtype[np.void], *names: str) -> Any:
-    """Load fields of a record of int64 by their names; a vector becomes a list."""
-    assert record.fields is not None
+def fields(builder: Any, address: Any, record: Any) -> Any:
+    """Load the fields of a `Record` of int64; a vector becomes a list."""
     loaded = SimpleNamespace()
-    for name in names:
-        kind, first = record.fields[name][:2]
+    for name, (kind, first) in record.dtype.fields.items():
         places = [builder.add(address, I64(first + 8 * i)) for i in range(kind.itemsize // 8)]
         values = [load(builder, place, I64, 8) for place in places]
         setattr(loaded, name, values if kind.shape else values[0])
     return loaded
+
+
+def nth(builder: Any, base: Any, step: Any, number: int) -> Any:
+    """Return the address that is so many steps of bytes behind another one."""
+    return builder.add(base, builder.mul(step, I64(number))) if number else base
 
 
 def store(builder: Any, value: Any, address: Any, align: int = 4) -> None:
@@ -95,11 +99,27 @@ def store(builder: Any, value: Any, address: Any, align: int = 4) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
+def add_to(builder: Any, value: Any, address: Any, align: int = 4) -> None:
+    """Add a value to the one at an address."""
+    store(builder, builder.fadd(load(builder, address, value.type, align), value), address, align)
+
+
+def constant(kind: Any, value: float) -> Any:
+    """Return a vector of type `kind` whose lanes all have one value."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def all_set(builder: Any, flags: Any) -> Any:
+    """Return whether all lanes of a vector of flags are set."""
+    bits = ir.IntType(flags.type.count)
+    return builder.icmp_unsigned("==", builder.bitcast(flags, bits), bits((1 << bits.width) - 1))
+
+
 def splat(builder: Any, value: Any, width: int) -> Any:
     """Fill a vector of `width` lanes with one value."""
     vector = ir.VectorType(value.type, width)
     single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    mask = constant(ir.VectorType(ir.IntType(32), width), 0)
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
 
 
@@ -213,21 +233,17 @@ def prefetch(builder: Any, address: Any, *, write: bool = False) -> None:
     call(builder, "llvm.prefetch.p0", ir.VoidType(), place, i32(int(write)), i32(3), i32(1))
 
 
-def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
+def widen(builder: Any, raw: Any, kind: str) -> Any:
     """Convert loaded lanes to f32: bf16 by shifting, f16 by its instruction.
 
     Where there is none, f16 is converted by rescaling the exponent (exact, denormals included).
     """
     if kind == "f32":
         return raw
-    ints = ir.VectorType(ir.IntType(32), width)
-    floats = ir.VectorType(F32, width)
+    ints, floats = (ir.VectorType(each, raw.type.count) for each in (ir.IntType(32), F32))
     if kind == "f16" and target().converts_f16:
-        return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), floats)
-
-    def const(value: int) -> Any:
-        return ir.Constant(ints, [value] * width)
-
+        return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), raw.type.count)), floats)
+    const = partial(constant, ints)
     bits = builder.zext(raw, ints)
     if kind == "bf16":
         return builder.bitcast(builder.shl(bits, const(16)), floats)
@@ -235,7 +251,7 @@ def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
         raise KeyError(kind)
     sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
     magnitude = builder.shl(builder.and_(bits, const(0x7FFF)), const(13))
-    scaled = builder.fmul(builder.bitcast(magnitude, floats), ir.Constant(floats, [2.0**112] * width))
+    scaled = builder.fmul(builder.bitcast(magnitude, floats), constant(floats, 2.0**112))
     special = builder.icmp_unsigned(">=", magnitude, const(0x7C00 << 13))
     infinite = builder.or_(magnitude, const(0x7F800000))
     value = builder.select(special, infinite, builder.bitcast(scaled, ints))
@@ -247,15 +263,11 @@ def storage(kind: str) -> Any:
     return F32 if kind == "f32" else ir.IntType(8 * DTYPES[kind].size)
 
 
-def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
+def narrow(builder: Any, value: Any, kind: str) -> Any:
     """Round f32 lanes to the 16 bits of f16 or bf16, to nearest even; NaN stays NaN."""
-    ints = ir.VectorType(ir.IntType(32), width)
-    floats = ir.VectorType(F32, width)
-
-    def const(value: int) -> Any:
-        return ir.Constant(ints, [value] * width)
-
-    bits, halves = builder.bitcast(value, ints), ir.VectorType(ir.IntType(16), width)
+    floats, count = value.type, value.type.count
+    ints, halves = (ir.VectorType(ir.IntType(size), count) for size in (32, 16))
+    bits, const = builder.bitcast(value, ints), partial(constant, ints)
     nan = builder.fcmp_unordered("uno", value, value)
     if kind == "bf16":
         top = builder.lshr(bits, const(16))
@@ -270,7 +282,7 @@ def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
     nearest = builder.add(magnitude, builder.add(odd, const((1 << 12) - 1)))
     normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
     # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
-    half = ir.Constant(floats, [0.5] * width)
+    half = constant(floats, 0.5)
     shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
     denormal = builder.sub(shifted, builder.bitcast(half, ints))
     rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
@@ -301,3 +313,22 @@ def runs(
         number, count = builder.lshr(count, I64(size.bit_length() - 1)), builder.and_(count, I64(size - 1))
         carried = some(builder, number, carried, body(size), "vector")
     return carried
+
+
+def each_run(
+    builder: Any, count: Any, places: Sequence[Any], sizes: Sequence[int], widths: tuple[int, ...],
+    emit: Callable[[int, list[Any]], None],
+) -> None:  # fmt: skip
+    """Emit a loop over `count` adjacent values of several tensors: ``emit(width, places)`` for runs of each width.
+
+    The `places` are addresses, at which values have so many bytes.
+    """
+
+    def body(width: int) -> Callable[[list[Any]], list[Any]]:
+        def some(carried: list[Any]) -> list[Any]:
+            emit(width, carried)
+            return [builder.add(place, I64(size * width)) for place, size in zip(carried, sizes, strict=True)]
+
+        return some
+
+    runs(builder, count, list(places), widths, body)

@@ -6,13 +6,13 @@ addresses instead, so that two dozen of them are compiled once, whatever calls t
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import Any
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.emit.compiler import ENTRIES, Entry, emitted_callback
+from kernels.emit.compiler import emitted_entry
 from kernels.emit.depthwise import LINE_TAPS, lane_taps
 from kernels.emit.register_tiles import fma_tile
 from kernels.target import target
@@ -36,18 +36,17 @@ LINES_KEPT = LANE_ROWS // LINE_TAPS if target().registers == 32 else 0
 """Kernel lines up to which direct tiles keep values in registers, where there are 32; the table has them last."""
 
 
-@cache
-def _tile(kind: int, rows: int) -> Any:
-    """Compile one tile, or load it."""
+def _entry(kind: int, rows: int) -> Callable[[], int]:
+    """List one tile for compiling; return what gives its address."""
     stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
     if stored:
         kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
         emit = lane_taps(taps, target().registers // 16 or 1, target().lanes, stored, kept)
-        return emitted_callback(f"_taps_{rows}_{stored}", emit, 5)
+        return emitted_entry(f"taps_{rows}_{stored}", emit, 5)
     ahead = kind > FROM_MEMORY
     vectors = max(1, kind - FROM_MEMORY * ahead)
-    name = f"_tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
-    return emitted_callback(name, fma_tile(rows, vectors, target().lanes, kind == LANEWISE, ahead), 5)
+    name = f"tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
+    return emitted_entry(name, fma_tile(rows, vectors, target().lanes, kind == LANEWISE, ahead), 5)
 
 
 def tile_entries() -> list[tuple[int, int]]:
@@ -57,6 +56,9 @@ def tile_entries() -> list[tuple[int, int]]:
     return [(kind, rows) for kind in sorted(most) for rows in range(1, most[kind] + 1)]
 
 
+_ENTRIES = {entry: _entry(*entry) for entry in tile_entries()}
+
+
 @cache
 def tile_table() -> npt.NDArray[np.int64]:
     """Return the tiles' addresses as [kind][rows], compiling what is missing.
@@ -64,9 +66,6 @@ def tile_table() -> npt.NDArray[np.int64]:
     Kinds are LANEWISE, one vector, two vectors, the latter two FROM_MEMORY, and those of DIRECT.
     """
     table = np.zeros((5 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
-    for kind, rows in tile_entries():
-        table[kind, rows] = _tile(kind, rows).address
+    for entry, address in _ENTRIES.items():
+        table[entry] = address()
     return table
-
-
-ENTRIES.extend(Entry(f"tile[{kind}][{rows}]", partial(_tile, kind, rows)) for kind, rows in tile_entries())

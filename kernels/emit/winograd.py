@@ -40,7 +40,7 @@ FACTORS, TAPS = 4, 3
 _LANES = target().lanes
 _VECTOR = ir.VectorType(simd.F32, _LANES)
 _LINE = 4 * _LANES
-_HALF = ir.Constant(_VECTOR, [0.5] * _LANES)
+_HALF = simd.constant(_VECTOR, 0.5)
 
 Along = Callable[[Any, list[Any]], list[Any]]
 
@@ -83,7 +83,7 @@ def _transform_line(builder: Any, line: Any, wide: bool, vectors: int) -> list[A
 
     def put(to: Any, vector: int, factors: list[Any]) -> None:
         for number, value in enumerate(factors):
-            place = builder.add(to, builder.mul(line.plane, simd.I64(number)))
+            place = simd.nth(builder, to, line.plane, number)
             simd.store(builder, value, builder.add(place, simd.I64(_LINE * vector)))
 
     def wide_tile(carried: list[Any]) -> list[Any]:
@@ -112,7 +112,7 @@ def _transform_line(builder: Any, line: Any, wide: bool, vectors: int) -> list[A
 @emitted
 def transform_line(builder: Any, wide: Any, vectors: Any, place: Any) -> None:
     """Transform the `TileLine` at an address, of the wide tensor (1) or the narrow one (0), for 1 or 2 vectors."""
-    line = simd.fields(builder, place, TileLine.dtype, *TileLine.__annotations__)
+    line = simd.fields(builder, place, TileLine)
     number = builder.sub(builder.add(builder.mul(wide, simd.I64(2)), vectors), simd.I64(1))
     kinds = [(tensor, count) for tensor in (False, True) for count in (1, 2)]
     simd.switch(builder, number, [partial(_transform_line, builder, line, *kind) for kind in kinds])
@@ -126,7 +126,7 @@ def _both_axes(builder: Any, along: Along, places: list[list[Any]]) -> list[list
 
 def _grid(builder: Any, begin: Any, step: Any, size: int) -> list[list[Any]]:
     """Return addresses `step` bytes apart, as `size` rows."""
-    return [[builder.add(begin, builder.mul(step, simd.I64(size * y + x))) for x in range(size)] for y in range(size)]
+    return [[simd.nth(builder, begin, step, size * y + x) for x in range(size)] for y in range(size)]
 
 
 def _transform(along: Along, sizes: tuple[int, int], builder: Any, *values: Any) -> None:
@@ -180,7 +180,7 @@ def put_outputs(builder: Any, *values: Any) -> Any:
     Returns whether those which are written are finite.
     """
     source, last, plane, vectors, bias, to, right, down = values
-    zero = ir.Constant(_VECTOR, [0.0] * _LANES)
+    zero = simd.constant(_VECTOR, 0.0)
     beside, below = (builder.icmp_signed("!=", step, simd.I64(0)) for step in (right, down))
 
     def vector(carried: list[Any]) -> list[Any]:
@@ -200,10 +200,7 @@ def put_outputs(builder: Any, *values: Any) -> Any:
         return [*(builder.add(each, simd.I64(_LINE)) for each in places), total]
 
     total = simd.loop(builder, vectors, [source, last, bias, to, zero], vector, "outputs", rolled=True)[-1]
-    bits = ir.IntType(_LANES)
-    return builder.icmp_unsigned(
-        "==", builder.bitcast(builder.fcmp_ordered("==", total, zero), bits), bits((1 << _LANES) - 1)
-    )
+    return simd.all_set(builder, builder.fcmp_ordered("==", total, zero))
 
 
 @partial(by_kind, result=types.float32)
@@ -214,15 +211,15 @@ def integer_peak(builder: Any, kind: str, address: Any, count: Any) -> Any:
     """
     lanes = ir.VectorType(simd.F32, 8)
     # from 2**23 on f32 are integers; smaller magnitudes lose their fraction where 2**23 is added
-    large = ir.Constant(lanes, [float(1 << 23)] * 8)
+    large = simd.constant(lanes, float(1 << 23))
     ints = ir.VectorType(ir.IntType(32), 8)
     whole = ir.IntType(8)(255)
 
     def body(carried: list[Any]) -> list[Any]:
         place, most, all_integers = carried
         value = load_wide(builder, place, kind, 8)
-        bits = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0x7FFFFFFF] * 8))
-        infinite = ir.Constant(ints, [0x7F800000] * 8)
+        bits = builder.and_(builder.bitcast(value, ints), simd.constant(ints, 0x7FFFFFFF))
+        infinite = simd.constant(ints, 0x7F800000)
         bits = builder.select(builder.icmp_unsigned("<", bits, infinite), bits, infinite)
         value = builder.bitcast(bits, lanes)
         rounded = builder.fsub(builder.fadd(value, large), large)
@@ -233,7 +230,7 @@ def integer_peak(builder: Any, kind: str, address: Any, count: Any) -> Any:
         all_integers = builder.and_(all_integers, builder.bitcast(integer, ir.IntType(8)))
         return [builder.add(place, simd.I64(8 * size_of(kind))), most, all_integers]
 
-    start = [address, ir.Constant(lanes, [0.0] * 8), whole]
+    start = [address, simd.constant(lanes, 0.0), whole]
     _, most, all_integers = simd.loop(builder, count, start, body, "peak", rolled=True)
     total = builder.extract_element(most, ir.IntType(32)(0))
     for lane in range(1, 8):

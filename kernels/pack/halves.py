@@ -222,7 +222,7 @@ def split_f16(builder: Any, place: Any, rest: Any, count: Any) -> None:
     def body(carried: list[Any]) -> list[Any]:
         for half in (0, 32):
             place, rest = (builder.add(to, _I64(half)) for to in carried)
-            value = simd.widen(builder, simd.load(builder, place, _SIXTEEN, 2), "f16", 16)
+            value = simd.widen(builder, simd.load(builder, place, _SIXTEEN, 2), "f16")
             first = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0xFFFF0000] * 16))
             left = builder.fsub(value, builder.bitcast(first, floats))
             simd.store(builder, upper(first), place, 2)

@@ -14,7 +14,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.brgemm import _FIELDS, ROWS, Batch, _Tile, micro_entries
+from kernels.emit.brgemm import ROWS, Batch, _Tile, micro_entries
 from kernels.emit.compiler import limit_vectors
 from kernels.target import target
 from tests.kernels.targets import TRIPLES
@@ -28,7 +28,7 @@ def inner_loop(kind: str, vectors: int) -> list[str]:
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [simd.I64]), "tile")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    batch = simd.fields(builder, function.args[0], Batch.dtype, *_FIELDS)
+    batch = simd.fields(builder, function.args[0], Batch)
     _Tile(builder, kind, ROWS[kind][vectors], vectors, batch).emit()
     builder.ret_void()
     if target().vector_bits < 512:

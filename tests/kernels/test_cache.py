@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kernels import cache, plan
-from kernels.cache import Cache, cached, in_passing, size_of
+from kernels.cache import Cache, cached, in_passing, measure
 from kernels.forward.tiles import _share
 from kernels.gradient.tiles.schedule import schedule
 from kernels.gradient.tiles.unit import BWD_WEIGHTS, _part
@@ -156,9 +156,9 @@ class Held:
 def test_sizes_are_those_of_all_that_is_reached() -> None:
     """Arrays to the byte; a long list by a sample of its rows, here of equal ones, within a few per cent."""
     rows = [tuple(range(1000 * row, 1000 * row + 8)) for row in range(1000)]
-    assert size_of(Held([], array(500))).total == pytest.approx(500 * KIB, rel=0.01)
+    assert measure(Held([], array(500))).total == pytest.approx(500 * KIB, rel=0.01)
     # a row is a tuple of eight integers, each an object of 28 bytes
-    assert size_of(Held(rows, array(0))).total == pytest.approx(1000 * (56 + 8 * 8 + 8 * 28 + 8 - 16), rel=0.1)
+    assert measure(Held(rows, array(0))).total == pytest.approx(1000 * (56 + 8 * 8 + 8 * 28 + 8 - 16), rel=0.1)
 
 
 @pytest.mark.parametrize("setting", ["", "64 MiB", "-1", "1e6"])
@@ -200,7 +200,7 @@ def test_units_with_their_tables_stay_within_the_bound(monkeypatch: pytest.Monke
         part = _part(problem, unit)
         assert bound.nbytes <= bound.limit
         assert _part(problem, unit) is part
-        assert size_of(part).total > 10 << 20
+        assert measure(part).total > 10 << 20
         assert schedule(problem) is part.plan
         forward = problem_of(Case(op="ConvTranspose", src_spatial=(9 + i,), dst_spatial=(11 + i,), kernel=(3,)))
         first = plan(forward).units[0]

@@ -45,8 +45,8 @@ def test_rows_agree_with_numpy(dtype: DType) -> None:
         simd.storage,
         lambda name: widen(np.zeros(1, np.uint16), name),
         lambda name: narrow(np.zeros(1), name),
-        lambda name: simd.widen(_builder()[0], ir.Constant(ir.VectorType(ir.IntType(16), 8), [0] * 8), name, 8),
-        lambda name: simd.narrow(*_builder(), name, 8),
+        lambda name: simd.widen(_builder()[0], ir.Constant(ir.VectorType(ir.IntType(16), 8), [0] * 8), name),
+        lambda name: simd.narrow(*_builder(), name),
     ],
     ids=["storage_dtype", "size_of", "simd.storage", "widen", "narrow", "simd.widen", "simd.narrow"],
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from app.api.oip.request import InferRequest, InputTensor
 from app.calls.planning import Prepared
-from kernels.cache import size_of
+from kernels.cache import measure
 
 __all__ = ["CachedHead", "HeadCache"]
 
@@ -57,7 +57,7 @@ class CachedHead:
             self.calls.clear()
             self.plan_bytes = 0
         self.calls[shapes] = prepared
-        self.plan_bytes += sum(size_of(computation.plan).total for computation in prepared.computations)
+        self.plan_bytes += sum(measure(computation.plan).total for computation in prepared.computations)
 
 
 class HeadCache:
