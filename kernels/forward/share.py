@@ -78,25 +78,23 @@ class Share(ABC):
             some: list[int] = wrapped(size * step for step in (self.g0 * group, group, *others)).tolist()
             return some
 
-        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int], apart: bool) -> Row:
+        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int]) -> Row:
             *others, channel = data_steps(problem.data_format, channels, spatial)
-            lane = inside * channel if apart else channel
-            start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
+            start, group, *strides, channel = steps(inside * channel, *others, channel)
             return values_of(
-                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, lane=lane, channel=channel
+                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, channel=channel
             )
 
         group, wide, narrow, tap = problem.weights_strides
         dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
         out = dims.dst_channels
-        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src, self.lanewise)
-        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst, False)
-        names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
-        some = steps(group, group if self.lanewise else dst_step, dst_step, src_step, tap)
+        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
+        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
+        names = ("start", "group", "dst_channel", "src_channel", "tap")
+        some = steps(group, dst_step, src_step, tap)
         nbytes = size * prod(problem.weights_shape)
         self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
-        some = steps(out, 1, 1)
-        self.bias = values_of(Bias, **dict(zip(names[:4], some, strict=True)))
+        self.bias = values_of(Bias, **dict(zip(names[:3], steps(out, 1), strict=True)))
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
         self.near_dst = bool(self.dst[-1] == size)
 
@@ -152,7 +150,7 @@ class _Gather(Share):
         self.dots = dots and not far
         words = words if self.dots else channels
         pieces = ceil(words / limit)
-        dense = words if self.dots or channels < 8 else ceil(channels / 8) * 8  # of a packed position
+        dense = words if self.dots else _padded(channels)  # of a packed position
         joined = few and (dense == words if packed else dims.groups == 1)
         direct = self.near_dst and (f32 or self.dots or (self.lanewise and in_place)) and not far and not long
         if self.lanewise:
@@ -195,7 +193,7 @@ class _Gather(Share):
             limits=[LINE_ROWS, 0]
             if lines
             else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
-            row=row,
+            loops=[*(axis for axis in range(4) if axis != row), row],
             channels=channels,
             words=words,
             word=self.line if self.lanewise else 4,
@@ -381,6 +379,11 @@ class _Gather(Share):
         return True
 
 
+def _padded(channels: int) -> int:
+    """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
+    return channels if channels < 8 else ceil(channels / 8) * 8
+
+
 def _compact(table: AxisTable, channels: int) -> bool:
     """Return whether words that hold values of two positions save a tenth of the words of a run."""
     words = (table.most * channels + 1) // 2
@@ -433,6 +436,7 @@ class _Scatter(Share):
             wanted=_window(spans),
             reach=_window(reach),
             lines=lines,
+            pixel_bytes=4 * _padded(channels),
             blocks=used,
             chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
             limit=limit,

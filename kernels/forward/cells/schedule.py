@@ -24,13 +24,16 @@ from kernels.emit.dots import PARTS, PRODUCTS, ROWS, STEP, TILE
 from kernels.forward.cells.records import CellLine, CellPhase, CellTables
 from kernels.problem import ConvProblem, Dims
 
-__all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
+__all__ = ["LANES", "ROW_BYTES", "ForwardSchedule", "forward_schedule"]
 
 Ints = npt.NDArray[np.int64]
 Four = tuple[int, int, int, int]
 
 LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 pixels."""
+
+ROW_BYTES = 2 * STEP
+"""Bytes of a row of a tile: 32 channels of a src position, or 16 dst channels of two src channels, or of sums."""
 
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
@@ -135,8 +138,8 @@ class ForwardSchedule:
 
     `steps` are the images and dst positions of a cell; `taps` are the numbers of the taps, in the order of the phases.
     There are `segments` of the panel along (d, h, w); `pitches` are the positions of one along these axes and
-    `positions` all of them. A position has a row of one `step` of src channels, so many times (`depth`): tile registers
-    hold 32 channels. `cycles` is an estimate for all of dst.
+    `positions` all of them. A position has a row of `ROW_BYTES`, so many times (`depth`): tile registers hold 32
+    channels. `cycles` is an estimate for all of dst.
     """
 
     steps: Four
@@ -146,24 +149,14 @@ class ForwardSchedule:
     tables: CellTables
     taps: tuple[int, ...]
     rows: int
-    step: int
     depth: int
     parts: int
     cycles: float
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a position's row in a panel."""
-        return 2 * self.step
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of one part of 16 dst channels' weights."""
-        return 2 * TILE * self.step * self.depth * len(self.taps)
-
-
-def _round(size: int, stride: int, whole: int) -> int:
-    return min(whole, stride * ceil(size / stride))
+        return TILE * ROW_BYTES * self.depth * len(self.taps)
 
 
 def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
@@ -181,8 +174,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     strides = (1, 1, 1) if dims.gathers else dims.strides
     if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
         return None
-    depth, step, blocks = ceil(dims.src_channels / STEP), STEP, ceil(dims.dst_channels / TILE)
-    row = 2 * step
+    depth, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
     shape = [1, *dims.dst]
 
     def lay() -> list[_Line] | None:
@@ -193,7 +185,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
 
     def panel(lines: list[_Line]) -> int:
-        return parts * depth * row * shape[0] * prod(line.segments * line.pitch for line in lines)
+        return parts * depth * ROW_BYTES * shape[0] * prod(line.segments * line.pitch for line in lines)
 
     def fits(lines: list[_Line]) -> bool:
         return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
@@ -202,7 +194,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     for axis in range(3):
         least = strides[axis] * (1 if axis < 2 else SUMS.line_positions)
         while lines is not None and not fits(lines) and shape[1 + axis] > least:
-            shape[1 + axis] = _round(ceil(shape[1 + axis] / 2), strides[axis], dims.dst[axis])
+            shape[1 + axis] = min(dims.dst[axis], strides[axis] * ceil(ceil(shape[1 + axis] / 2) / strides[axis]))
             lines = lay()
     if lines is None or panel(lines) > SUMS.most_panel_bytes:
         return None
@@ -216,7 +208,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         return None
     pitches, segments = [line.pitch for line in lines], [line.segments for line in lines]
     positions = shape[0] * prod(pitches)
-    segment_bytes = parts * depth * positions * row
+    segment_bytes = parts * depth * positions * ROW_BYTES
     taps: list[int] = []
     phases, offsets, tiles, work = [], [], 0, 0
     for each in product(*(line.phases for line in lines)):
@@ -226,7 +218,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         taps += [(d * dims.kernel[1] + h) * dims.kernel[2] + w for d, h, w in mine]
         for (i, d), (j, h), (k, w) in product(*(places for *_, places in each)):
             segment = (i * segments[1] + j) * segments[2] + k
-            offsets.append(segment * segment_bytes + row * ((d * pitches[1] + h) * pitches[2] + w))
+            offsets.append(segment * segment_bytes + ROW_BYTES * ((d * pitches[1] + h) * pitches[2] + w))
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
     packed = prod(segments) * positions
@@ -242,9 +234,8 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         tables=tables,
         taps=tuple(taps),
         rows=ROWS * tiles,
-        step=step,
         depth=depth,
         parts=parts,
-        cycles=dims.groups * cells * (products + VALUE_CYCLES * step * depth * packed)
+        cycles=dims.groups * cells * (products + VALUE_CYCLES * STEP * depth * packed)
         + GROUP_CYCLES * (dims.groups - 1),
     )

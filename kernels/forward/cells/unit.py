@@ -15,7 +15,7 @@ from kernels.emit.compiler import row_of
 from kernels.emit.dots import PARTS, STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellShare
-from kernels.forward.cells.schedule import LANES, forward_schedule
+from kernels.forward.cells.schedule import LANES, ROW_BYTES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.pairs import packer, weight_boxes
@@ -62,10 +62,10 @@ class _Cells(Share):
         widest = max(ceil((last - first) / TILE) for _, first, last in self.cuts)
         self.floats["panels"] = plan.parts * widest * plan.block_bytes // 4
         rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
-        self.floats["source"] = (rows + SPARE) * plan.row_bytes // 4 + SPARE
+        self.floats["source"] = (rows + SPARE) * ROW_BYTES // 4 + SPARE
         self.floats["products"] = SPLIT_BYTES // 4
         self.floats["sums"] = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
-        self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * plan.step * plan.depth, STEP)
+        self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * STEP * plan.depth, STEP)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
             CellShare,
@@ -73,7 +73,6 @@ class _Cells(Share):
             kind=self.kind,
             parts=plan.parts,
             channels=dims.src_channels,
-            step=plan.step,
             depth=plan.depth,
             positions=plan.positions,
             rows=plan.rows,
