@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.forward.records import Axis, Phase, Tables, Tap
+from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
 from kernels.problem import Dims, wrapped
 
-__all__ = ["AxisTable", "Ints", "axis_tables", "merged", "reached", "tables_of", "tap_numbers"]
+__all__ = ["AxisTable", "Ints", "axis_tables", "merged", "numbers_of", "tables_of", "tap_numbers", "tap_runs"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,12 +39,27 @@ def tap_numbers(dims: Dims, axis: int) -> Ints:
     return numbers
 
 
+def numbers_of(dims: Dims) -> Ints:
+    """Return the number of each tap in the packed weights."""
+    d, h, w = np.ix_(*(tap_numbers(dims, axis) for axis in range(3)))
+    numbers: Ints = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
+    return numbers
+
+
 def reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the taps that join positions, with their first narrow and wide position and the number of positions."""
     low, high = dims.tap_ranges(axis).T
     taps = np.flatnonzero(low < high)
     stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))
     return taps, low[taps], low[taps] * stride + taps * dilation - pad, (high - low)[taps]
+
+
+def tap_runs(dims: Dims, axis: int) -> Records:
+    """Return the taps of an axis of ConvTranspose that meet anything; dst positions rise with them."""
+    taps, low, start, length = reached(dims, axis)
+    table = np.empty(len(taps), TapRun.dtype)
+    table["tap"], table["dst"], table["count"], table["src"] = taps, start, length, low
+    return table
 
 
 @dataclass(frozen=True)

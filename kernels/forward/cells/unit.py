@@ -40,15 +40,13 @@ class _Cells(Share):
     """Some groups, pairs of blocks of dst channels, and cells."""
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        super().__init__(problem, "gather", part)
+        super().__init__(problem, part)
         plan, dims = forward_schedule(problem), self.dims
         assert plan is not None
         self.plan = plan
-        spans = [self.spans[0], *self.spans[3:]]
-        self.firsts = [low // step for (low, _), step in zip(spans, plan.steps, strict=True)]
-        self.counts = [
-            ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, self.firsts, strict=True)
-        ]
+        self.firsts = [low // step for (low, _), step in zip(self.spans, plan.steps, strict=True)]
+        ends = [ceil(high / step) for (_, high), step in zip(self.spans, plan.steps, strict=True)]
+        self.counts = [end - first for first, end in zip(self.firsts, ends, strict=True)]
         self.cells = prod(self.counts)
         values = problem.groups * problem.n * dims.dst_channels * prod(dims.dst)
         each = problem.macs // max(1, values) + PIXEL_MACS
@@ -100,7 +98,7 @@ class _Cells(Share):
             if odd.any():  # lanes behind the last channel may hold it once more
                 edges = first + np.flatnonzero(np.diff(odd[: last - first], prepend=0, append=0))
                 others += [
-                    [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
+                    [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[1:])]
                     for run in edges.reshape(-1, 2).tolist()
                 ]
             for cell in range(0, self.cells, self.batch):
