@@ -98,7 +98,7 @@ class AxisTable:
         lanes = np.repeat(self.phases["dst"], self.phases["taps"])
         order = np.argsort(self.taps["number"])
         phases = np.empty(len(order), Phase.dtype)
-        phases["dst"], phases["first"], phases["taps"], phases["line"] = lanes, np.arange(len(order)), 1, 1
+        phases["dst"], phases["first"], phases["taps"], phases["adjacent"] = lanes, np.arange(len(order)), 1, 1
         return AxisTable(
             self.dst, self.src, self.kernel, self.dst_step, self.src_step, phases[order], self.taps, self.covered
         )
@@ -120,7 +120,7 @@ def axis_table(dims: Dims, axis: int) -> AxisTable:
     begins = np.flatnonzero(np.diff(lanes, prepend=-1))
     phases = np.empty(len(begins), Phase.dtype)
     phases["dst"], phases["first"], phases["taps"] = lanes[begins], begins, np.diff(np.append(begins, len(taps)))
-    phases["line"] = 1
+    phases["adjacent"] = 1
     size = dims.dst[axis]
     covered = len(begins) == min(dst_step, size) and all(
         _covers(table[first : first + count], -(-(size - lane) // dst_step))
@@ -144,7 +144,7 @@ def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:
 def _plain(size: int) -> AxisTable:
     """Return an axis whose positions meet one tap each, at their own."""
     taps, phases = np.zeros(1, Tap.dtype), np.zeros(1, Phase.dtype)
-    taps["high"], phases["taps"], phases["line"] = size, 1, 1
+    taps["high"], phases["taps"], phases["adjacent"] = size, 1, 1
     return AxisTable(size, size, 1, 1, 1, phases, taps)
 
 

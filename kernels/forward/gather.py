@@ -126,6 +126,21 @@ def _reach(tables: Tables, axis: int, work: Work) -> None:
     work.first[axis], work.sizes[axis] = (first, last + 1 - first) if last >= 0 else (0, 0)
 
 
+@jit
+def _cut_band(share: GatherShare, tables: Tables, work: Work, counts: Vector, band: int) -> None:
+    """Note the positions of a band, and unless taps are far the src positions that it meets."""
+    grid = share.grid
+    for axis in range(3, -1, -1):
+        low, high, size = grid.low[axis], grid.high[axis], grid.step[axis]
+        parts = (high - low + size - 1) // size
+        work.low[axis] = low + band % parts * size
+        work.high[axis] = min(high, work.low[axis] + size)
+        counts[axis] = work.high[axis] - work.low[axis]
+        band //= parts
+        if not share.far:
+            _reach(tables, axis, work)
+
+
 @inlined
 def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
     """Return the positions of a phase whose dst positions are from `low` to `high`."""
@@ -224,7 +239,7 @@ def _sum_block(
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
     loops, at, end, counts, room = share.loops, work.at, work.end, work.counts, pieces.shape[0] // 4
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
-    brought, lines = work.brought > 0, share.lines[0] != 0
+    brought, lines = work.brought > 0, share.line_kernels[0] != 0
     skips = work.limit if lines else 0 if share.compact > 0 else SKIPS
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
@@ -279,7 +294,7 @@ def gather(
     its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
     share, one, call, axes = shares[0], passes[0], calls[0], tables.axes
-    grid, src, dst, lanewise, direct = share.grid, one.src, one.dst, share.lanewise, share.direct
+    src, dst, lanewise, direct = one.src, one.dst, share.lanewise, share.direct
     blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
     for axis in range(4):
         for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
@@ -297,16 +312,7 @@ def gather(
     batch.b_vector = share.block_bytes
     step = share.lanes if lanewise else 2 * WIDTH * share.together
     for item in range(first, last):
-        rest = item
-        for axis in range(3, -1, -1):
-            low, high, size = grid.low[axis], grid.high[axis], grid.step[axis]
-            parts = (high - low + size - 1) // size
-            work.low[axis] = low + rest % parts * size
-            work.high[axis] = min(high, work.low[axis] + size)
-            counts[axis] = work.high[axis] - work.low[axis]
-            rest //= parts
-            if not share.far:
-                _reach(tables, axis, works[0])
+        _cut_band(share, tables, works[0], counts, item)
         if not share.packed and share.micro != DOTS_PLACE and not share.ahead:
             _touch_source(src, call, works[0])
         for g in range(one.groups):

@@ -131,7 +131,7 @@ def sum_lines(
     src, counts, room, loops, count = work.src, work.counts, pieces.shape[0] // 4, share.loops, 0
     two, three, row = loops[1], loops[2], loops[3]
     phase, step, kernel = phases[work.phase[row]], axes[row].src_step, share.kernel
-    one = phase.line
+    one = phase.adjacent
     for place in range(phase.first, phase.first + phase.taps, one):
         begin = taps[place].src + (work.at[row] - taps[place].low) * step
         if begin <= -one or begin + (batch.rows - 1) * step >= share.width:
@@ -157,7 +157,7 @@ def sum_lines(
     batch.count = count
     if share.ahead:
         batch.ahead, batch.ahead_row, batch.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
-    work.last = share.lines[0 if one == 1 else step - 1]
+    work.last = share.line_kernels[0 if one == 1 else step - 1]
     _sum_tiles(work.last, share, axes, phases, work, batch, False)
 
 

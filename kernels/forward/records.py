@@ -87,14 +87,14 @@ class Tap(Record):
 class Phase(Record):
     """Dst positions of an axis that meet the same taps, a stride apart: the first of them.
 
-    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Of lines of taps so
-    many (`line`) are summed at once.
+    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Where lines of taps
+    are summed, so many `adjacent` ones are at once.
     """
 
     dst: int
     first: int
     taps: int
-    line: int
+    adjacent: int
 
 
 class Axis(Record):
@@ -165,13 +165,13 @@ class GatherShare(Record):
     is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes behind
     the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `far` src is packed
     tap by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself.
-    `covered` says that every dst position meets a tap. With `lines`, addresses by stride, lines of taps along the rows'
-    axis, of which src has `width` positions, are summed by these micro-kernels (see `kernels.emit.depthwise_lines`).
-    With `ahead` these prefetch the src of the tile below, otherwise a band prefetches all of its src first.
+    `covered` says that every dst position meets a tap. With `line_kernels`, addresses by stride, lines of taps along
+    the rows' axis, of which src has `width` positions, are summed by them (see `kernels.emit.depthwise_lines`). With
+    `ahead` these prefetch the src of the tile below, otherwise a band prefetches all of its src first.
     """
 
     kind: int
-    lines: Vector = numbers(2)
+    line_kernels: Vector = numbers(2)
     width: int
     ahead: bool
     micro: int

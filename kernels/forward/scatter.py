@@ -78,6 +78,39 @@ def _meet(
 
 
 @jit
+def _add_tile(
+    share: ScatterShare, columns: Rows[TapRun], live: Rows[TapLine], first: int, rows: int, products: int
+) -> None:
+    """Add the products of `rows` src pixels of a line, from column `first` on, to the sums that they belong to."""
+    low, high, out, stride = share.wanted.low[3], share.wanted.high[3], share.channels, share.strides[2]
+    # as src columns rise, the taps of a line that are inside fall
+    start, stop = columns.shape[0], columns.shape[0]
+    for x in range(first, first + rows):
+        while stop > 0:
+            tap = columns[stop - 1]
+            j = x - tap.src
+            if j < tap.count and tap.dst + j * stride < high:
+                break
+            stop -= 1
+        while start > 0:
+            tap = columns[start - 1]
+            j = x - tap.src
+            if j < 0 or tap.dst + j * stride < low:
+                break
+            start -= 1
+        k = start
+        while k < stop:
+            tap = columns[k]
+            run = stop - k if share.dense else 1
+            u = 4 * out * (tap.dst + (x - tap.src) * stride - low)
+            for i in range(live.shape[0]):
+                met = live[i]
+                add_run(met.sums + u, products + met.products + 4 * out * tap.tap, run * out)
+            k += run
+        products += 8 * WIDTH * share.blocks
+
+
+@jit
 def scatter(
     table: Vector, shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call], runs: TapRuns, first: int,
     last: int,
@@ -135,8 +168,6 @@ def scatter(
         batch.a_row = steps[3]
         for h in range(begin, end):
             count = _meet(share, planes, lines, d, h, counts, acc, live)
-            # as src columns rise, the taps of a line that are inside fall
-            start, stop = columns.shape[0], columns.shape[0]
             pieces = (width + limit - 1) // limit if count > 0 else 0
             for piece in range(pieces):
                 x, rows = left + width * piece // pieces, width * (piece + 1) // pieces - width * piece // pieces
@@ -145,29 +176,7 @@ def scatter(
                     batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
                     batch.c = call.products + b * 8 * WIDTH
                     call_entry(table[1], address_of(batch))
-                for m in range(rows):
-                    while stop > 0:
-                        tap = columns[stop - 1]
-                        j = x + m - tap.src
-                        if j < tap.count and tap.dst + j * share.strides[2] < high[3]:
-                            break
-                        stop -= 1
-                    while start > 0:
-                        tap = columns[start - 1]
-                        j = x + m - tap.src
-                        if j < 0 or tap.dst + j * share.strides[2] < low[3]:
-                            break
-                        start -= 1
-                    products = call.products + m * used * 8 * WIDTH
-                    k = start
-                    while k < stop:
-                        tap = columns[k]
-                        run = stop - k if share.dense else 1
-                        u = 4 * out * (tap.dst + (x + m - tap.src) * share.strides[2] - low[3])
-                        for i in range(count):
-                            met = live[i]
-                            add_run(met.sums + u, products + met.products + 4 * out * tap.tap, run * out)
-                        k += run
+                _add_tile(share, columns, live[:count], x, rows, call.products)
         if item % (chunks * depth) == chunks * depth - 1:
             place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):

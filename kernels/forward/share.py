@@ -101,8 +101,10 @@ class Share(ABC):
         """Return a pass of some groups from `group` on and some of their dst channels, from the `first` on."""
         operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
         one = row_of(Pass, groups=groups, channels=channels, **operands)
-        for name, step in (("src", "group"), ("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
-            one[name]["start"] += group * one[name]["group"] + (name != "src") * first * one[name][step]
+        for name in operands:
+            one[name]["start"] += group * one[name]["group"]
+        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
+            one[name]["start"] += first * one[name][step]
         return one
 
     def call(self, inputs: Sequence[Storage], output: Storage) -> Records:
@@ -129,7 +131,7 @@ class _Reading:
     words: int
     packed: bool
     far: bool
-    lines: bool
+    by_lines: bool
     joined: bool
     direct: bool
     pixel: int
@@ -166,7 +168,7 @@ class _Gather(Share):
         self.floats["sums"] = 0 if direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
         stored = "f32" if reading.packed else problem.dtype
-        row = self._line_row() if reading.lines else self._row()
+        row = self._line_row() if reading.by_lines else self._row()
         micro = "lanes" if self.lanewise else "dots" if reading.dots else "f32"
         rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
         lows, highs = zip(*self.spans, strict=True)
@@ -174,11 +176,11 @@ class _Gather(Share):
         self.share = row_of(
             GatherShare,
             kind=self.kind,
-            lines=line_table()[LINE_DTYPES.index(stored)] if reading.lines else [0, 0],
+            line_kernels=line_table()[LINE_DTYPES.index(stored)] if reading.by_lines else [0, 0],
             width=self.tables[row].src,
-            ahead=reading.lines and not reading.packed and row == 3,
+            ahead=reading.by_lines and not reading.packed and row == 3,
             micro=MICRO[micro],
-            limits=[LINE_ROWS, 0] if reading.lines else rows,
+            limits=[LINE_ROWS, 0] if reading.by_lines else rows,
             loops=[*(axis for axis in range(4) if axis != row), row],
             channels=channels,
             words=words,
@@ -231,7 +233,7 @@ class _Gather(Share):
             words=words,
             packed=packed,
             far=far,
-            lines=False,
+            by_lines=False,
             joined=few and (pixel == words if packed else dims.groups == 1),
             direct=self.near_dst and (f32 or dots) and whole and not far and not self._long(tables, words),
             pixel=pixel,
@@ -251,7 +253,7 @@ class _Gather(Share):
             words=channels,
             packed=not in_place,
             far=far,
-            lines=lines and not far,
+            by_lines=lines and not far,
             joined=False,
             direct=self.near_dst and (dtype == "f32" or in_place) and whole and not far and not long,
             pixel=channels,
@@ -285,8 +287,8 @@ class _Gather(Share):
         for phase in table.phases:
             some = slice(int(phase["first"]), int(phase["first"] + phase["taps"]))
             begins = table.taps["src"][some] - table.taps["low"][some] * table.src_step
-            adjacent = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
-            phase["line"] = line_taps(int(phase["taps"]), table.src_step) if adjacent else 1
+            follow = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
+            phase["adjacent"] = line_taps(int(phase["taps"]), table.src_step) if follow else 1
         return row
 
     @property
