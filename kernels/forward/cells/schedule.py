@@ -27,7 +27,6 @@ from kernels.problem import ConvProblem, Dims
 __all__ = ["LANES", "ROW_BYTES", "ForwardSchedule", "forward_schedule"]
 
 Ints = npt.NDArray[np.int64]
-Four = tuple[int, int, int, int]
 
 LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 pixels."""
@@ -52,7 +51,6 @@ class _Line:
     A place is a segment and a shift in it. `cells` has those of one segment after those of the one before.
     """
 
-    size: int
     step: int
     pitch: int
     stride: int
@@ -62,7 +60,44 @@ class _Line:
 
     def count(self, first: int) -> int:
         """Count a phase's positions in a whole cell."""
-        return ceil((min(self.step, self.size) - first) / self.stride)
+        return ceil((self.step - first) / self.stride)
+
+
+def _cut(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Line]] | None:
+    """Choose the images and dst positions of a cell, as many as have room, and lay its axes out.
+
+    None for too many cells, segments or zeros, or nothing to sum.
+    """
+    shape = [1, *dims.dst]
+
+    def lay() -> list[_Line] | None:
+        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_CELLS:
+            return None
+        found = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
+        lines = [line for line in found if line is not None]
+        return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
+
+    def panel(lines: list[_Line]) -> int:
+        return parts * depth * ROW_BYTES * shape[0] * prod(line.segments * line.pitch for line in lines)
+
+    def fits(lines: list[_Line]) -> bool:
+        return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
+
+    lines = lay()
+    for axis in range(3):
+        stride = 1 if dims.gathers else dims.strides[axis]
+        least = stride * (1 if axis < 2 else SUMS.line_positions)
+        while lines is not None and not fits(lines) and shape[1 + axis] > least:
+            shape[1 + axis] = min(dims.dst[axis], stride * ceil(ceil(shape[1 + axis] / 2) / stride))
+            lines = lay()
+    if lines is None or panel(lines) > SUMS.most_panel_bytes:
+        return None
+    while shape[1:] == list(dims.dst) and 2 * shape[0] <= dims.n:
+        shape[0] *= 2
+        if not fits(lines):
+            shape[0] //= 2
+            break
+    return shape, lines
 
 
 def _line(dims: Dims, axis: int, step: int) -> _Line | None:
@@ -81,21 +116,21 @@ def _phased(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | None:
         phase = tap * dilation % stride
         start = -((phase - pad) // stride)
         first = stride * start + phase - pad
-        if first < min(step, size):
+        if first < step:
             _, taps, places = found.setdefault(phase, (first, [], []))
             taps.append(tap)
             places.append(start - tap * dilation // stride)
     if not found:
         return None
     least = min(min(places) for *_, places in found.values())
-    counts = {first: ceil((min(step, size) - first) / stride) for first, *_ in found.values()}
+    counts = {first: ceil((step - first) / stride) for first, *_ in found.values()}
     pitch = max(max(places) + counts[first] for first, _, places in found.values()) - least
     lows = np.arange(0, size, step)
     cells = _cell_lines(lows, np.minimum(step, size - lows), least + lows // stride, pitch, src, (0, 1))
     phases = tuple(
         (first, tuple(taps), tuple((0, at - least) for at in places)) for first, taps, places in found.values()
     )
-    return _Line(size, step, pitch, stride, phases, 1, cells)
+    return _Line(step, pitch, stride, phases, 1, cells)
 
 
 def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | None:
@@ -107,7 +142,7 @@ def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | Non
     if not residues:
         return None
     least = {residue: min(at for at, other in shifts if other == residue) for residue in residues}
-    pitch = max(at - least[residue] for at, residue in shifts) + min(step, size)
+    pitch = max(at - least[residue] for at, residue in shifts) + step
     lows = np.arange(0, size, step)
     counts = np.minimum(step, size - lows)
     cells = [
@@ -115,7 +150,7 @@ def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | Non
         for residue in residues
     ]
     places = tuple((residues.index(residue), at - least[residue]) for at, residue in shifts)
-    return _Line(size, step, pitch, 1, ((0, tuple(live), places),), len(residues), np.concatenate(cells))
+    return _Line(step, pitch, 1, ((0, tuple(live), places),), len(residues), np.concatenate(cells))
 
 
 def _cell_lines(lows: Ints, counts: Ints, starts: Ints, pitch: int, positions: int, src: tuple[int, int]) -> Records:
@@ -142,7 +177,7 @@ class ForwardSchedule:
     channels. `cycles` is an estimate for all of dst.
     """
 
-    steps: Four
+    steps: tuple[int, ...]
     segments: tuple[int, ...]
     pitches: tuple[int, ...]
     positions: int
@@ -175,34 +210,10 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
         return None
     depth, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
-    shape = [1, *dims.dst]
-
-    def lay() -> list[_Line] | None:
-        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_CELLS:
-            return None
-        found = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
-        lines = [line for line in found if line is not None]
-        return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
-
-    def panel(lines: list[_Line]) -> int:
-        return parts * depth * ROW_BYTES * shape[0] * prod(line.segments * line.pitch for line in lines)
-
-    def fits(lines: list[_Line]) -> bool:
-        return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
-
-    lines = lay()
-    for axis in range(3):
-        least = strides[axis] * (1 if axis < 2 else SUMS.line_positions)
-        while lines is not None and not fits(lines) and shape[1 + axis] > least:
-            shape[1 + axis] = min(dims.dst[axis], strides[axis] * ceil(ceil(shape[1 + axis] / 2) / strides[axis]))
-            lines = lay()
-    if lines is None or panel(lines) > SUMS.most_panel_bytes:
+    cut = _cut(dims, parts, depth)
+    if cut is None:
         return None
-    while shape[1:] == list(dims.dst) and 2 * shape[0] <= dims.n:
-        shape[0] *= 2
-        if not fits(lines):
-            shape[0] //= 2
-            break
+    shape, lines = cut
     cells = ceil(dims.n / shape[0]) * prod(len(line.cells) // line.segments for line in lines)
     if cells > MOST_CELLS:
         return None
@@ -227,7 +238,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         lines[0].cells, lines[1].cells, lines[2].cells, np.array(phases, CellPhase.dtype), np.array(offsets, np.int64)
     )
     return ForwardSchedule(
-        steps=(shape[0], shape[1], shape[2], shape[3]),
+        steps=tuple(shape),
         segments=tuple(segments),
         pitches=tuple(pitches),
         positions=positions,
