@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.forward.records import Axis, Phase, Tables, Tap
+from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
 from kernels.problem import Dims, wrapped
 
-__all__ = ["AxisTable", "Ints", "axis_tables", "merged", "reached", "tables_of", "tap_numbers"]
+__all__ = ["AxisTable", "Ints", "axis_tables", "merged", "numbers_of", "tables_of", "tap_numbers", "tap_runs"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,12 +39,27 @@ def tap_numbers(dims: Dims, axis: int) -> Ints:
     return numbers
 
 
+def numbers_of(dims: Dims) -> Ints:
+    """Return the number of each tap in the packed weights."""
+    d, h, w = np.ix_(*(tap_numbers(dims, axis) for axis in range(3)))
+    numbers: Ints = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
+    return numbers
+
+
 def reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the taps that join positions, with their first narrow and wide position and the number of positions."""
     low, high = dims.tap_ranges(axis).T
     taps = np.flatnonzero(low < high)
     stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))
     return taps, low[taps], low[taps] * stride + taps * dilation - pad, (high - low)[taps]
+
+
+def tap_runs(dims: Dims, axis: int) -> Records:
+    """Return the taps of an axis of ConvTranspose that meet anything; dst positions rise with them."""
+    taps, low, start, length = reached(dims, axis)
+    table = np.empty(len(taps), TapRun.dtype)
+    table["tap"], table["dst"], table["count"], table["src"] = taps, start, length, low
+    return table
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ class AxisTable:
         lanes = np.repeat(self.phases["dst"], self.phases["taps"])
         order = np.argsort(self.taps["number"])
         phases = np.empty(len(order), Phase.dtype)
-        phases["dst"], phases["first"], phases["taps"], phases["line"] = lanes, np.arange(len(order)), 1, 1
+        phases["dst"], phases["first"], phases["taps"], phases["adjacent"] = lanes, np.arange(len(order)), 1, 1
         return AxisTable(
             self.dst, self.src, self.kernel, self.dst_step, self.src_step, phases[order], self.taps, self.covered
         )
@@ -105,7 +120,7 @@ def axis_table(dims: Dims, axis: int) -> AxisTable:
     begins = np.flatnonzero(np.diff(lanes, prepend=-1))
     phases = np.empty(len(begins), Phase.dtype)
     phases["dst"], phases["first"], phases["taps"] = lanes[begins], begins, np.diff(np.append(begins, len(taps)))
-    phases["line"] = 1
+    phases["adjacent"] = 1
     size = dims.dst[axis]
     covered = len(begins) == min(dst_step, size) and all(
         _covers(table[first : first + count], -(-(size - lane) // dst_step))
@@ -129,7 +144,7 @@ def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:
 def _plain(size: int) -> AxisTable:
     """Return an axis whose positions meet one tap each, at their own."""
     taps, phases = np.zeros(1, Tap.dtype), np.zeros(1, Phase.dtype)
-    taps["high"], phases["taps"], phases["line"] = size, 1, 1
+    taps["high"], phases["taps"], phases["adjacent"] = size, 1, 1
     return AxisTable(size, size, 1, 1, 1, phases, taps)
 
 

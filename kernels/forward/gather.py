@@ -21,9 +21,10 @@ from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import F32, address_of, load, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
-from kernels.forward.output import fill, lay_out, write
+from kernels.forward.output import bring_bias, fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.lanes import repeat_groups
+from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.pack.split import touch
 from kernels.target import target
@@ -47,21 +48,17 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
     They do unless it is so small that a sum might be subnormal.
     """
     share, one, call = shares[0], passes[0], calls[0]
-    bias, blocks, small = one.bias, (one.channels + WIDTH - 1) // WIDTH, 0
+    lanes, kept = (one.channels + WIDTH - 1) // WIDTH * WIDTH, True
     for g in range(one.groups):
         line = _bias_line(share, one, call, g)
-        for channel in range(blocks * WIDTH):
-            value = np.float32(0.0)
-            if call.bias != 0 and channel < one.channels:
-                value = np.float32(
-                    load(share.kind, call.bias + bias.start + g * bias.group + channel * bias.dst_channel)
-                )
-            if value != 0 and abs(value) < np.float32(2.0**-119):
-                small += 1
+        bring_bias(share.kind, one, call, g, 0, lanes, line)
+        for lane in range(lanes):
+            value = load(F32, line + 4 * lane)
+            if value != 0 and abs(value) < LEAST_BIAS:
+                kept = False
             if share.compact > 0 and value == 0 and np.signbit(value):  # the zeros of half a word would change its sign
-                small += 1
-            store_value(line + 4 * channel, value)
-    return small == 0
+                kept = False
+    return kept
 
 
 @inlined
@@ -89,7 +86,7 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
                 source = call.weights + weights.start + tap * weights.tap + c * weights.src_channel
                 for lane in range(one.channels):
                     g, j = lane // share.multiplier, lane % share.multiplier
-                    value = load(share.kind, source + g * weights.lane + j * weights.dst_channel)
+                    value = load(share.kind, source + g * weights.group + j * weights.dst_channel)
                     store_value(panel + (c ^ j if share.grouped else c) * share.line + 4 * lane, np.float32(value))
         return
     counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
@@ -106,10 +103,10 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
             for b in range(blocks):
                 panel = panels[b]
                 panel.lanes, panel.valid, panel.unit = WIDTH, min(WIDTH, one.channels - b * WIDTH), 1
-                panel.source = b * WIDTH * weights.lane
+                panel.source = b * WIDTH * weights.dst_channel
                 panel.address = call.panels + (g * blocks + b) * share.block_bytes + number * share.tap_bytes
             source = call.weights + weights.start + g * weights.group + tap * weights.tap
-            pack_panels(Values(share.kind, source, steps, weights.lane, end), panels, counts, to)
+            pack_panels(Values(share.kind, source, steps, weights.dst_channel, end), panels, counts, to)
 
 
 @jit
@@ -129,6 +126,21 @@ def _reach(tables: Tables, axis: int, work: Work) -> None:
     work.first[axis], work.sizes[axis] = (first, last + 1 - first) if last >= 0 else (0, 0)
 
 
+@jit
+def _cut_band(share: GatherShare, tables: Tables, work: Work, counts: Vector, band: int) -> None:
+    """Note the positions of a band, and unless taps are far the src positions that it meets."""
+    grid = share.grid
+    for axis in range(3, -1, -1):
+        low, high, size = grid.low[axis], grid.high[axis], grid.step[axis]
+        parts = (high - low + size - 1) // size
+        work.low[axis] = low + band % parts * size
+        work.high[axis] = min(high, work.low[axis] + size)
+        counts[axis] = work.high[axis] - work.low[axis]
+        band //= parts
+        if not share.far:
+            _reach(tables, axis, work)
+
+
 @inlined
 def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
     """Return the positions of a phase whose dst positions are from `low` to `high`."""
@@ -137,9 +149,9 @@ def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
 
 
 @jit
-def bring_box(src: Values, channels: int, lanes: int, pitch: int, work: Work, scratch: int) -> None:
-    """Pack a box of src positions as f32, `lanes` for each, `pitch` bytes apart; `src` begins with the first one."""
-    panels = np.empty(1, PANEL)
+def bring_box(src: Values, channels: int, pitch: int, work: Work, scratch: int) -> None:
+    """Pack a box of src positions as f32, `pitch` bytes apart, by 8 if that is room; `src` begins with the first."""
+    panels, lanes = np.empty(1, PANEL), min(pitch // 4, (channels + 7) // 8 * 8)
     panel = panels[0]
     panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1
     lay_out(work, pitch, scratch)
@@ -158,7 +170,7 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
         return
     for c in range(share.channels - 1, -1, -1):
         one = Values(src.kind, src.place + c * step, src.steps, src.channel, src.end)
-        bring_box(one, groups, (groups + 7) // 8 * 8, line * share.channels, work, scratch + c * line)
+        bring_box(one, groups, line * share.channels, work, scratch + c * line)
     if many == 2 or many == 4:
         repeat_groups(many, scratch, line, positions * share.channels)
     elif many > 1:
@@ -173,7 +185,7 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector) -> bool:
     """Pack the src that a band reaches, or that the positions of one far tap meet; return whether there is any."""
     axes, phases, taps, source = tables.axes, tables.phases, tables.taps, work.source
-    strides, channels, end = np.empty(4, np.int64), share.channels, call.src + one.src.nbytes
+    strides, end = np.empty(4, np.int64), call.src + one.src.nbytes
     for axis in range(4):
         tap, step = taps[phases[work.phase[axis]].first], axes[axis].stride if share.far else 1
         strides[axis] = step * one.src.strides[axis]
@@ -185,14 +197,12 @@ def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work
                 return False
         else:
             source += work.first[axis] * strides[axis]
-    src = Values(share.kind, source, strides, one.src.lane, end)
-    if share.grouped:
-        bring_box(src, one.channels, (one.channels + 7) // 8 * 8, share.line, work, call.source)
-    elif share.lanewise:
+    by_group = share.lanewise and not share.grouped  # the lanes of a packed position
+    src = Values(share.kind, source, strides, one.src.group if by_group else one.src.channel, end)
+    if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
-        lanes = channels if channels < 8 else (channels + 7) // 8 * 8
-        bring_box(src, channels, lanes, 4 * lanes, work, call.source)
+        bring_box(src, one.channels if share.grouped else share.channels, share.pixel_bytes, work, call.source)
     return True
 
 
@@ -217,10 +227,9 @@ def _sum_block(
     Far taps are phases of their own: in each the src that it meets is packed first, its positions side by side.
     """
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
-    row, at, end, counts, room = share.row, work.at, work.end, work.counts, pieces.shape[0] // 4
-    one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
+    loops, at, end, counts, room = share.loops, work.at, work.end, work.counts, pieces.shape[0] // 4
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
-    brought, lines = work.brought > 0, share.lines[0] != 0
+    brought, lines = work.brought > 0, share.line_kernels[0] != 0
     skips = work.limit if lines else 0 if share.compact > 0 else SKIPS
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
@@ -237,14 +246,14 @@ def _sum_block(
                 continue
             work.start += work.shift
             brought = True
-        depth, at[one] = 0, begin[one]
+        depth, at[loops[0]] = 0, begin[loops[0]]
         while depth >= 0:
-            axis = one if depth == 0 else two if depth == 1 else three if depth == 2 else row
+            axis = loops[depth]
             phase, some_taps = phases[work.phase[axis]], pieces[axis * room : (axis + 1) * room]
             if at[axis] >= stop[axis]:
                 depth -= 1
-                axis = one if depth <= 0 else two if depth == 1 else three
-                at[axis] = end[axis]
+                if depth >= 0:
+                    at[loops[depth]] = end[loops[depth]]
             elif depth == 3:
                 rows, work.repeat, counts[axis] = list_rows(
                     taps, phase, axes[axis].src_step, at[axis], stop[axis], work.limit, skips, some_taps
@@ -261,8 +270,7 @@ def _sum_block(
                     at[axis] = end[axis]
                     continue
                 depth += 1
-                axis = two if depth == 1 else three if depth == 2 else row
-                at[axis] = begin[axis]
+                at[loops[depth]] = begin[loops[depth]]
 
 
 @jit
@@ -276,7 +284,7 @@ def gather(
     its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
     share, one, call, axes = shares[0], passes[0], calls[0], tables.axes
-    grid, src, dst, lanewise, direct = share.grid, one.src, one.dst, share.lanewise, share.direct
+    src, dst, lanewise, direct = one.src, one.dst, share.lanewise, share.direct
     blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
     for axis in range(4):
         for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
@@ -294,16 +302,7 @@ def gather(
     batch.b_vector = share.block_bytes
     step = share.lanes if lanewise else 2 * WIDTH * share.together
     for item in range(first, last):
-        rest = item
-        for axis in range(3, -1, -1):
-            low, high, size = grid.low[axis], grid.high[axis], grid.step[axis]
-            parts = (high - low + size - 1) // size
-            work.low[axis] = low + rest % parts * size
-            work.high[axis] = min(high, work.low[axis] + size)
-            counts[axis] = work.high[axis] - work.low[axis]
-            rest //= parts
-            if not share.far:
-                _reach(tables, axis, works[0])
+        _cut_band(share, tables, works[0], counts, item)
         if not share.packed and share.micro != DOTS_PLACE and not share.ahead:
             _touch_source(src, call, works[0])
         for g in range(one.groups):
@@ -327,9 +326,9 @@ def gather(
                 vectors = (valid + WIDTH - 1) // WIDTH
                 work.blocks = 1 if lanewise else (vectors + 1) // 2
                 wide, narrow = (1, 1) if lanewise else (min(vectors, 2), vectors - 2 * (work.blocks - 1))
-                lanes, to = vectors * WIDTH, place + channel * dst.lane
+                lanes, to = vectors * WIDTH, place + channel * dst.channel
                 batch.start, batch.start_row = line + 4 * channel, 0
-                work.pair, work.valid = 2 * WIDTH * dst.lane, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
+                work.pair, work.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * share.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
                 work.limit = share.limits[wide - 1]
@@ -337,7 +336,7 @@ def gather(
                     work.limit = PAIRS_ROWS
                 shift = 0
                 if lanewise:
-                    batch.b, shift = call.panels + 4 * channel, channel * (4 if share.packed else src.lane)
+                    batch.b, shift = call.panels + 4 * channel, channel * (4 if share.packed else src.channel)
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:
@@ -355,6 +354,6 @@ def gather(
                 _sum_block(entry, share, tables, works[0], lists, batches[0], one, call)
                 work.start -= shift
                 if not direct:
-                    out = Values(share.kind, to, dst.strides[:], dst.lane, 0)
+                    out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
                     write(out, call.sums, lanes, valid, counts, address_of(spare))
     works[0].limit = batches[0].count

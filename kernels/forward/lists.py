@@ -87,8 +87,8 @@ def _sum_tiles(
     entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
 ) -> None:
     """Add the batch to the tiles at hand."""
-    row, at, end, src, dst = share.row, work.at, work.end, work.src, work.dst
-    one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
+    loops, at, end, src, dst = share.loops, work.at, work.end, work.src, work.dst
+    one, two, three, row = loops[0], loops[1], loops[2], loops[3]
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
     batch.a_row, batch.c_row = src[row] if batch.taps > 1 else a_row, c_row
     a_one, a_two, a_three = (
@@ -128,10 +128,10 @@ def sum_lines(
     elements: Rows[Element], batch: Batch,
 ) -> None:  # fmt: skip
     """Sum the tiles at hand line of taps by line of taps; the rows' axis is the last one with several taps."""
-    src, counts, room, row, count = work.src, work.counts, pieces.shape[0] // 4, share.row, 0
+    src, counts, room, loops, count = work.src, work.counts, pieces.shape[0] // 4, share.loops, 0
+    two, three, row = loops[1], loops[2], loops[3]
     phase, step, kernel = phases[work.phase[row]], axes[row].src_step, share.kernel
-    two, three = 1 if row > 1 else 2, 2 if row > 2 else 3
-    one = phase.line
+    one = phase.adjacent
     for place in range(phase.first, phase.first + phase.taps, one):
         begin = taps[place].src + (work.at[row] - taps[place].low) * step
         if begin <= -one or begin + (batch.rows - 1) * step >= share.width:
@@ -157,7 +157,7 @@ def sum_lines(
     batch.count = count
     if share.ahead:
         batch.ahead, batch.ahead_row, batch.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
-    work.last = share.lines[0 if one == 1 else step - 1]
+    work.last = share.line_kernels[0 if one == 1 else step - 1]
     _sum_tiles(work.last, share, axes, phases, work, batch, False)
 
 

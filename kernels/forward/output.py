@@ -1,13 +1,26 @@
-"""Write sums from scratch memory to dst, rounded once and transposed for NCX, and lay out packed src."""
+"""Write sums from scratch memory to dst, rounded once and transposed for NCX; bring the bias, lay out packed src."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from kernels.emit.compiler import Vector, jit
-from kernels.emit.intrinsics import F32, copy_panel, put, transpose_panel
-from kernels.forward.records import Work
+from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, transpose_panel
+from kernels.forward.records import Call, Pass, Work
 from kernels.pack.panels import Values
 
-__all__ = ["fill", "lay_out", "write"]
+__all__ = ["bring_bias", "fill", "lay_out", "write"]
+
+
+@jit
+def bring_bias(kind: int, one: Pass, call: Call, g: int, first: int, lanes: int, to: int) -> None:
+    """Bring the bias of a group's dst channels from the `first` on to `lanes` f32: zeros where there is none."""
+    bias = one.bias
+    place = call.bias + bias.start + g * bias.group + first * bias.dst_channel
+    valid = one.channels - first if call.bias != 0 else 0
+    for lane in range(lanes):
+        value = load(kind, place + lane * bias.dst_channel) if lane < valid else 0.0
+        store_value(to + 4 * lane, np.float32(value))
 
 
 @jit

@@ -13,7 +13,7 @@ from kernels.emit.intrinsics import fill_zero
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, GatherShare, Pass, Work
 from kernels.pack.halves import SPREAD, spread1, spread3
-from kernels.pack.magnitudes import SPECIAL, magnitudes
+from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
 from kernels.target import target
 
@@ -21,9 +21,6 @@ __all__ = ["bring_pairs", "keep", "pack_pairs"]
 
 WIDTH = target().lanes
 LINE = 64
-
-LEAST_SUM = 142
-"""Sum of two exponents, as f32 stores them: the 16 digits of a product are then worth 2**-111 to 2**-126 or more."""
 
 PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 

@@ -17,16 +17,12 @@ __all__ = [
 
 
 class Data(Record):
-    """src or dst, in bytes: where position 0 of the first group lies, all of it, and steps.
-
-    `lane` leads from one lane of a packed line to the next, `channel` from one channel of a group.
-    """
+    """src or dst, in bytes: where position 0 of the first group lies, all of it, and steps to what is next."""
 
     start: int
     nbytes: int
     group: int
     strides: Vector = numbers(4)
-    lane: int
     channel: int
 
 
@@ -36,7 +32,6 @@ class Filter(Record):
     start: int
     nbytes: int
     group: int
-    lane: int
     dst_channel: int
     src_channel: int
     tap: int
@@ -47,7 +42,6 @@ class Bias(Record):
 
     start: int
     group: int
-    lane: int
     dst_channel: int
 
 
@@ -93,14 +87,14 @@ class Tap(Record):
 class Phase(Record):
     """Dst positions of an axis that meet the same taps, a stride apart: the first of them.
 
-    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Of lines of taps so
-    many (`line`) are summed at once.
+    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Where lines of taps
+    are summed, so many `adjacent` ones are at once.
     """
 
     dst: int
     first: int
     taps: int
-    line: int
+    adjacent: int
 
 
 class Axis(Record):
@@ -157,10 +151,10 @@ class GatherShare(Record):
     """The facts of a unit in which dst pixels gather their taps.
 
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
-    of at most `limits` rows by their vectors, along the axis `row`. A tap has so many `words` of the `channels` of a
-    group: `word` bytes lead to the next one in src, `line` bytes in the panel. There a tap has `tap_bytes`, and all
-    taps of a vector of dst channels `block_bytes`. `kernel` counts taps along (d, h, w), `order` is 1 where they are
-    numbered forwards, -1 where backwards, 0 otherwise.
+    of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A tap has so many
+    `words` of the `channels` of a group: `word` bytes lead to the next one in src, `line` bytes in the panel. There a
+    tap has `tap_bytes`, and all taps of a vector of dst channels `block_bytes`. `kernel` counts taps along (d, h, w),
+    `order` is 1 where they are numbered forwards, -1 where backwards, 0 otherwise.
 
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
     a line if `inside`. Only with `flushes` are they then added up by themselves.
@@ -172,18 +166,18 @@ class GatherShare(Record):
     is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes behind
     the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `far` src is packed
     tap by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself.
-    `covered` says that every dst position meets a tap. With `lines`, addresses by stride, lines of taps along the axis
-    `row`, of which src has `width` positions, are summed by these micro-kernels (see `kernels.emit.depthwise_lines`).
-    With `ahead` these prefetch the src of the tile below, otherwise a band prefetches all of its src first.
+    `covered` says that every dst position meets a tap. With `line_kernels`, addresses by stride, lines of taps along
+    the rows' axis, of which src has `width` positions, are summed by them (see `kernels.emit.depthwise_lines`). With
+    `ahead` these prefetch the src of the tile below, otherwise a band prefetches all of its src first.
     """
 
     kind: int
-    lines: Vector = numbers(2)
+    line_kernels: Vector = numbers(2)
     width: int
     ahead: bool
     micro: int
     limits: Vector = numbers(2)
-    row: int
+    loops: Vector = numbers(4)
     channels: int
     words: int
     word: int
@@ -223,8 +217,9 @@ class ScatterShare(Record):
     """The facts of a unit in which products of src pixels are scattered to so many dst `channels` of a group.
 
     The dst positions that are `wanted` meet the src positions in `reach`, whose lines are done so many (`lines`) at a
-    time. A group has so many `src_channels`, summed `chunk` at a time, a line of products so many `blocks` of two
-    vectors, and tiles at most `limit` rows. `dense` says that the taps of a line meet adjacent dst pixels.
+    time. A packed src position has `pixel_bytes`. A group has so many `src_channels`, summed `chunk` at a time, a line
+    of products so many `blocks` of two vectors, and tiles at most `limit` rows. `dense` says that the taps of a line
+    meet adjacent dst pixels.
     """
 
     kind: int
@@ -236,6 +231,7 @@ class ScatterShare(Record):
     wanted: Window
     reach: Window
     lines: int
+    pixel_bytes: int
     blocks: int
     chunk: int
     limit: int

@@ -10,10 +10,10 @@ import numpy as np
 
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import add_run, address_of, call_entry, fill_zero, load, store_value
+from kernels.emit.intrinsics import F32, add_run, address_of, call_entry, fill_zero, load, put, store_value
 from kernels.forward.gather import bring_box
-from kernels.forward.output import write
-from kernels.forward.records import Bias, Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
+from kernels.forward.output import bring_bias, write
+from kernels.forward.records import Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
 from kernels.pack.panels import Values
 from kernels.target import target
 
@@ -34,7 +34,7 @@ def pack_columns(shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Cal
         for lane in range(lanes):
             tap, c = lane // out, lane % out
             inside = tap < share.kernel[0] * share.kernel[1] * share.kernel[2]
-            source = call.weights + weights.start + g * weights.group + tap * weights.tap + c * weights.lane
+            source = call.weights + weights.start + g * weights.group + tap * weights.tap + c * weights.dst_channel
             place = call.panels + 4 * (g * lanes * channels + lane // WIDTH * channels * WIDTH + lane % WIDTH)
             for k in range(channels):
                 value = load(share.kind, source + k * weights.src_channel) if inside else 0.0
@@ -42,15 +42,15 @@ def pack_columns(shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Cal
 
 
 @jit
-def _begin(kind: int, acc: int, pixels: int, out: int, address: int, bias: Bias, g: int) -> None:
-    """Begin the sums of some dst pixels with the bias, if it has an address."""
-    if address == 0:
-        fill_zero(acc, 4 * pixels * out)
+def _begin(share: ScatterShare, one: Pass, call: Call, g: int, pixels: int) -> None:
+    """Begin the sums of some dst pixels with the bias."""
+    line = 4 * share.channels
+    if call.bias == 0:
+        fill_zero(call.sums, pixels * line)
         return
-    for c in range(out):
-        value = load(kind, address + bias.start + g * bias.group + c * bias.lane)
-        for p in range(pixels):
-            store_value(acc + 4 * (p * out + c), value)
+    bring_bias(share.kind, one, call, g, 0, share.channels, call.products)
+    for p in range(pixels):
+        put(F32, call.sums + p * line, call.products, share.channels)
 
 
 @jit
@@ -75,6 +75,39 @@ def _meet(
                 met.sums = acc + 4 * (u * counts[2] + v) * counts[3] * out
                 count += 1
     return count
+
+
+@jit
+def _add_tile(
+    share: ScatterShare, columns: Rows[TapRun], live: Rows[TapLine], first: int, rows: int, products: int
+) -> None:
+    """Add the products of `rows` src pixels of a line, from column `first` on, to the sums that they belong to."""
+    low, high, out, stride = share.wanted.low[3], share.wanted.high[3], share.channels, share.strides[2]
+    # as src columns rise, the taps of a line that are inside fall
+    start, stop = columns.shape[0], columns.shape[0]
+    for x in range(first, first + rows):
+        while stop > 0:
+            tap = columns[stop - 1]
+            j = x - tap.src
+            if j < tap.count and tap.dst + j * stride < high:
+                break
+            stop -= 1
+        while start > 0:
+            tap = columns[start - 1]
+            j = x - tap.src
+            if j < 0 or tap.dst + j * stride < low:
+                break
+            start -= 1
+        k = start
+        while k < stop:
+            tap = columns[k]
+            run = stop - k if share.dense else 1
+            u = 4 * out * (tap.dst + (x - tap.src) * stride - low)
+            for i in range(live.shape[0]):
+                met = live[i]
+                add_run(met.sums + u, products + met.products + 4 * out * tap.tap, run * out)
+            k += run
+        products += 8 * WIDTH * share.blocks
 
 
 @jit
@@ -119,7 +152,7 @@ def scatter(
         begin = reach.low[2] + item % chunks * share.lines
         end = min(reach.high[2], begin + share.lines)
         if item % (chunks * depth) == 0:
-            _begin(kind, acc, counts[1] * counts[2] * counts[3], out, call.bias, one.bias, g)
+            _begin(share, one, call, g, counts[1] * counts[2] * counts[3])
         box[0], box[1], box[2], sizes[2] = n, d, begin, end - begin
         work.start = call.src + src.start + g * src.group
         for axis in range(4):
@@ -128,16 +161,13 @@ def scatter(
             source = work.start
             for axis in range(4):
                 source += box[axis] * src.strides[axis]
-            some = channels if channels < 8 else (channels + 7) // 8 * 8
-            values = Values(kind, source, src.strides[:], src.lane, call.src + src.nbytes)
-            bring_box(values, channels, some, 4 * some, works[0], call.source)
+            values = Values(kind, source, src.strides[:], src.channel, call.src + src.nbytes)
+            bring_box(values, channels, share.pixel_bytes, works[0], call.source)
         steps = work.src
         base = work.start + n * steps[0] + d * steps[1]
         batch.a_row = steps[3]
         for h in range(begin, end):
             count = _meet(share, planes, lines, d, h, counts, acc, live)
-            # as src columns rise, the taps of a line that are inside fall
-            start, stop = columns.shape[0], columns.shape[0]
             pieces = (width + limit - 1) // limit if count > 0 else 0
             for piece in range(pieces):
                 x, rows = left + width * piece // pieces, width * (piece + 1) // pieces - width * piece // pieces
@@ -146,33 +176,11 @@ def scatter(
                     batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
                     batch.c = call.products + b * 8 * WIDTH
                     call_entry(table[1], address_of(batch))
-                for m in range(rows):
-                    while stop > 0:
-                        tap = columns[stop - 1]
-                        j = x + m - tap.src
-                        if j < tap.count and tap.dst + j * share.strides[2] < high[3]:
-                            break
-                        stop -= 1
-                    while start > 0:
-                        tap = columns[start - 1]
-                        j = x + m - tap.src
-                        if j < 0 or tap.dst + j * share.strides[2] < low[3]:
-                            break
-                        start -= 1
-                    products = call.products + m * used * 8 * WIDTH
-                    k = start
-                    while k < stop:
-                        tap = columns[k]
-                        run = stop - k if share.dense else 1
-                        u = 4 * out * (tap.dst + (x + m - tap.src) * share.strides[2] - low[3])
-                        for i in range(count):
-                            met = live[i]
-                            add_run(met.sums + u, products + met.products + 4 * out * tap.tap, run * out)
-                        k += run
+                _add_tile(share, columns, live[:count], x, rows, call.products)
         if item % (chunks * depth) == chunks * depth - 1:
             place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
-            to = Values(kind, place, dst.strides[:], dst.lane, 0)
+            to = Values(kind, place, dst.strides[:], dst.channel, 0)
             write(to, acc, out, out, counts, address_of(spare))
     elements[0].flush = works[0].limit = batches[0].count + int(zeros[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from kernels.dtypes import KINDS
 from kernels.emit.brgemm import MASKS, MICRO, ROWS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, line_table, line_taps
-from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
+from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
 from kernels.forward.records import (
@@ -27,14 +28,13 @@ from kernels.forward.records import (
     Grid,
     Pass,
     ScatterShare,
-    TapRun,
     TapRuns,
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
-from kernels.pack.lanes import MULTIPLIERS
+from kernels.pack.lanes import MULTIPLIERS, grouped
 from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype, wrapped
+from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
 from kernels.target import target
 
 DOTS = target().dots == "avx512bf16"
@@ -43,7 +43,7 @@ if DOTS:
     from kernels.forward.pairs import pack_pairs
     from kernels.pack.pairs import packer, weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "grouped", "share"]
+__all__ = ["LANES", "Share", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -59,20 +59,14 @@ WIDTH = target().lanes
 LANES = 2 * WIDTH
 
 
-def grouped(dims: Dims) -> bool:
-    """Return whether groups have as many src as dst channels, several, and two groups or more fill a vector."""
-    return 1 < dims.src_channels == dims.dst_channels < WIDTH and WIDTH % dims.dst_channels == 0
-
-
 class Share(ABC):
     """Some images, groups, dst channels and dst positions: what every way of computing them needs."""
 
-    def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
+    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
         self.problem, self.dims = problem, problem.dims
-        self.spans = [(low, high) for low, high in zip(part[::2], part[1::2], strict=True)]
-        (self.g0, self.g1), self.channels = self.spans[1:3]
+        images, (self.g0, self.g1), self.channels, *spatial = zip(part[::2], part[1::2], strict=True)
+        self.spans = [images, *spatial]  # of dst positions
         self.kind = KINDS[problem.dtype]
-        self.lanewise, self.grouped = way == "lanes", way == "lanes" and grouped(self.dims)
         self.floats = dict.fromkeys(("panels", "source", "products", "sums"), 0)
         dims, size = self.dims, storage_dtype(problem.dtype).itemsize
         strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
@@ -83,26 +77,23 @@ class Share(ABC):
             some: list[int] = wrapped(size * step for step in (self.g0 * group, group, *others)).tolist()
             return some
 
-        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int], apart: bool) -> Row:
+        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int]) -> Row:
             *others, channel = data_steps(problem.data_format, channels, spatial)
-            lane = inside * channel if apart else channel
-            start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
+            start, group, *strides, channel = steps(inside * channel, *others, channel)
             return values_of(
-                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, lane=lane, channel=channel
+                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, channel=channel
             )
 
         group, wide, narrow, tap = problem.weights_strides
         dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
         out = dims.dst_channels
-        apart = self.lanewise and not self.grouped
-        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src, apart)
-        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst, False)
-        names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
-        some = steps(group, group if self.lanewise else dst_step, dst_step, src_step, tap)
+        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
+        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
+        names = ("start", "group", "dst_channel", "src_channel", "tap")
+        some = steps(group, dst_step, src_step, tap)
         nbytes = size * prod(problem.weights_shape)
         self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
-        some = steps(out, 1, 1)
-        self.bias = values_of(Bias, **dict(zip(names[:4], some, strict=True)))
+        self.bias = values_of(Bias, **dict(zip(names[:3], steps(out, 1), strict=True)))
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
         self.near_dst = bool(self.dst[-1] == size)
 
@@ -110,8 +101,10 @@ class Share(ABC):
         """Return a pass of some groups from `group` on and some of their dst channels, from the `first` on."""
         operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
         one = row_of(Pass, groups=groups, channels=channels, **operands)
-        for name, step in (("src", "group"), ("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
-            one[name]["start"] += group * one[name]["group"] + (name != "src") * first * one[name][step]
+        for name in operands:
+            one[name]["start"] += group * one[name]["group"]
+        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
+            one[name]["start"] += first * one[name][step]
         return one
 
     def call(self, inputs: Sequence[Storage], output: Storage) -> Records:
@@ -130,117 +123,144 @@ class Share(ABC):
         """Compute the share; False when `stop` said so."""
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """How a unit reads src and where its sums go, as `GatherShare` has it; words are of two bf16 with `dots`."""
+
+    words: int
+    packed: bool
+    far: bool
+    direct: bool
+    pixel: int
+    """Words of a packed position: lines, where lanes are groups."""
+    dots: bool = False
+    joined: bool = False
+    by_lines: bool = False
+
+
 class _Gather(Share):
     """Every dst pixel gathers its taps; lanes are dst channels or groups."""
 
-    def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
-        super().__init__(problem, way, part)
-        dims, channels, f32 = self.dims, self.dims.src_channels, problem.dtype == "f32"
-        self.numbers = _numbers(dims)
-        tables, taps, many = axis_tables(dims), len(self.numbers), dims.dst_channels if self.lanewise else 1
-        lanes = (self.g1 - self.g0) * many
-
-        dots = DOTS and problem.dtype == "bf16" and not self.lanewise
-        words = ceil(channels / 2) if dots else channels
-        limit = SUMS.flush_steps if problem.dtype != "bf16" else SUMS.flush_steps_bf16
-        pieces = ceil(words / limit)
-        long = prod(table.most for table in tables) * pieces > MOST_ELEMENTS // 2
-        in_place = self.near and (channels % 2 == 0 if dots else f32)
-        lines = self.lanewise and channels == 1 and not long and taps <= limit
-        if self.lanewise:
-            in_place = self.near and (f32 or (lines and self.near_dst and problem.dtype in LINE_DTYPES))
-            same = channels * many == 1 or self.grouped
-            in_place = in_place and same and dims.groups * many >= WIDTH and not long
-        reach = prod(table.reach for table in tables) * channels * (dims.groups if self.lanewise else 1)
-        large = 4 * reach > SUMS.source_bytes
-        far = large and not in_place
-        few = words < FEW_WORDS and not self.lanewise
-        packed = not in_place or (few and dims.groups > 1 and not large)
-        self.dots = dots and not far
-        words = words if self.dots else channels
-        pieces = ceil(words / limit)
-        dense = words if self.dots or channels < 8 else ceil(channels / 8) * 8  # of a packed position
-        joined = few and (dense == words if packed else dims.groups == 1)
-        direct = self.near_dst and (f32 or self.dots or (self.lanewise and in_place)) and not far and not long
-        if self.lanewise:
-            direct = direct and dims.groups * many >= WIDTH
-        else:
-            low, high = self.channels
-            direct = direct and (MASKS or (high - low) % WIDTH == 0)
-
-        self.tables, self.spans = self._merge(tables)
-        self.packed = packed
-        cuts = self._cut_groups(4 * taps * channels * many) if self.lanewise else []
-        widest = max((end - first for first, end in cuts), default=0) * many
-        self.line = 4 * (ceil(widest / WIDTH) * WIDTH if self.lanewise else WIDTH)
-        self.tap_bytes = self.line * words
+    def __init__(self, problem: ConvProblem, part: Sequence[int], *, lanewise: bool) -> None:
+        super().__init__(problem, part)
+        dims, channels, self.lanewise = self.dims, self.dims.src_channels, lanewise
+        self.grouped = lanewise and grouped(channels, dims.dst_channels)
+        self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
+        self.numbers = numbers_of(dims)
+        tables, taps, self.many = axis_tables(dims), len(self.numbers), dims.dst_channels if self.lanewise else 1
+        self.reading = reading = self._read_groups(tables) if self.lanewise else self._read_channels(tables)
+        words, direct = reading.words, reading.direct
+        self.tables = self._merge(tables)
+        cuts = self._cut_groups(4 * taps * channels * self.many) if self.lanewise else []
+        widest = max((end - first for first, end in cuts), default=1) * self.many
+        self.line = 4 * ceil(widest / WIDTH) * WIDTH
+        tap_bytes = self.line * words
         kernel = [table.kernel for table in self.tables[1:]]
-        group, inside = self._flushes(kernel, words, limit)
-        compact = self.dots and packed and joined and not inside and _compact(self.tables[3], channels)
-        self.block_bytes = self.tap_bytes * taps * (1 + compact)
-        source = self.line * (1 if self.grouped else channels) if self.lanewise else 4 * dense
-        grid = self._grid(self._band_pixels(source, direct), direct)
+        group, inside = self._flushes(kernel[2], words)
+        compact = reading.dots and reading.packed and reading.joined and not inside
+        compact = compact and _compact(self.tables[3], channels)
+        self.block_bytes = tap_bytes * taps * (1 + compact)
+        pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
+        grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
-        if packed or far:
-            points = prod(grid) if far else self._points(grid)
-            self.floats["source"] = points * source // 4 + WIDTH * 4
-        self.floats["sums"] = 0 if direct else prod(grid) * (self._lanes() if self.lanewise else LANES)
+        if reading.packed:
+            points = prod(grid) if reading.far else self._points(grid)
+            self.floats["source"] = points * pixel_bytes // 4 + WIDTH * 4
+        self.floats["sums"] = 0 if direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
-        lines = lines and not far
-        stored = problem.dtype if not packed else "f32"
-        row = self._line_row() if lines else self._row()
-        micro = "groups" if self.grouped else "lanes" if self.lanewise else "dots" if self.dots else "f32"
+        stored = "f32" if reading.packed else problem.dtype
+        row = self._line_row() if reading.by_lines else self._row()
+        micro = "groups" if self.grouped else "lanes" if self.lanewise else "dots" if reading.dots else "f32"
+        rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         self.share = row_of(
             GatherShare,
             kind=self.kind,
-            lines=line_table()[LINE_DTYPES.index(stored)] if lines else [0, 0],
+            line_kernels=line_table()[LINE_DTYPES.index(stored)] if reading.by_lines else [0, 0],
             width=self.tables[row].src,
-            ahead=lines and not packed and row == 3,
+            ahead=reading.by_lines and not reading.packed and row == 3,
             micro=MICRO[micro],
-            limits=[LINE_ROWS, 0]
-            if lines
-            else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
-            row=row,
+            limits=[LINE_ROWS, 0] if reading.by_lines else rows,
+            loops=[*(axis for axis in range(4) if axis != row), row],
             channels=channels,
             words=words,
             word=self.line if self.lanewise else 4,
             line=self.line,
-            tap_bytes=self.tap_bytes,
+            tap_bytes=tap_bytes,
             block_bytes=self.block_bytes,
             kernel=kernel,
             order=order,
-            chunk=ceil(words / pieces),
+            chunk=ceil(words / ceil(words / self.limit)),
             group=group,
             inside=inside,
-            flushes=problem.dtype != "bf16" and taps * words > limit,
+            flushes=problem.dtype != "bf16" and taps * words > self.limit,
             lanewise=self.lanewise,
             grouped=self.grouped,
-            multiplier=many,
-            lanes=self._lanes() if self.lanewise else LANES,
+            multiplier=self.many,
+            lanes=self.lanes,
             together=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if direct and not self.lanewise else 1,
-            packed=packed,
-            joined=joined,
-            pixel_bytes=2 * channels if compact else source,
-            compact=compact * self.tap_bytes * taps,
-            far=far,
+            packed=reading.packed,
+            joined=reading.joined,
+            pixel_bytes=2 * channels if compact else pixel_bytes,
+            compact=compact * tap_bytes * taps,
+            far=reading.far,
             direct=direct,
             covered=all(table.covered for table in tables),
-            packer=packer() if self.dots else 0,
+            packer=packer() if reading.dots else 0,
             grid=values_of(Grid, low=lows, high=highs, step=grid),
         )
-        self.axes = tables_of(self.tables, far)
+        self.axes = tables_of(self.tables, reading.far)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
-        self.boxes = self._weight_boxes(words, compact) if self.dots else None
-        lanes *= 1 if self.lanewise else self.channels[1] - self.channels[0]
-        macs = (
-            problem.macs
-            * lanes
-            * prod(high - low for low, high in self.spans)
-            // max(1, problem.dst_channels * problem.n * prod(dims.dst))
-        )
+        self.boxes = self._weight_boxes(words, compact) if reading.dots else None
+        values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
+        macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
+
+    def _read_channels(self, tables: Sequence[AxisTable]) -> _Reading:
+        """Choose how to read src where lanes are dst channels."""
+        dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
+        dots = DOTS and self.problem.dtype == "bf16"
+        in_place = self.near and (channels % 2 == 0 if dots else f32)
+        large = 4 * prod(table.reach for table in tables) * channels > SUMS.source_bytes
+        far = large and not in_place
+        dots = dots and not far
+        words = ceil(channels / 2) if dots else channels
+        few = words < FEW_WORDS
+        packed = not in_place or (few and dims.groups > 1 and not large)
+        pixel = words if dots else _padded(channels)
+        whole = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
+        return _Reading(
+            dots=dots,
+            words=words,
+            packed=packed,
+            far=far,
+            joined=few and (pixel == words if packed else dims.groups == 1),
+            direct=self.near_dst and (f32 or dots) and whole and not far and not self._long(tables, words),
+            pixel=pixel,
+        )
+
+    def _read_groups(self, tables: Sequence[AxisTable]) -> _Reading:
+        """Choose how to read src where lanes are groups, or dst channels of each."""
+        dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
+        long, whole = self._long(tables, channels), dims.groups * self.many >= WIDTH
+        lines = channels == 1 and not long and len(self.numbers) <= self.limit
+        in_place = self.near and (dtype == "f32" or (lines and self.near_dst and dtype in LINE_DTYPES))
+        in_place = in_place and (channels * self.many == 1 or self.grouped) and whole and not long
+        large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
+        far = large and not in_place
+        return _Reading(
+            words=channels,
+            packed=not in_place,
+            far=far,
+            by_lines=lines and not far,
+            direct=self.near_dst and (dtype == "f32" or in_place) and whole and not far and not long,
+            pixel=1 if self.grouped else channels,
+        )
+
+    def _long(self, tables: Sequence[AxisTable], words: int) -> bool:
+        """Return whether the taps of a dst position may be more than a list of elements has room for."""
+        return prod(table.most for table in tables) * ceil(words / self.limit) > MOST_ELEMENTS // 2
 
     def _weight_boxes(self, words: int, compact: bool) -> Records:
         """Return the boxes of the weights: for a panel of `words` a tap, and for the one of `compact` runs."""
@@ -266,18 +286,21 @@ class _Gather(Share):
         for phase in table.phases:
             some = slice(int(phase["first"]), int(phase["first"] + phase["taps"]))
             begins = table.taps["src"][some] - table.taps["low"][some] * table.src_step
-            adjacent = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
-            phase["line"] = line_taps(int(phase["taps"]), table.src_step) if adjacent else 1
+            follow = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
+            phase["adjacent"] = line_taps(int(phase["taps"]), table.src_step) if follow else 1
         return row
 
-    def _lanes(self) -> int:
-        """Return the lanes that are done at a time where lanes are groups."""
+    @property
+    def lanes(self) -> int:
+        """The lanes that are done at a time."""
+        if not self.lanewise:
+            return LANES
         lanes = (self.g1 - self.g0) * self.dims.dst_channels
         return max(1, min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH))) * WIDTH
 
-    def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[tuple[AxisTable, ...], list[Span]]:
-        """Make adjacent axes one where taps do not tell them apart and memory does not either."""
-        found, spans = list(tables), [self.spans[0], *self.spans[3:]]
+    def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[AxisTable, ...]:
+        """Make adjacent axes one, in `spans` too, where taps do not tell them apart and memory does not either."""
+        found, spans = list(tables), self.spans
         for axis in (2, 1, 0):
             sizes, steps = (found[3].src, found[3].dst), [data[3] for data in (self.src, self.dst)]
             dense = all(step[axis] == size * step[3] for step, size in zip(steps, sizes, strict=True))
@@ -287,7 +310,7 @@ class _Gather(Share):
             size = found[3].dst
             found[axis], found[3] = joint
             spans[axis], spans[3] = (0, 1), (spans[axis][0] * size, spans[axis][1] * size)
-        return tuple(found), spans
+        return tuple(found)
 
     def _row(self) -> int:
         """Choose the axis along which tiles have their rows: the last one unless another one fills them better."""
@@ -301,29 +324,26 @@ class _Gather(Share):
         best = min(range(3, -1, -1), key=cost)
         return best if cost(best) < 0.9 * cost(3) else 3
 
-    def _flushes(self, kernel: Sequence[int], words: int, limit: int) -> tuple[int, bool]:
-        """Return how many lines of taps are summed by themselves, or taps of a line."""
-        if words > limit:
+    def _flushes(self, columns: int, words: int) -> tuple[int, bool]:
+        """Return how many lines of so many (`columns`) taps are summed by themselves, or taps of a line."""
+        if words > self.limit:
             return 1, False
-        if kernel[2] * words <= limit:
-            return limit // (kernel[2] * words), False
-        return limit // words, True
+        if columns * words <= self.limit:
+            return self.limit // (columns * words), False
+        return self.limit // words, True
 
-    def _band_pixels(self, source: int, direct: bool) -> int:
+    def _band_pixels(self, pixel_bytes: int) -> int:
         """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
         dims = self.dims
         phases = prod(len(table.phases) for table in self.tables)
-        if direct and self.lanewise and not self.grouped and not self.packed and phases == 1:
+        direct, packed = self.reading.direct, self.reading.packed
+        if direct and self.lanewise and not self.grouped and not packed and phases == 1:
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
-        groups = 1 if self.lanewise or self.packed else dims.groups
-        per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
+        groups = 1 if self.lanewise or packed else dims.groups
+        per_pixel = pixel_bytes * groups * prod(dims.src) // max(1, prod(dims.dst))
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return (
-            pixels
-            if direct
-            else min(pixels, STEPS.band_sums_bytes // (4 * (self._lanes() if self.lanewise else LANES)))
-        )
+        return pixels if direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""
@@ -332,7 +352,7 @@ class _Gather(Share):
             found *= min(table.src, (step // table.dst_step) * table.src_step + table.reach + 1)
         return found
 
-    def _grid(self, pixels: int, direct: bool) -> list[int]:
+    def _grid(self, pixels: int) -> list[int]:
         """Cut the dst positions into bands: whole lines where they are short, several images where those are small."""
         grid: list[int] = []
         for low, high in reversed(self.spans):
@@ -344,7 +364,7 @@ class _Gather(Share):
 
     def _cut_groups(self, each: int) -> list[Span]:
         """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
-        groups, many = self.g1 - self.g0, self.dims.dst_channels
+        groups, many = self.g1 - self.g0, self.many
         repeated = many in MULTIPLIERS and not self.grouped
         step = WIDTH // many if repeated or self.grouped else WIDTH
         vectors = max(1, groups // step)
@@ -390,6 +410,11 @@ class _Gather(Share):
         return True
 
 
+def _padded(channels: int) -> int:
+    """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
+    return channels if channels < 8 else ceil(channels / 8) * 8
+
+
 def _compact(table: AxisTable, channels: int) -> bool:
     """Return whether words that hold values of two positions save a tenth of the words of a run."""
     words = (table.most * channels + 1) // 2
@@ -397,25 +422,15 @@ def _compact(table: AxisTable, channels: int) -> bool:
     return channels % 2 == 1 and long and 10 * table.most * ((channels + 1) // 2) >= 11 * words
 
 
-def _numbers(dims: Dims) -> Ints:
-    """Return the number of each tap in the packed weights."""
-    d, h, w = np.ix_(*(tap_numbers(dims, axis) for axis in range(3)))
-    numbers: Ints = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
-    return numbers
-
-
 class _Scatter(Share):
     """Products of src pixels with all taps, added to the dst pixels that they belong to."""
 
-    def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
-        super().__init__(problem, way, part)
+    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
+        super().__init__(problem, part)
         dims, channels = self.dims, self.dims.narrow_channels
-        runs = [_runs(dims, axis) for axis in range(3)]
+        runs = [tap_runs(dims, axis) for axis in range(3)]
         self.runs = TapRuns(runs[0], runs[1], runs[2])
-        spans = [self.spans[0], *self.spans[3:]]
-        reach: list[Span] = [self.spans[0]]
-        for table, span, stride in zip(runs, self.spans[3:], self.strides, strict=True):
-            reach.append(_reach(table, span, stride))
+        reach = [self.spans[0], *map(_reach, runs, self.spans[1:], self.strides)]
         packed = not (self.near and problem.dtype == "f32")
         lanes = prod(dims.kernel) * dims.wide_channels
         used, limit = ceil(lanes / LANES), ROWS["f32"][2]
@@ -427,7 +442,7 @@ class _Scatter(Share):
         self.floats["panels"] = groups * channels * used * LANES
         self.floats["source"] = lines * floats if packed else 0
         self.floats["products"] = limit * (used + 1) * LANES
-        self.floats["sums"] = prod(high - low for low, high in self.spans[3:]) * dims.wide_channels
+        self.floats["sums"] = prod(high - low for low, high in self.spans[1:]) * dims.wide_channels
         self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
         self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
         self.part = self.one_pass(0, groups, dims.wide_channels)
@@ -439,9 +454,10 @@ class _Scatter(Share):
             channels=dims.wide_channels,
             kernel=dims.kernel,
             strides=self.strides,
-            wanted=_window(spans),
+            wanted=_window(self.spans),
             reach=_window(reach),
             lines=lines,
+            pixel_bytes=4 * _padded(channels),
             blocks=used,
             chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
             limit=limit,
@@ -458,14 +474,6 @@ class _Scatter(Share):
             end = min(self.items, item + self.batch)
             scatter(micro_table(), self.share, self.part, call, self.runs, item, end)
         return True
-
-
-def _runs(dims: Dims, axis: int) -> Records:
-    """Return the taps of an axis that meet anything; dst positions rise with them."""
-    taps, low, start, length = reached(dims, axis)
-    table = np.empty(len(taps), TapRun.dtype)
-    table["tap"], table["dst"], table["count"], table["src"] = taps, start, length, low
-    return table
 
 
 def _window(spans: Sequence[Span]) -> Row:
@@ -486,4 +494,6 @@ def _reach(table: Records, span: Span, stride: int) -> Span:
 
 def share(problem: ConvProblem, way: Way, part: Sequence[int]) -> Share:
     """Prepare a unit's share."""
-    return (_Scatter if way == "scatter" else _Gather)(problem, way, part)
+    if way == "scatter":
+        return _Scatter(problem, part)
+    return _Gather(problem, part, lanewise=way == "lanes")

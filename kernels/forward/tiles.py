@@ -17,7 +17,8 @@ import numpy as np
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
-from kernels.forward.share import LANES, Share, Way, grouped, share
+from kernels.forward.share import LANES, Share, Way, share
+from kernels.pack.lanes import grouped
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
@@ -38,7 +39,7 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     pixels, src = (prod(each) / max(1, prod(dims.narrow)) for each in (dims.dst, dims.src))
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
-    same = grouped(dims)
+    same = grouped(channels, out)
     product = COSTS.exchanged if same else 1 if out > 1 else COSTS.single
     vectors = ceil(dims.groups * out / WIDTH) if same else out * ceil(dims.groups / WIDTH)
     costs: dict[Way, float] = {

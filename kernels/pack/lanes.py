@@ -11,7 +11,7 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 from kernels.target import target
 
-__all__ = ["MULTIPLIERS", "repeat_groups"]
+__all__ = ["MULTIPLIERS", "grouped", "repeat_groups"]
 
 WIDTH = target().lanes
 
@@ -19,6 +19,11 @@ MULTIPLIERS = (2, 4)
 """Dst channels of a group: few, and whole groups fill a vector."""
 
 _INDEX = ir.VectorType(ir.IntType(32), WIDTH)
+
+
+def grouped(src_channels: int, dst_channels: int) -> bool:
+    """Return whether groups have as many src as dst channels, several, and two groups or more fill a vector."""
+    return 1 < src_channels == dst_channels < WIDTH and WIDTH % dst_channels == 0
 
 
 def _permuted(builder: Any, value: Any, order: list[int]) -> Any:

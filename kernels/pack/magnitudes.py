@@ -13,10 +13,16 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted, inlined
 from kernels.emit.intrinsics import store_value
 
-__all__ = ["SPECIAL", "clear_lane", "lane_peaks", "magnitudes"]
+__all__ = ["LEAST_BIAS", "LEAST_SUM", "SPECIAL", "clear_lane", "lane_peaks", "magnitudes"]
 
 SPECIAL = 0x7F80
 """Bits of Inf without its sign: of bf16, or of the first part of others."""
+
+LEAST_SUM = 142
+"""Sum of two exponents, as f32 stores them: the 16 digits of a product are then worth 2**-111 to 2**-126 or more."""
+
+LEAST_BIAS = np.float32(2.0**-119)
+"""Smallest bias of 8 digits, the last of which is worth 2**-126."""
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from kernels.emit.compiler import Record, Vector, numbers
+from kernels.emit.winograd import FACTORS
 
-__all__ = ["Channels", "Room", "Side", "TileSlab"]
+__all__ = ["GAP", "PRODUCTS", "Channels", "Room", "Side", "TileSlab"]
+
+PRODUCTS = FACTORS * FACTORS
+"""Products of a tile."""
+
+GAP = 64
+"""Bytes between lines and between planes, whose sizes are often powers of two: they must not meet in one set."""
 
 
 class Side(Record):

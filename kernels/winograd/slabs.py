@@ -15,9 +15,19 @@ from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, Vector
 from kernels.problem import ConvProblem, data_steps, storage_dtype
 from kernels.target import target
-from kernels.winograd.records import TileSlab
+from kernels.winograd.records import Channels, TileSlab
 
-__all__ = ["cut_slabs", "most_positions", "side_of", "tiles_of"]
+__all__ = ["channel_blocks", "cut_slabs", "most_positions", "side_of", "tiles_of"]
+
+
+def channel_blocks(channels: int) -> Records:
+    """Cut channels into blocks of two vectors, the last of one if it can; where they are packed is left open."""
+    width = target().lanes
+    firsts = np.arange(0, channels, 2 * width)
+    blocks = np.zeros(len(firsts), Channels.dtype)
+    blocks["first"], blocks["valid"] = firsts, np.minimum(2 * width, channels - firsts)
+    blocks["vectors"] = 1 + (blocks["valid"] > width)
+    return blocks
 
 
 def cut_slabs(spans: Sequence[tuple[int, int]], plane: Sequence[int], limit: int) -> Records:

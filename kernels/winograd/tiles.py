@@ -9,12 +9,12 @@ import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import address_of
-from kernels.emit.winograd import TileLine, transform_line
+from kernels.emit.winograd import FACTORS, TileLine, transform_line
 from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
 from kernels.winograd.records import Channels, Room, Side, TileSlab
 
-__all__ = ["STAGED_LINE", "find_window", "stage_lines", "transform_tiles"]
+__all__ = ["STAGED_LINE", "find_window", "stage_lines", "tiles_along", "transform_tiles"]
 
 WIDTH = target().lanes
 
@@ -22,6 +22,13 @@ STAGED_LINE = 8 * WIDTH
 """Bytes of a staged position: two vectors."""
 
 LINE = TileLine.dtype
+
+
+@inlined
+def tiles_along(slab: TileSlab, axis: int, product: int) -> int:
+    """Count the lines (0) or columns (1) of tiles that have a product along them: an odd last one lacks the fourth."""
+    tiles: int = slab.high[1 + axis] - slab.low[1 + axis]
+    return tiles - 1 if product == FACTORS - 1 and slab.odd[axis] else tiles
 
 
 @inlined

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil, prod
 
 from kernels.problem import ConvProblem
 
-__all__ = ["exact_factor", "winograd_macs"]
+__all__ = ["exact_factor", "plane_products", "plane_tiles", "winograd_macs"]
 
 
 def winograd_macs(problem: ConvProblem) -> int:
@@ -25,8 +26,18 @@ def exact_factor(problem: ConvProblem) -> int:
     return 36 * dims.src_channels * dims.kernel[0] if problem.forward else 16 * _tiles(problem)
 
 
+def plane_tiles(plane: Iterable[int]) -> int:
+    """Count the 2x2 tiles of a plane of so many lines and columns."""
+    return prod(ceil(size / 2) for size in plane)
+
+
+def plane_products(plane: Iterable[int]) -> int:
+    """Count the products of these tiles: the last one of an odd line or column has three along it, not four."""
+    return prod(4 * ceil(size / 2) - size % 2 for size in plane)
+
+
 def _tiles(problem: ConvProblem) -> int:
     """Count the 2x2 tiles of dst, or those of the narrow tensor that one sum has at the most."""
     dims = problem.dims
     depths, *plane = dims.dst if problem.forward else dims.narrow
-    return dims.n * depths * prod(ceil(size / 2) for size in plane)
+    return dims.n * depths * plane_tiles(plane)

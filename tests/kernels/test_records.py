@@ -11,7 +11,6 @@ import pytest
 
 import kernels
 from kernels.emit.compiler import Record, row_of
-from kernels.emit.dots import Walks
 from kernels.gradient.tiles.records import Block, Box, Slab
 
 PARAMETERS_MAX = 8
@@ -37,16 +36,6 @@ def test_no_function_has_many_parameters() -> None:
     assert len(found) > 500
     many = [f"{name}: {node.name}" for name, node in found if len(parameters(node)) > PARAMETERS_MAX]
     assert not many
-
-
-def test_walks_of_products_are_fourteen_integers() -> None:
-    """ConvTranspose writes a block's walk as integers in this order."""
-    fields = Walks.dtype.fields
-    assert fields is not None
-    names = ("b_part", "a_part", "a_line", "acc_line", "count", "starts", "skip", "down")
-    assert [fields[name][1] for name in names] == list(range(0, 64, 8))
-    assert fields["begin"][1] == 8 * 13
-    assert Walks.dtype.itemsize == 8 * 14
 
 
 def test_no_two_records_have_one_name() -> None:

@@ -15,14 +15,14 @@ import numpy as np
 
 from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
-from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE
-from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
+from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE, Walks
+from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load
 from kernels.forward.cells.records import Cell, CellLine, CellPhase, CellShare, CellTables, Cut, Magnitudes
-from kernels.forward.cells.schedule import LANES
-from kernels.forward.output import write
-from kernels.forward.records import Bias, Call, Data, Pass
+from kernels.forward.cells.schedule import LANES, ROW_BYTES
+from kernels.forward.output import bring_bias, write
+from kernels.forward.records import Call, Data, Pass
 from kernels.pack.halves import split_f16
-from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
+from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
 from kernels.pack.panels import Values
 
@@ -30,27 +30,20 @@ __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
 WALK_STEPS = SUMS.walk_steps
 
-LINE = 64
-"""Bytes of 16 pairs of weights, and of 16 sums."""
-
 WHOLE, PLANES, LINES = 0, 1, 2
 """The pieces of a phase's positions: all of them, planes, lines."""
 
-CELL, CUT, MAGNITUDES = Cell.dtype, Cut.dtype, Magnitudes.dtype
+CELL, CUT, MAGNITUDES, WALKS = Cell.dtype, Cut.dtype, Magnitudes.dtype, Walks.dtype
 PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
 
-LEAST_SUM, MOST_SUM = 142, 350
-"""Exponents, as f32 stores them, of two factors that are f32 or bf16.
+MOST_SUM = 350
+"""Sum of the exponents, as f32 stores them, of two factors that are f32: sums of 2**29 products fit."""
 
-The last of the 16 digits of a product is then worth 2**-126 or more, so that no sum is subnormal, and sums of 2**29
-products fit.
-"""
-
-LEAST_BIAS = (np.float32(2.0**-119), np.float32(0), np.float32(2.0**-103))
-"""Smallest bias, by parts: the last of its 8 or 24 digits is worth 2**-126."""
+LEAST_BIASES = (LEAST_BIAS, np.float32(0), LEAST_BIAS * np.float32(2.0**16))
+"""Smallest bias, by parts: those of f32 have 24 digits."""
 
 
 @jit
@@ -61,21 +54,11 @@ def _blocks(one: Pass) -> int:
 
 
 @jit
-def _bias_line(kind: int, address: int, bias: Bias, first: int, valid: int, to: int) -> None:
-    """Bring the bias of some dst channels to `LANES` f32; zeros if it has no address."""
-    for lane in range(LANES):
-        value = 0.0
-        if address != 0 and lane < valid:
-            value = load(kind, address + bias.start + (first + lane) * bias.dst_channel)
-        store_value(to + 4 * lane, np.float32(value))
-
-
-@jit
 def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> None:
     """Find the magnitudes of what `parts` pieces of memory hold."""
     found.least, found.largest, found.finite = 512, 0, True
     for p in range(parts):
-        least, most = magnitudes(panel + p * part, size // LINE)
+        least, most = magnitudes(panel + p * part, size // ROW_BYTES)
         found.least, found.largest = min(found.least, (least + 1) >> 7), max(found.largest, most >> 7)
         found.finite = found.finite and most < SPECIAL
 
@@ -85,7 +68,7 @@ def _small_bias(parts: int, line: int) -> bool:
     """Return whether a line of bias holds values that are too small to be added to sums of products."""
     for lane in range(LANES):
         value = abs(load(F32, line + 4 * lane))
-        if 0 < value < LEAST_BIAS[parts - 1]:
+        if 0 < value < LEAST_BIASES[parts - 1]:
             return True
     return False
 
@@ -118,10 +101,9 @@ def _bring(
     """
     cell, last, src, pitches, packing = cells[0], cells[1], one.src, share.pitches, packings[0]
     met, planes, to, strides = cell.met, share.depth * share.positions, packing.steps, packing.strides
-    row = 2 * share.step
-    panel = call.source + segment * share.parts * planes * row
+    panel = call.source + segment * share.parts * planes * ROW_BYTES
     to[3] = 0
-    to[2] = row * pitches[2]
+    to[2] = ROW_BYTES * pitches[2]
     to[1] = to[2] * pitches[1]
     to[0] = to[1] * pitches[0]
     strides[3], packing.channel = src.channel, src.strides[3] * share.src_strides[2]
@@ -136,20 +118,20 @@ def _bring(
         same &= met[axis] == last.met[axis] and cell.places[axis] == last.places[axis]
     for j in range(share.depth):
         box = boxes[j]
-        at = j * share.step
-        box.source, box.place, sizes = first + at * src.channel, (j * share.positions + start) * row, box.sizes
+        at = j * STEP
+        box.source, box.place, sizes = first + at * src.channel, (j * share.positions + start) * ROW_BYTES, box.sizes
         sizes[0], sizes[1], sizes[2] = cell.images, met[0], met[1]
-        sizes[3] = min(share.step, share.channels - at)
+        sizes[3] = min(STEP, share.channels - at)
     if met[0] * met[1] * met[2] == 0:
-        fill_zero(panel, share.parts * planes * row)
+        fill_zero(panel, share.parts * planes * ROW_BYTES)
         return
     packing.pairs, packing.images, packing.parts, packing.channels = False, False, share.parts, met[2]
-    packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, row
+    packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, ROW_BYTES
     packing.scratch = call.products
     call_packer(share.packer, packing, boxes, boxes if same else boxes[:0])
     packings[0].parts = share.parts  # the table is named once more: that keeps it
     if share.parts == 2:
-        split_f16(panel, panel + planes * row, planes)
+        split_f16(panel, panel + planes * ROW_BYTES, planes)
 
 
 @jit
@@ -172,7 +154,7 @@ def bring_weights(
     packings[0].parts = 0  # the table is named once more: that keeps it
     if parts == 2:
         part = blocks * block
-        split_f16(call.panels, call.panels + part, part // LINE)
+        split_f16(call.panels, call.panels + part, part // ROW_BYTES)
     _clear_odd(parts, blocks, block, call.panels, odd)
 
 
@@ -182,12 +164,12 @@ def _clear_odd(parts: int, blocks: int, block_bytes: int, panels: int, odd: Vect
     lanes = np.empty(TILE, np.uint16)
     for block in range(blocks):
         place = panels + block * block_bytes
-        if lane_peaks(place, block_bytes // LINE, address_of(lanes)) < SPECIAL:
+        if lane_peaks(place, block_bytes // ROW_BYTES, address_of(lanes)) < SPECIAL:
             continue
         for lane in range(TILE):
             odd[TILE * block + lane] = 1 if lanes[lane] >= SPECIAL else 0
             for p in range(parts if odd[TILE * block + lane] == 1 else 0):
-                clear_lane(place + p * blocks * block_bytes + 4 * lane, block_bytes // LINE)
+                clear_lane(place + p * blocks * block_bytes + 4 * lane, block_bytes // ROW_BYTES)
 
 
 @jit
@@ -227,33 +209,34 @@ def _sum_phase(
         cut.across,
     )
     pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
-    row = 2 * share.step
-    line, depth, block = 64 * across, share.depth, share.positions * row
-    where = np.zeros((4, 14), np.int64)
+    line, depth, block = ROW_BYTES * across, share.depth, share.positions * ROW_BYTES
+    walks = np.zeros(4, WALKS)  # for each number of tiles down
     for down in range(1, 5):
-        rest = where[down - 1]
-        rest[0], rest[1], rest[2], rest[3] = _blocks(one) * share.block_bytes, depth * block, row, line
+        walk = walks[down - 1]
+        walk.b_part, walk.a_part = _blocks(one) * share.block_bytes, depth * block
+        walk.a_line, walk.acc_line = ROW_BYTES, line
         for k in range(1, down):
-            rest[6 + k], rest[5 + down + k] = k * TILE * row, k * TILE * line
-    walks, run = max(1, WALK_STEPS // depth), min(depth, WALK_STEPS)
+            walk.down[k - 1], walk.down[down + k - 2] = k * TILE * ROW_BYTES, k * TILE * line
+    together, run = max(1, WALK_STEPS // depth), min(depth, WALK_STEPS)
     most, entry = 2 if across > 1 else 4, BLOCKS + len(SHAPES) * (share.parts - 1) + across - 1
-    for tap in range(0, taps, walks):
+    for tap in range(0, taps, together):
         for at in range(0, depth, run):
             steps = min(run, depth - at)
-            for rest in where:
-                rest[4], rest[5] = min(walks, taps - tap), address_of(offsets) + 8 * (first + tap)
-                rest[13] = 1 if cut.begin and tap + at == 0 else 0
-            b = weights + ((first + tap) * depth + at) * TILE * row
+            for down in range(4):
+                walk = walks[down]
+                walk.count, walk.starts = min(together, taps - tap), address_of(offsets) + 8 * (first + tap)
+                walk.begin = 1 if cut.begin and tap + at == 0 else 0
+            b = weights + ((first + tap) * depth + at) * TILE * ROW_BYTES
             for piece in range(pieces):
                 n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
                 d, h = divmod(inside, counts[1]) if cut.kind == LINES else (inside, 0)
-                a = call.source + at * block + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * row
+                a = call.source + at * block + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * ROW_BYTES
                 sums, tile = call.sums + piece * cut.tiles * TILE * line, 0
                 while tile < cut.tiles:
                     down = min(most, cut.tiles - tile)
                     call_entry(
-                        table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * row, block, b,
-                        share.block_bytes, steps, sums + tile * TILE * line, 64, address_of(where) + 112 * (down - 1),
+                        table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * ROW_BYTES, block, b,
+                        share.block_bytes, steps, sums + tile * TILE * line, ROW_BYTES, address_of(walks[down - 1]),
                     )  # fmt: skip
                     tile += down
 
@@ -286,7 +269,7 @@ def _set_out(share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cu
                 source = call.sums + (piece * cut.tiles * ROWS + row) * 4 * lanes
                 if cut.to != 0:
                     place = cut.to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
-                    to = Values(share.kind, place, steps, dst.lane, 0)
+                    to = Values(share.kind, place, steps, dst.channel, 0)
                     write(to, source, lanes, cut.valid, run, call.products + 4 * LANES)
                 else:
                     at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
@@ -317,9 +300,9 @@ def compute_cells(
         weights = call.panels + 2 * p * block_bytes
         _range(parts, weights, blocks * block_bytes, min(2, blocks - 2 * p) * block_bytes, theirs[p])
         if parts != 2:
-            _bias_line(kind, call.bias, one.bias, LANES * p, min(LANES, one.channels - LANES * p), scratch)
+            bring_bias(kind, one, call, 0, LANES * p, LANES, scratch)
             theirs[p].finite = theirs[p].finite and not _small_bias(parts, scratch)
-    panel = count * parts * share.depth * share.positions * 2 * share.step
+    panel = count * parts * share.depth * share.positions * ROW_BYTES
     # where all dst pixels belong to phases, whose lines lie well for writing, they need not be brought together first
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
     direct = every and (dst.channel < dst.strides[3] or (strides[2] == 1 and columns[0].count >= 8))
@@ -338,8 +321,8 @@ def compute_cells(
             _set_axis(some[0], 2, columns[k * (columns.shape[0] // segments[2]) + at[3]])
             _bring(share, one, call, segment, some, boxes, packings)
             some[1] = some[0]
-        fill_zero(call.source + panel, LINE)  # lines of a panel need not end with it
-        _range(1, call.source, 0, panel + LINE - 1, mine[0])
+        fill_zero(call.source + panel, ROW_BYTES)  # lines of a panel need not end with it
+        _range(1, call.source, 0, panel + ROW_BYTES - 1, mine[0])
         sizes[0], pixels, to = cell.images, cell.images, call.dst + dst.start + cell.n * dst.strides[0]
         for axis in range(3):
             sizes[1 + axis] = cell.counts[axis]
@@ -352,7 +335,7 @@ def compute_cells(
                 continue
             across = min(2, blocks - 2 * p)
             lanes, valid, place = across * TILE, min(LANES, one.channels - LANES * p), to + LANES * p * dst.channel
-            _bias_line(kind, call.bias, one.bias, LANES * p, valid, scratch)
+            bring_bias(kind, one, call, 0, LANES * p, LANES, scratch)
             if not direct:
                 copy_panel(F32, lanes, _dense(share, call), 4 * lanes, scratch, 0, pixels)
             for k in range(phases.shape[0]):
@@ -367,6 +350,6 @@ def compute_cells(
                 _sum_phase(table, share, one, call, phases[k], cuts[0], tables.offsets, weights)
                 _set_out(share, call, cells[0], phases[k], cuts[0], dst)
             if not direct:
-                out = Values(kind, place, dst.strides[:], dst.lane, 0)
+                out = Values(kind, place, dst.strides[:], dst.channel, 0)
                 write(out, _dense(share, call), lanes, valid, sizes, scratch + 4 * LANES)
         call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)

@@ -15,7 +15,7 @@ __all__ = ["Cell", "CellLine", "CellPhase", "CellShare", "CellTables", "Cut", "M
 class CellShare(Record):
     """The facts of a unit: how values are stored, in how many `parts` products take them, and cells.
 
-    A group's src `channels` take so many steps (`depth`) of `step` channels, and a segment of a panel has so many
+    A group's src `channels` take so many steps (`depth`) of a tile's channels, and a segment of a panel has so many
     `positions` for each, with `pitches` between them; panels have `segments` along each axis, whose positions are
     `src_strides` apart in src. A phase has at most so many `rows`; `strides` lead from one of its dst positions to the
     next. The unit has so many cells (`counts`) from the `first` on, of whole dst the first one; one has so many
@@ -26,7 +26,6 @@ class CellShare(Record):
     kind: int
     parts: int
     channels: int
-    step: int
     depth: int
     positions: int
     rows: int

@@ -24,13 +24,15 @@ from kernels.emit.dots import PARTS, PRODUCTS, ROWS, STEP, TILE
 from kernels.forward.cells.records import CellLine, CellPhase, CellTables
 from kernels.problem import ConvProblem, Dims
 
-__all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
+__all__ = ["LANES", "ROW_BYTES", "ForwardSchedule", "forward_schedule"]
 
 Ints = npt.NDArray[np.int64]
-Four = tuple[int, int, int, int]
 
 LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 pixels."""
+
+ROW_BYTES = 2 * STEP
+"""Bytes of a row of a tile: 32 channels of a src position, or 16 dst channels of two src channels, or of sums."""
 
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
@@ -49,7 +51,6 @@ class _Line:
     A place is a segment and a shift in it. `cells` has those of one segment after those of the one before.
     """
 
-    size: int
     step: int
     pitch: int
     stride: int
@@ -59,7 +60,44 @@ class _Line:
 
     def count(self, first: int) -> int:
         """Count a phase's positions in a whole cell."""
-        return ceil((min(self.step, self.size) - first) / self.stride)
+        return ceil((self.step - first) / self.stride)
+
+
+def _cut(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Line]] | None:
+    """Choose the images and dst positions of a cell, as many as have room, and lay its axes out.
+
+    None for too many cells, segments or zeros, or nothing to sum.
+    """
+    shape = [1, *dims.dst]
+
+    def lay() -> list[_Line] | None:
+        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_CELLS:
+            return None
+        found = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
+        lines = [line for line in found if line is not None]
+        return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
+
+    def panel(lines: list[_Line]) -> int:
+        return parts * depth * ROW_BYTES * shape[0] * prod(line.segments * line.pitch for line in lines)
+
+    def fits(lines: list[_Line]) -> bool:
+        return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
+
+    lines = lay()
+    for axis in range(3):
+        stride = 1 if dims.gathers else dims.strides[axis]
+        least = stride * (1 if axis < 2 else SUMS.line_positions)
+        while lines is not None and not fits(lines) and shape[1 + axis] > least:
+            shape[1 + axis] = min(dims.dst[axis], stride * ceil(ceil(shape[1 + axis] / 2) / stride))
+            lines = lay()
+    if lines is None or panel(lines) > SUMS.most_panel_bytes:
+        return None
+    while shape[1:] == list(dims.dst) and 2 * shape[0] <= dims.n:
+        shape[0] *= 2
+        if not fits(lines):
+            shape[0] //= 2
+            break
+    return shape, lines
 
 
 def _line(dims: Dims, axis: int, step: int) -> _Line | None:
@@ -78,21 +116,21 @@ def _phased(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | None:
         phase = tap * dilation % stride
         start = -((phase - pad) // stride)
         first = stride * start + phase - pad
-        if first < min(step, size):
+        if first < step:
             _, taps, places = found.setdefault(phase, (first, [], []))
             taps.append(tap)
             places.append(start - tap * dilation // stride)
     if not found:
         return None
     least = min(min(places) for *_, places in found.values())
-    counts = {first: ceil((min(step, size) - first) / stride) for first, *_ in found.values()}
+    counts = {first: ceil((step - first) / stride) for first, *_ in found.values()}
     pitch = max(max(places) + counts[first] for first, _, places in found.values()) - least
     lows = np.arange(0, size, step)
     cells = _cell_lines(lows, np.minimum(step, size - lows), least + lows // stride, pitch, src, (0, 1))
     phases = tuple(
         (first, tuple(taps), tuple((0, at - least) for at in places)) for first, taps, places in found.values()
     )
-    return _Line(size, step, pitch, stride, phases, 1, cells)
+    return _Line(step, pitch, stride, phases, 1, cells)
 
 
 def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | None:
@@ -104,7 +142,7 @@ def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | Non
     if not residues:
         return None
     least = {residue: min(at for at, other in shifts if other == residue) for residue in residues}
-    pitch = max(at - least[residue] for at, residue in shifts) + min(step, size)
+    pitch = max(at - least[residue] for at, residue in shifts) + step
     lows = np.arange(0, size, step)
     counts = np.minimum(step, size - lows)
     cells = [
@@ -112,7 +150,7 @@ def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | Non
         for residue in residues
     ]
     places = tuple((residues.index(residue), at - least[residue]) for at, residue in shifts)
-    return _Line(size, step, pitch, 1, ((0, tuple(live), places),), len(residues), np.concatenate(cells))
+    return _Line(step, pitch, 1, ((0, tuple(live), places),), len(residues), np.concatenate(cells))
 
 
 def _cell_lines(lows: Ints, counts: Ints, starts: Ints, pitch: int, positions: int, src: tuple[int, int]) -> Records:
@@ -135,35 +173,25 @@ class ForwardSchedule:
 
     `steps` are the images and dst positions of a cell; `taps` are the numbers of the taps, in the order of the phases.
     There are `segments` of the panel along (d, h, w); `pitches` are the positions of one along these axes and
-    `positions` all of them. A position has a row of one `step` of src channels, so many times (`depth`): tile registers
-    hold 32 channels. `cycles` is an estimate for all of dst.
+    `positions` all of them. A position has a row of `ROW_BYTES`, so many times (`depth`): tile registers hold 32
+    channels. `cycles` is an estimate for all of dst.
     """
 
-    steps: Four
+    steps: tuple[int, ...]
     segments: tuple[int, ...]
     pitches: tuple[int, ...]
     positions: int
     tables: CellTables
     taps: tuple[int, ...]
     rows: int
-    step: int
     depth: int
     parts: int
     cycles: float
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a position's row in a panel."""
-        return 2 * self.step
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of one part of 16 dst channels' weights."""
-        return 2 * TILE * self.step * self.depth * len(self.taps)
-
-
-def _round(size: int, stride: int, whole: int) -> int:
-    return min(whole, stride * ceil(size / stride))
+        return TILE * ROW_BYTES * self.depth * len(self.taps)
 
 
 def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
@@ -181,42 +209,17 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     strides = (1, 1, 1) if dims.gathers else dims.strides
     if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
         return None
-    depth, step, blocks = ceil(dims.src_channels / STEP), STEP, ceil(dims.dst_channels / TILE)
-    row = 2 * step
-    shape = [1, *dims.dst]
-
-    def lay() -> list[_Line] | None:
-        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_CELLS:
-            return None
-        found = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
-        lines = [line for line in found if line is not None]
-        return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
-
-    def panel(lines: list[_Line]) -> int:
-        return parts * depth * row * shape[0] * prod(line.segments * line.pitch for line in lines)
-
-    def fits(lines: list[_Line]) -> bool:
-        return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
-
-    lines = lay()
-    for axis in range(3):
-        least = strides[axis] * (1 if axis < 2 else SUMS.line_positions)
-        while lines is not None and not fits(lines) and shape[1 + axis] > least:
-            shape[1 + axis] = _round(ceil(shape[1 + axis] / 2), strides[axis], dims.dst[axis])
-            lines = lay()
-    if lines is None or panel(lines) > SUMS.most_panel_bytes:
+    depth, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
+    cut = _cut(dims, parts, depth)
+    if cut is None:
         return None
-    while shape[1:] == list(dims.dst) and 2 * shape[0] <= dims.n:
-        shape[0] *= 2
-        if not fits(lines):
-            shape[0] //= 2
-            break
+    shape, lines = cut
     cells = ceil(dims.n / shape[0]) * prod(len(line.cells) // line.segments for line in lines)
     if cells > MOST_CELLS:
         return None
     pitches, segments = [line.pitch for line in lines], [line.segments for line in lines]
     positions = shape[0] * prod(pitches)
-    segment_bytes = parts * depth * positions * row
+    segment_bytes = parts * depth * positions * ROW_BYTES
     taps: list[int] = []
     phases, offsets, tiles, work = [], [], 0, 0
     for each in product(*(line.phases for line in lines)):
@@ -226,7 +229,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         taps += [(d * dims.kernel[1] + h) * dims.kernel[2] + w for d, h, w in mine]
         for (i, d), (j, h), (k, w) in product(*(places for *_, places in each)):
             segment = (i * segments[1] + j) * segments[2] + k
-            offsets.append(segment * segment_bytes + row * ((d * pitches[1] + h) * pitches[2] + w))
+            offsets.append(segment * segment_bytes + ROW_BYTES * ((d * pitches[1] + h) * pitches[2] + w))
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
     packed = prod(segments) * positions
@@ -235,16 +238,15 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         lines[0].cells, lines[1].cells, lines[2].cells, np.array(phases, CellPhase.dtype), np.array(offsets, np.int64)
     )
     return ForwardSchedule(
-        steps=(shape[0], shape[1], shape[2], shape[3]),
+        steps=tuple(shape),
         segments=tuple(segments),
         pitches=tuple(pitches),
         positions=positions,
         tables=tables,
         taps=tuple(taps),
         rows=ROWS * tiles,
-        step=step,
         depth=depth,
         parts=parts,
-        cycles=dims.groups * cells * (products + VALUE_CYCLES * step * depth * packed)
+        cycles=dims.groups * cells * (products + VALUE_CYCLES * STEP * depth * packed)
         + GROUP_CYCLES * (dims.groups - 1),
     )

@@ -15,7 +15,7 @@ from kernels.emit.compiler import row_of
 from kernels.emit.dots import PARTS, STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellShare
-from kernels.forward.cells.schedule import LANES, forward_schedule
+from kernels.forward.cells.schedule import LANES, ROW_BYTES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.pairs import packer, weight_boxes
@@ -40,15 +40,13 @@ class _Cells(Share):
     """Some groups, pairs of blocks of dst channels, and cells."""
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        super().__init__(problem, "gather", part)
+        super().__init__(problem, part)
         plan, dims = forward_schedule(problem), self.dims
         assert plan is not None
         self.plan = plan
-        spans = [self.spans[0], *self.spans[3:]]
-        self.firsts = [low // step for (low, _), step in zip(spans, plan.steps, strict=True)]
-        self.counts = [
-            ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, self.firsts, strict=True)
-        ]
+        self.firsts = [low // step for (low, _), step in zip(self.spans, plan.steps, strict=True)]
+        ends = [ceil(high / step) for (_, high), step in zip(self.spans, plan.steps, strict=True)]
+        self.counts = [end - first for first, end in zip(self.firsts, ends, strict=True)]
         self.cells = prod(self.counts)
         values = problem.groups * problem.n * dims.dst_channels * prod(dims.dst)
         each = problem.macs // max(1, values) + PIXEL_MACS
@@ -62,10 +60,10 @@ class _Cells(Share):
         widest = max(ceil((last - first) / TILE) for _, first, last in self.cuts)
         self.floats["panels"] = plan.parts * widest * plan.block_bytes // 4
         rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
-        self.floats["source"] = (rows + SPARE) * plan.row_bytes // 4 + SPARE
+        self.floats["source"] = (rows + SPARE) * ROW_BYTES // 4 + SPARE
         self.floats["products"] = SPLIT_BYTES // 4
         self.floats["sums"] = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
-        self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * plan.step * plan.depth, STEP)
+        self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * STEP * plan.depth, STEP)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
             CellShare,
@@ -73,7 +71,6 @@ class _Cells(Share):
             kind=self.kind,
             parts=plan.parts,
             channels=dims.src_channels,
-            step=plan.step,
             depth=plan.depth,
             positions=plan.positions,
             rows=plan.rows,
@@ -101,7 +98,7 @@ class _Cells(Share):
             if odd.any():  # lanes behind the last channel may hold it once more
                 edges = first + np.flatnonzero(np.diff(odd[: last - first], prepend=0, append=0))
                 others += [
-                    [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
+                    [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[1:])]
                     for run in edges.reshape(-1, 2).tolist()
                 ]
             for cell in range(0, self.cells, self.batch):

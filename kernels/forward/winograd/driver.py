@@ -9,21 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
-from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import address_of, call_entry, fill_zero, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
 from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
-from kernels.winograd.records import Channels, Room, Side, TileSlab
-from kernels.winograd.tiles import find_window, stage_lines, transform_tiles
+from kernels.winograd.records import PRODUCTS, Channels, Room, Side, TileSlab
+from kernels.winograd.tiles import find_window, stage_lines, tiles_along, transform_tiles
 
-__all__ = ["PRODUCTS", "add_products", "transform_filters"]
+__all__ = ["KERNEL", "VECTOR", "WIDTH", "add_products", "transform_filters"]
 
 WIDTH = target().lanes
 VECTOR = 4 * WIDTH
-PRODUCTS, KERNEL = FACTORS * FACTORS, TAPS * TAPS
+KERNEL = TAPS * TAPS
 F32_PLACE, ONE, TWO = MICRO["f32"], ROWS["f32"][1], ROWS["f32"][2]
 BATCH = Batch.dtype
 
@@ -65,10 +65,9 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
     batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, dst.c_row, WIDTH
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], room.zeros
     batch.totals = dst.totals if elements.shape[0] > 1 else 0
-    frames, columns = slab.high[0] - slab.low[0], slab.high[2] - slab.low[2]
+    frames = slab.high[0] - slab.low[0]
     for product in range(PRODUCTS):
-        across = columns - (1 if product % FACTORS == FACTORS - 1 and slab.odd[1] else 0)
-        count = frames * _lines(slab, product // FACTORS) * across
+        count = frames * tiles_along(slab, 0, product // FACTORS) * tiles_along(slab, 1, product % FACTORS)
         for vector in range(0, dst.vectors, 2):
             entry = table[F32_PLACE + min(2, dst.vectors - vector) - 1]
             most = TWO if vector + 1 < dst.vectors else ONE
@@ -82,13 +81,6 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
                 call_entry(entry, address_of(batches[0]))
 
 
-@inlined
-def _lines(slab: TileSlab, product: int) -> int:
-    """Count the lines of tiles that have a vertical product: the last one of an odd image lacks the fourth."""
-    lines: int = slab.high[1] - slab.low[1]
-    return lines - 1 if product == FACTORS - 1 and slab.odd[0] else lines
-
-
 @jit
 def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector) -> bool:
     """Turn sums into outputs of some `vectors` of channels; return whether all are finite.
@@ -96,7 +88,7 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
     `place` has the address of the slab's first output, and the bytes between its frames, lines and columns.
     """
     frames, lines, columns = slab.high[0] - slab.low[0], slab.high[1] - slab.low[1], slab.high[2] - slab.low[2]
-    last, finite = _lines(slab, FACTORS - 1), True
+    last, finite = tiles_along(slab, 0, FACTORS - 1), True
     across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
     along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
     source, bias, plane, row = dst.sums + vector * VECTOR, dst.bias + vector * VECTOR, dst.plane, dst.c_row
@@ -160,7 +152,7 @@ def add_products(
             if side.staged:
                 stage_lines(side, channels, slab, room)
             for y in range(FACTORS):
-                lines = _lines(slab, y)
+                lines = tiles_along(slab, 0, y)
                 if lines > 0:
                     to = room.panels + (PRODUCTS * tap + FACTORS * y) * side.plane
                     transform_tiles(side, channels, slab, room, y, lines, to)

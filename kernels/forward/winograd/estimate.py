@@ -11,6 +11,7 @@ from kernels.costs import COSTS
 from kernels.forward.tiles import way_cycles
 from kernels.problem import ConvProblem
 from kernels.target import target
+from kernels.winograd.work import plane_products, plane_tiles
 
 __all__ = ["direct_cycles", "winograd_cycles"]
 
@@ -27,9 +28,7 @@ def winograd_cycles(problem: ConvProblem) -> float:
     """Estimate the cycles of Winograd for a problem that breaks none of its rules."""
     dims, lanes = problem.dims, target().lanes
     src, dst = ceil(dims.src_channels / lanes), ceil(dims.dst_channels / lanes)
-    tiles = dims.n * prod(ceil(size / 2) for size in dims.dst[1:])
-    # the last tile of an odd line or column has three products along that axis, not four
-    products = dims.n * prod(4 * ceil(size / 2) - size % 2 for size in dims.dst[1:])
+    tiles, products = dims.n * plane_tiles(dims.dst[1:]), dims.n * plane_products(dims.dst[1:])
     frames = dims.met(0)
     cycles = frames * products * dims.src_channels * (dst // 2 + COSTS.single * (dst % 2))
     cycles += COSTS.tiled * tiles * (frames * src + dims.dst[0] * dst)

@@ -14,19 +14,16 @@ from kernels.cache import cached
 from kernels.dtypes import KINDS
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.forward.winograd.driver import KERNEL, PRODUCTS, VECTOR, WIDTH, add_products, transform_filters
+from kernels.forward.winograd.driver import KERNEL, VECTOR, WIDTH, add_products, transform_filters
 from kernels.forward.winograd.records import Filters, Outputs
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype
 from kernels.reference import widen
-from kernels.winograd.records import Channels, Room, Side
-from kernels.winograd.slabs import cut_slabs, most_positions, side_of, tiles_of
+from kernels.winograd.records import GAP, PRODUCTS, Room, Side
+from kernels.winograd.slabs import channel_blocks, cut_slabs, most_positions, side_of, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["FilterShare", "Share", "filter_share", "share"]
-
-_GAP = 64
-"""Bytes between lines and between planes, whose sizes are often powers of two: they must not meet in one set."""
 
 
 class FilterShare:
@@ -66,36 +63,33 @@ class Share:
         taps = max(1, *map(len, self.met)) if self.met else 1
 
         vectors, dst_vectors = ceil(channels / WIDTH), ceil((self.span[1] - self.span[0]) / WIDTH)
-        a_row, c_row = (count * VECTOR + _GAP for count in (vectors, dst_vectors))
+        a_row, c_row = (count * VECTOR + GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
         limit = max(1, STEPS.winograd_slab_bytes // (PRODUCTS * (taps * a_row + c_row)))
         self.slabs = cut_slabs([images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
         most = int(tiles_of(self.slabs).max(initial=0))
 
-        self.channels = np.zeros(ceil(vectors / 2), Channels.dtype)
-        self.channels["first"] = firsts = 2 * WIDTH * np.arange(len(self.channels))
-        self.channels["valid"] = np.minimum(2 * WIDTH, channels - firsts)
-        self.channels["vectors"] = -(-self.channels["valid"] // WIDTH)
-        self.channels["line"], self.channels["panel"] = a_row, 4 * firsts
+        self.channels = channel_blocks(channels)
+        self.channels["line"], self.channels["panel"] = a_row, 4 * self.channels["first"]
 
         pads = dims.pads[1:] if dims.gathers else tuple(2 - pad for pad in dims.pads[1:])
         self._side = side_of(problem, channels, dims.src, wide=True, frames=1, first=0, stride=1, pad=pads)
         positions = most_positions(self.slabs, 2) if self._side["staged"] and len(self.slabs) else 0
         self.channels["stage"] = STAGED_LINE * positions * np.arange(len(self.channels))
-        self._side["plane"] = self.plane = most * a_row + _GAP
+        self._side["plane"] = self.plane = most * a_row + GAP
         self._steps = [size * step for step in data_steps(problem.data_format, problem.dst_channels, dims.dst)]
         out = self.span[1] - self.span[0]
         in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
         self._outputs = row_of(
             Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
-            channel=self._steps[4], channels=out, vectors=dst_vectors, c_row=c_row, plane=most * c_row + _GAP,
+            channel=self._steps[4], channels=out, vectors=dst_vectors, c_row=c_row, plane=most * c_row + GAP,
             a_row=a_row, b_plane=self.filters.plane, b_block=self.filters.block, depth=0, filters=0, bias=0, sums=0,
             staged=0, totals=0, spare=0,
         )  # fmt: skip
         self._rooms = {
             "stage": STAGED_LINE * positions * len(self.channels),
-            "panels": 4 * (taps * PRODUCTS * self.plane // 4),
-            "sums": 4 * (PRODUCTS * (most * c_row + _GAP) // 4),
+            "panels": taps * PRODUCTS * self.plane,
+            "sums": PRODUCTS * (most * c_row + GAP),
             "staged": 0 if in_place else 4 * most * STAGED_LINE,
             "zeros": STAGED_LINE,
             "totals": 4 * max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,

@@ -14,11 +14,9 @@ from kernels.emit.winograd import FACTORS, TAPS, count_taps
 from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Tile, Walk, Weights
 from kernels.winograd.records import Channels, Room, Side, TileSlab
-from kernels.winograd.tiles import STAGED_LINE, find_window, stage_lines, transform_tiles
+from kernels.winograd.tiles import STAGED_LINE, find_window, stage_lines, tiles_along, transform_tiles
 
-__all__ = ["PRODUCTS", "TAKEN_ROWS", "ProductRun", "add_products", "write_taps"]
-
-PRODUCTS = FACTORS * FACTORS
+__all__ = ["TAKEN_ROWS", "ProductRun", "add_products", "write_taps"]
 
 TAKEN_ROWS = 64
 """Rows of sums that are turned into taps at a time."""
@@ -55,13 +53,13 @@ def add_products(
             find_window(sides[i], slab, rooms[i])
             if sides[i].staged:
                 stage_lines(sides[i], lanes if i == 0 else scalars, slab, rooms[i])
-        frames, columns = slab.high[0] - slab.low[0], slab.high[2] - slab.low[2]
+        frames = slab.high[0] - slab.low[0]
         for y in range(FACTORS):
-            lines = slab.high[1] - slab.low[1] - (1 if y == 3 and slab.odd[0] else 0)
+            lines = tiles_along(slab, 0, y)
             for i in range(2 if lines > 0 else 0):
                 transform_tiles(sides[i], lanes if i == 0 else scalars, slab, rooms[i], y, lines, rooms[i].panels)
             for x in range(FACTORS):
-                walk.counts[2] = frames * lines * (columns - (1 if x == 3 and slab.odd[1] else 0))
+                walk.counts[2] = frames * lines * tiles_along(slab, 1, x)
                 panel, scalar = rooms[0].panels + x * sides[0].plane, rooms[1].panels + x * sides[1].plane
                 for b in range(lanes.shape[0]):
                     block = lanes[b]

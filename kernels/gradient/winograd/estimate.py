@@ -5,13 +5,14 @@ The constants are in `kernels.costs`; `python -m benchmarks.regret --algorithms`
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import prod
 
 from kernels.costs import COSTS
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import lines_cost, role_costs
 from kernels.gradient.winograd.layout import layout
 from kernels.problem import ConvProblem
+from kernels.winograd.work import plane_products, plane_tiles
 
 __all__ = ["direct_cycles", "winograd_cycles"]
 
@@ -32,9 +33,7 @@ def winograd_cycles(problem: ConvProblem) -> float:
     if plan.lanes_are_wide:
         lanes, narrow, wide = dims.wide_channels, wide, narrow
     frames, sums = dims.n * dims.met(0), vectors[0] * plan.rows
-    # the last tile of an odd line or column has three products along that axis, not four
-    products = prod(4 * ceil(size / 2) - size % 2 for size in dims.narrow[1:])
-    tiles = prod(ceil(size / 2) for size in dims.narrow[1:])
+    tiles, products = plane_tiles(dims.narrow[1:]), plane_products(dims.narrow[1:])
     cycles = frames * products * lines_cost(lanes, plan.rows, 1, merge=False)
     cycles += COSTS.transformed * frames * tiles * (narrow + wide)
     cycles += COSTS.tapped * sums * dims.kernel[0] + COSTS.summed * sums * sum(map(len, plan.slabs))

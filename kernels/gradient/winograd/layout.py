@@ -19,21 +19,17 @@ from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, Vector, values_of
 from kernels.gradient.geometry import geometry
-from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
+from kernels.gradient.roles import role_costs, tile_rows
 from kernels.gradient.tiles.records import Tile
 from kernels.gradient.tiles.tables import split
-from kernels.gradient.winograd.driver import PRODUCTS
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of
 from kernels.target import target
-from kernels.winograd.records import Channels, Side
-from kernels.winograd.slabs import cut_slabs, most_positions, side_of, tiles_of
+from kernels.winograd.records import GAP, PRODUCTS, Side
+from kernels.winograd.slabs import channel_blocks, cut_slabs, most_positions, side_of, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
 __all__ = ["Layout", "layout", "side_records"]
-
-_PLANE_GAP = 64
-"""Bytes between planes, whose sizes are often powers of two: lines of several planes must not meet in one set."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +63,13 @@ def _channels(count: int, rows: int, lines: int) -> tuple[Records, int]:
 
     Gives the blocks, and the bytes of a plane of panels of so many `lines`.
     """
-    blocks = lane_blocks(count)
-    table = np.zeros(len(blocks), Channels.dtype)
-    for name in ("first", "valid", "vectors"):
-        table[name] = blocks[name]
+    table = channel_blocks(count)
     table["line"] = 4 * target().lanes * table["vectors"] if rows else STAGED_LINE
-    table["plane"] = table["line"] * rows + _PLANE_GAP * (rows > 0)
+    table["plane"] = table["line"] * rows + GAP * (rows > 0)
     panels = list(accumulate((table["line"] * (lines + 1)).tolist(), initial=0))
     table["panel"] = panels[:-1]
     table["sums"] = [0, *accumulate((PRODUCTS * table["plane"]).tolist())][:-1]
-    return table, panels[-1] + _PLANE_GAP
+    return table, panels[-1] + GAP
 
 
 def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:

@@ -35,13 +35,7 @@ from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.schedule import schedule
 from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of, cut_shares
-from kernels.gradient.winograd.driver import (
-    PRODUCTS,
-    TAKEN_ROWS,
-    ProductRun,
-    add_products,
-    write_taps,
-)
+from kernels.gradient.winograd.driver import TAKEN_ROWS, ProductRun, add_products, write_taps
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records
 from kernels.plan import Stop, Storage, Unit, box
@@ -49,7 +43,7 @@ from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
 from kernels.winograd.integers import EXACT, largest_integer
 from kernels.winograd.kernel import WinogradKernel
-from kernels.winograd.records import Room
+from kernels.winograd.records import PRODUCTS, Room
 from kernels.winograd.tiles import STAGED_LINE
 from kernels.winograd.work import exact_factor
 
