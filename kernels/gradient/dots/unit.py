@@ -16,7 +16,6 @@ from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotCall, DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BwdWeights, Part
-from kernels.pack.pairs import packer
 from kernels.plan import Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
@@ -77,7 +76,6 @@ class DotPart(Part):
         )  # fmt: skip
         return row_of(
             DotShare,
-            packer=packer(),
             groups=self.g1 - self.g0,
             taps=plan.taps,
             channels=plan.channels,
