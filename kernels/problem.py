@@ -28,6 +28,7 @@ OpName = Literal[
 ]
 Algorithm = Literal["direct", "winograd", "auto"]
 Ints = tuple[int, ...]
+Span = tuple[int, int]
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
@@ -197,6 +198,21 @@ class ConvProblem:
         """Whether it belongs to ConvTranspose, whose dst is the wide tensor."""
         return self.op.startswith("ConvT")
 
+    @property
+    def places(self) -> tuple[int, int]:
+        """Which of src and dst, 0 and 1, are the wide and the narrow tensor."""
+        return (1, 0) if self.transposed else (0, 1)
+
+    @property
+    def letters(self) -> tuple[str, str]:
+        """The letters of the wide and of the narrow tensor's channels among the axes of the weights."""
+        return ("O", "I") if self.transposed else ("I", "O")
+
+    @property
+    def whole_axis(self) -> Literal["I", "O"]:
+        """The letter of the axis that groups do not divide: it holds the channels of all groups one after another."""
+        return "O" if self.groups_axis == "I" else "I"
+
     @cached_property
     def src_shape(self) -> Ints:
         """Shape of src in `data_format`."""
@@ -282,10 +298,25 @@ class ConvProblem:
         for letter in reversed(self.weights_format):
             stride[letter] = step
             step *= sizes[letter]
-        whole = "O" if self.groups_axis == "I" else "I"
-        group = sizes[whole] // self.groups * stride[whole]
-        wide, narrow = ("O", "I") if self.transposed else ("I", "O")
+        group = sizes[self.whole_axis] // self.groups * stride[self.whole_axis]
+        wide, narrow = self.letters
         return group, stride[wide], stride[narrow], stride["X"]
+
+    def weights_box(self, groups: Span, wide: Span, narrow: Span) -> tuple[Ints, Ints]:
+        """Return offset and shape, in the weights' axes, of some groups, and of channels of each in both tensors.
+
+        Channels of several groups are all that they have: of one group they may be some.
+        """
+        spans = dict(zip(self.letters, (wide, narrow), strict=True))
+        whole = self.whole_axis
+        each = (self.src_channels if whole == "I" else self.dst_channels) // self.groups
+        first, last = spans[whole]
+        assert groups[1] - groups[0] == 1 or last - first == each, (self, groups, wide, narrow)
+        spans[whole] = groups[0] * each + first, (groups[1] - 1) * each + last
+        found: list[Span] = []
+        for letter in self.weights_format:
+            found += [(0, size) for size in self.kernel] if letter == "X" else [spans[letter]]
+        return tuple(low for low, _ in found), tuple(high - low for low, high in found)
 
     def _data_shape(self, channels: int, spatial: Ints) -> Ints:
         if self.data_format == "NCX":

@@ -154,12 +154,11 @@ def gradients(
     """
     dims = problem.dims
     wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
     for image in range(dims.n):
         whole = [
             channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][slice(*part.groups), slice(*some)]
-            for place, some in zip(places, (part.wide, part.narrow), strict=True)
+            for place, some in zip(problem.places, (part.wide, part.narrow), strict=True)
         ]
         for tap, *at in taps(dims):
             if stop():
@@ -167,7 +166,8 @@ def gradients(
             sides = [each[:, :, *box] for each, box in zip(whole, at[::-1], strict=True)]
             for some in _blocks(total.shape[1], max(each.size for each in sides)):
                 a, b = (
-                    read(side[some], problem.dtype, change, place) for side, place in zip(sides, places, strict=True)
+                    read(side[some], problem.dtype, change, place)
+                    for side, place in zip(sides, problem.places, strict=True)
                 )
                 sums = total[:, some, tap].copy()
                 with np.errstate(invalid="ignore", over="ignore"):

@@ -94,7 +94,7 @@ def _of_image(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, chan
 def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array | None:
     """Lay out the tensor with fewer channels for each tap, zeros where there is none; None if it would be too large."""
     dims = problem.dims
-    wide, narrow = _places(problem)
+    wide, narrow = problem.places
     few_wide = (dims.wide_channels, prod(dims.narrow)) < (dims.narrow_channels, prod(dims.wide))
     few, many, channels, pixels = (
         (wide, narrow, dims.wide_channels, dims.narrow) if few_wide else (narrow, wide, dims.narrow_channels, dims.wide)
@@ -121,7 +121,7 @@ def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, ch
     found = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
     a, b = (
         channels_first(read(tensors[place], problem.dtype, change, place), problem, dims.groups)[0]
-        for place in _places(problem)
+        for place in problem.places
     )
     for tap, at_narrow, at_wide in _until(stop, taps(dims)):
         a_part = a[:, :, *at_wide].reshape(dims.groups, dims.wide_channels, -1)
@@ -129,11 +129,6 @@ def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, ch
         with np.errstate(invalid="ignore", over="ignore"):
             found[:, tap] = a_part @ b_part.transpose(0, 2, 1)
     return found
-
-
-def _places(problem: ConvProblem) -> tuple[int, int]:
-    """Return which inputs are the wide and the narrow tensor."""
-    return (1, 0) if problem.op.startswith("ConvT") else (0, 1)
 
 
 def pixel_chunks(

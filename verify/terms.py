@@ -85,8 +85,7 @@ def _factors(
     """Return what an element of diff_weights multiplies, of src and of diff_dst: values, channel, and place."""
     dims, (i, o, group, tap) = problem.dims, _weights_position(problem, index)
     slices = tap_slices(dims, tap)
-    src_first = problem.op.startswith("ConvT")  # src is the narrow tensor
-    at_src, at_dst = slices if src_first else slices[::-1]
+    at_src, at_dst = slices if problem.transposed else slices[::-1]  # then src is the narrow tensor
     src_channel = i + group * (problem.src_channels // problem.groups)
     dst_channel = o + group * (problem.dst_channels // problem.groups)
     return (

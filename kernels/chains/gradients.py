@@ -84,7 +84,7 @@ class _Gradient:
             tall=tall,
             parts=parts,
         )
-        self.places = (0, 1) if self.lines_wide != problem.op.startswith("ConvT") else (1, 0)
+        self.places = problem.places[:: 1 if self.lines_wide else -1]
         width = broad if self.lanes else tall
         panels = self.lines if self.lanes else self.down // tall, self.across
         both = panels[0] * width, self.across * broad
@@ -164,7 +164,7 @@ class _Pairs:
         values = [panel_values(prod(sizes), LEAF_LANES) for sizes in (geometry.wide, geometry.narrow)]
         rooms = [count * each for count, each in zip(self.parts, values, strict=True)]
         self.values = sum(rooms)
-        self.places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
+        self.places = problem.places
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros((self.groups, len(self.taps), *self.parts, LEAF_LANES))

@@ -39,7 +39,7 @@ def units_of(problem: ConvProblem, workers: int) -> list[Unit]:
     units: list[Unit] = []
     for part in _parts(problem, workers):
         box = [range(*part.groups), range(*part.wide), range(*part.narrow)]
-        offset, shape = _place(problem, part)
+        offset, shape = problem.weights_box(part.groups, part.wide, part.narrow)
         macs = problem.macs * prod(map(len, box)) // max(1, _weights(problem))
         units.append(Unit(len(units), 0, offset, shape, macs, (*part.groups, *part.wide, *part.narrow)))
     return units
@@ -85,29 +85,13 @@ def _even(count: int, pieces: int, multiple: int) -> Iterator[tuple[int, int]]:
     return ((low, min(count, low + step)) for low in range(0, max(1, count), step))
 
 
-def _place(problem: ConvProblem, part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return offset and shape of a part of the weights."""
-    wide, narrow = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
-    spans = {wide: part.wide, narrow: part.narrow}
-    whole = "O" if problem.groups_axis == "I" else "I"
-    each = problem.dims.narrow_channels if whole == narrow else problem.dims.wide_channels
-    if problem.groups > 1:
-        spans[whole] = part.groups[0] * each, part.groups[1] * each
-    found = []
-    for letter in problem.weights_format:
-        found += [(0, size) for size in problem.kernel] if letter == "X" else [spans[letter]]
-    return tuple(low for low, _ in found), tuple(high - low for low, high in found)
-
-
 def arrange(gradient: Array, problem: ConvProblem) -> Array:
     """Bring (groups, taps, wide, narrow) into the order of the weights."""
     groups, _, wide, narrow = gradient.shape
-    letters = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
-    # the axis that groups do not divide holds the channels of all groups one after another
+    letters, whole = problem.letters, problem.whole_axis
     axes = {"X": [1], letters[0]: [2], letters[1]: [3]}
-    axes["O" if problem.groups_axis == "I" else "I"].insert(0, 0)
+    axes[whole].insert(0, 0)
     order = [axis for letter in problem.weights_format for axis in axes[letter]]
     sizes = {"X": problem.kernel, letters[0]: (wide,), letters[1]: (narrow,)}
-    whole = "O" if problem.groups_axis == "I" else "I"
     sizes[whole] = (groups * sizes[whole][0],)
     return gradient.transpose(order).reshape([size for letter in problem.weights_format for size in sizes[letter]])

@@ -30,7 +30,6 @@ from kernels.reduction import sum_chunks, sum_tree
 __all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of", "cut_shares"]
 
 Floats = npt.NDArray[np.float32]
-Pair = tuple[int, int]
 Cut = tuple[int, int, int, int]
 Shape = tuple[int, ...]
 
@@ -292,29 +291,20 @@ def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[C
 
 def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]:
     """Return offset and shape, in the weights' axes, of some groups and lane blocks."""
+    if not plan.lanes_are_groups:
+        return box_of(problem, plan.blocks, plan.vector_is_wide, part)
+    groups, dims = (part[0] * WIDTH, min(problem.groups, part[1] * WIDTH)), problem.dims
+    return problem.weights_box(groups, (0, dims.wide_channels), (0, dims.narrow_channels))
+
+
+def box_of(problem: ConvProblem, blocks: Records, lanes_are_wide: bool, part: Cut) -> tuple[Shape, Shape]:
+    """Return offset and shape, in the weights' axes, of some groups and blocks of lanes, which are channels of one of
+    both tensors."""
     g0, g1, b0, b1 = part
-    span = int(plan.blocks["first"][b0]), int(plan.blocks["first"][b1 - 1] + plan.blocks["valid"][b1 - 1])
-    if plan.lanes_are_groups:
-        return box_of(problem, None, (g0 * WIDTH, min(problem.groups, g1 * WIDTH)), span)
-    return box_of(problem, plan.vector_is_wide, (g0, g1), span)
-
-
-def box_of(problem: ConvProblem, lanes_are_wide: bool | None, g: Pair, span: Pair) -> tuple[Shape, Shape]:
-    """Return offset and shape, in the weights' axes, of some groups and some lanes: channels of the wide or the narrow
-    tensor, or None of these."""
-    lanes = "" if lanes_are_wide is None else "O" if problem.transposed == lanes_are_wide else "I"
-    spans: dict[str, tuple[Shape, Shape]] = {"X": ((0,) * problem.rank, problem.kernel)}
-    for letter, channels in (("I", problem.src_channels), ("O", problem.dst_channels)):
-        each = channels // problem.groups
-        first, last = span if letter == lanes else (0, each)
-        if letter != problem.groups_axis:
-            assert g[1] - g[0] == 1 or last - first == each, (problem, g, span)
-            # this axis holds all groups one after another: several are whole, one may be cut
-            first, last = g[0] * each + first, (g[1] - 1) * each + last
-        spans[letter] = ((first,), (last - first,))
-    offset = tuple(value for letter in problem.weights_format for value in spans[letter][0])
-    shape = tuple(value for letter in problem.weights_format for value in spans[letter][1])
-    return offset, shape
+    first, last, dims = blocks[b0], blocks[b1 - 1], problem.dims
+    lanes = int(first["first"]), int(last["first"] + last["valid"])
+    wide, narrow = (lanes, (0, dims.narrow_channels)) if lanes_are_wide else ((0, dims.wide_channels), lanes)
+    return problem.weights_box((g0, g1), wide, narrow)
 
 
 BWD_WEIGHTS = BwdWeights()

@@ -34,7 +34,7 @@ from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.schedule import schedule
-from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of, cut_shares
+from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, Cut, box_of, cut_shares
 from kernels.gradient.winograd.driver import (
     PRODUCTS,
     TAKEN_ROWS,
@@ -87,23 +87,20 @@ class BwdWinograd(WinogradKernel):
             by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
             shares = cut_shares(by_group, by_block, groups, blocks)
             macs = problem.macs // len(shares)
-            return [self._unit(problem, plan, i, 0, macs, (*share, 0, 1)) for i, share in enumerate(shares)], 0
+            return [self._unit(problem, plan, i, 0, macs, share, (0, 1)) for i, share in enumerate(shares)], 0
         macs = problem.macs // parts
         first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
         joining = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
         by_group = min(groups, joining)
         shares = cut_shares(by_group, min(blocks, joining // by_group), groups, blocks)
-        last = [self._unit(problem, plan, parts + i, 1, 0, (*share, -1, parts)) for i, share in enumerate(shares)]
+        last = [self._unit(problem, plan, parts + i, 1, 0, share, (-1, parts)) for i, share in enumerate(shares)]
         return first + last, parts * nbytes
 
     def _unit(
-        self, problem: ConvProblem, plan: Layout, index: int, stage: int, macs: int, part: tuple[int, ...]
+        self, problem: ConvProblem, plan: Layout, index: int, stage: int, macs: int, share: Cut, piece: tuple[int, int]
     ) -> Unit:  # fmt: skip
-        g0, g1, b0, b1 = part[:4]
-        first, last = plan.lanes[b0], plan.lanes[b1 - 1]
-        span = int(first["first"]), int(last["first"] + last["valid"])
-        offset, shape = box_of(problem, plan.lanes_are_wide, (g0, g1), span)
-        return Unit(index, stage, offset, shape, macs, part)
+        offset, shape = box_of(problem, plan.lanes, plan.lanes_are_wide, share)
+        return Unit(index, stage, offset, shape, macs, (*share, *piece))
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
