@@ -90,6 +90,12 @@ def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
     return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
 
 
+@inlined
+def _value_bytes(packing: Packing) -> int:
+    """Return the bytes of a value of the tensor."""
+    return 4 if packing.parts == 3 else 2
+
+
 @jit
 def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
     """Write zeros where `before` has lines and `boxes` has none.
@@ -168,7 +174,7 @@ def _turns(packing: Packing, box: PackedBox) -> int:
 
     It should where neither images nor channels are adjacent in memory, but the values between two wanted ones are few.
     """
-    size, strides, sizes = 4 if packing.parts == 3 else 2, packing.strides, box.sizes
+    size, strides, sizes = _value_bytes(packing), packing.strides, box.sizes
     values, width = sizes[1] * sizes[2], 1
     if strides[3] == size or packing.channel == size or sizes[0] * values * sizes[3] == 0:
         return 0
@@ -187,7 +193,7 @@ def _turns(packing: Packing, box: PackedBox) -> int:
 def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
     """Pack a box, `lines` of it together."""
     pairs, strides, steps, sizes = packing.pairs, packing.strides, packing.steps, box.sizes
-    image, channel, size = strides[3], packing.channel, 4 if packing.parts == 3 else 2
+    image, channel, size = strides[3], packing.channel, _value_bytes(packing)
     together, most = (16, 32 // size) if pairs else (1, _VALUES)
     row, scratch = size * TURNED, packing.scratch
     spare = scratch + 16 * 32 * TURNED
@@ -245,7 +251,7 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
         return
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
     few = 16 if packing.pairs else 8
-    span = channels if channel == (4 if packing.parts == 3 else 2) else few
+    span = channels if channel == _value_bytes(packing) else few
     for first in range(0, channels, span):
         some, plane = min(span, channels - first), first // 16 if packing.pairs else first
         to = packing.target + plane * packing.plane

@@ -252,7 +252,6 @@ class Part:
             lane_step=lane,
             channel_step=row,
             tap_step=tap,
-            linear=plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1,
         )
 
     def write(self, total: Floats, output: Storage) -> None:

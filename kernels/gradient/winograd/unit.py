@@ -180,7 +180,7 @@ class _Share:
         self.weights = row_of(
             Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS, channels=plan.rows,
             tap_rows=1, channel_rows=TAPS * TAPS if tap == 1 else 1, start=0, group_step=0, block_step=lane,
-            lane_step=lane, channel_step=row, tap_step=tap, linear=tap == 1 and row == TAPS * TAPS,
+            lane_step=lane, channel_step=row, tap_step=tap,
         )  # fmt: skip
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
