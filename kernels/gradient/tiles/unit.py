@@ -7,6 +7,7 @@ summed in registers and then added to memory. Loops 1 to 6 are compiled (`kernel
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -119,25 +120,92 @@ class BwdWeights:
         return True
 
 
-class Part:
+class Part(ABC):
     """One unit's share: some groups and lane blocks, over some chunks of the pixels."""
+
+    faster = 1
+    """Times as much work between two looks at whether to stop: it is done in less time."""
 
     def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
         mine = plan.blocks[self.b0 : self.b1]
-        lanes = mine["lane"] - mine[0]["lane"]
         self.first_lane = int(mine[0]["lane"])
         self.width = int(mine["vectors"].sum()) * WIDTH
         self.blocks = mine.copy()
-        self.blocks["acc"] = 4 * lanes * plan.rows
-        self.blocks["panel"] = 4 * mine["first"] if plan.in_place else 4 * lanes * plan.vector.points
+        self.blocks["acc"] = 4 * (mine["lane"] - self.first_lane) * plan.rows
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs: npt.NDArray[Any] = plan.slabs
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
-        self.batch = max(1, STEPS.batch_macs // max(1, macs))
-        lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        self.batch = max(1, self.faster * STEPS.batch_macs // max(1, macs))
+        self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        self.layout = self._layout()
+
+    @abstractmethod
+    def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+        """Add some slabs of pixels to the accumulators."""
+
+    def sum(self, inputs: Sequence[Storage], low: int, high: int, stop: Stop) -> Floats | None:
+        """Sum some chunks; None when `stop` ended that early."""
+        count, chunks = len(self.slabs), self.plan.chunks
+
+        def chunk(number: int, acc: Floats) -> bool:
+            acc[...] = 0
+            end = count * (number + 1) // chunks
+            for first in range(count * number // chunks, end, self.batch):
+                if stop():
+                    return False
+                self.add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
+            return True
+
+        return sum_chunks(low, high, self.floats, chunk)
+
+    def join(self, partial: Floats) -> Floats:
+        """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
+        plan = self.plan
+        whole = plan.rows * plan.lanes
+        first = plan.rows * self.first_lane
+        pieces = partial[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
+        pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
+        return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
+
+    def _layout(self) -> Records:
+        """Return where in the output the accumulators belong."""
+        plan = self.plan
+        group, wide, narrow, tap = self.problem.weights_strides
+        block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
+        lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
+        return row_of(
+            Weights,
+            kind=KINDS[self.problem.dtype],
+            lane_groups=self.lane_groups,
+            groups=self.g1 - self.g0,
+            floats=self.group_floats,
+            taps=plan.taps,
+            channels=plan.channels,
+            tap_rows=plan.tap_step,
+            channel_rows=plan.channel_step,
+            start=self.g0 * step,
+            group_step=step,
+            block_step=block,
+            lane_step=lane,
+            channel_step=row,
+            tap_step=tap,
+        )
+
+    def write(self, total: Floats, output: Storage) -> None:
+        """Round the sums once and put them where the weights' layout wants them."""
+        store(address(total), self.blocks, self.layout, address(output))
+
+
+class TilePart(Part):
+    """A share that is summed on register tiles."""
+
+    def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
+        super().__init__(problem, plan, unit)
+        lanes = self.blocks["lane"] - self.first_lane
+        self.blocks["panel"] = 4 * self.blocks["first"] if plan.in_place else 4 * lanes * plan.vector.points
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
         (ranges, tiles), padded = plan.tables
@@ -145,7 +213,7 @@ class Part:
             Share,
             kind=KINDS[problem.dtype],
             groups=self.g1 - self.g0,
-            lane_groups=lane_groups,
+            lane_groups=self.lane_groups,
             pack=plan.scalar_pack,
             together=together,
             panel_bytes=4 * (plan.vector.group if plan.in_place else panel),
@@ -167,7 +235,6 @@ class Part:
         if padded:
             ranges, tiles = (np.concatenate(both) for both in zip((ranges, tiles), padded, strict=True))
         self.ranges, self.tiles, self.lines = ranges, tiles, plan.scalar_lines
-        self.layout = self._layout(lane_groups)
 
     def _source(self, operand: Operand) -> tuple[Any, ...]:
         """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
@@ -192,22 +259,8 @@ class Part:
             moves=operand.moves,
         )
 
-    def sum(self, inputs: Sequence[Storage], low: int, high: int, stop: Stop) -> Floats | None:
-        """Sum some chunks; None when `stop` ended that early."""
-        count, chunks = len(self.slabs), self.plan.chunks
-
-        def chunk(number: int, acc: Floats) -> bool:
-            acc[...] = 0
-            end = count * (number + 1) // chunks
-            for first in range(count * number // chunks, end, self.batch):
-                if stop():
-                    return False
-                self._add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
-            return True
-
-        return sum_chunks(low, high, self.floats, chunk)
-
-    def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+    def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+        """Pack both tensors, where they are not read in place, and walk them."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
@@ -221,43 +274,6 @@ class Part:
         else:
             add_slabs(tile_table(), self.share, call, slabs, self.blocks, self.lines, *tiles)
 
-    def join(self, partial: Floats) -> Floats:
-        """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
-        plan = self.plan
-        whole = plan.rows * plan.lanes
-        first = plan.rows * self.first_lane
-        pieces = partial[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
-        pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
-        return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
-
-    def _layout(self, lane_groups: int) -> Records:
-        """Return where in the output the accumulators belong."""
-        plan = self.plan
-        group, wide, narrow, tap = self.problem.weights_strides
-        block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
-        lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
-        return row_of(
-            Weights,
-            kind=KINDS[self.problem.dtype],
-            lane_groups=lane_groups,
-            groups=self.g1 - self.g0,
-            floats=self.group_floats,
-            taps=plan.taps,
-            channels=plan.channels,
-            tap_rows=plan.tap_step,
-            channel_rows=plan.channel_step,
-            start=self.g0 * step,
-            group_step=step,
-            block_step=block,
-            lane_step=lane,
-            channel_step=row,
-            tap_step=tap,
-        )
-
-    def write(self, total: Floats, output: Storage) -> None:
-        """Round the sums once and put them where the weights' layout wants them."""
-        store(address(total), self.blocks, self.layout, address(output))
-
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
@@ -268,7 +284,7 @@ def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
 @cached
 def _part(problem: ConvProblem, unit: Unit) -> Part:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return Part(problem, schedule(problem), unit)
+    return TilePart(problem, schedule(problem), unit)
 
 
 def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[Cut, Shape, Shape]]:
