@@ -25,8 +25,8 @@ from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
-from kernels.gradient.tiles.driver import PLANES, WIDTH
-from kernels.gradient.tiles.records import Block
+from kernels.gradient.roles import channel_blocks
+from kernels.gradient.tiles.driver import PLANES
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import chunks_of
 from kernels.target import target
@@ -391,11 +391,10 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         wide, _ = _bytes(geo, lines, SUMS.inside_channels)
         together = min(channels, SUMS.inside_channels * max(1, SUMS.narrow_bytes // (PARTS[problem.dtype] * wide)))
     done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(live)
-    firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
-        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), TILE // WIDTH, f, 0, 0) for f in firsts], Block.dtype),
+        blocks=channel_blocks(geo.narrow.channels, TILE),
         rows=rows,
         lanes=TILE * b_blocks,
         a=geo.wide,

@@ -8,7 +8,8 @@ summed in registers and then added to memory. Loops 1 to 6 are compiled (`kernel
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,15 +21,15 @@ from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.tile_table import DIRECT, tile_table
-from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_lanes, add_slabs, store
+from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANEWISE, tile_table
+from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import sum_chunks, sum_tree
 
-__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of", "cut_shares"]
+__all__ = ["BWD_WEIGHTS", "BwdWeights", "Cut", "Part", "box_of", "cut_shares", "units_of"]
 
 Floats = npt.NDArray[np.float32]
 Cut = tuple[int, int, int, int]
@@ -78,18 +79,16 @@ class BwdWeights:
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
             least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // STEPS.most_unit_macs) + 1
-            tiles = _tiles(problem, plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
-            macs = problem.macs // len(tiles)
-            return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
-        whole = (0, plan.groups, 0, len(plan.blocks))
+            shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
+            return units_of(problem, shares, partial(_box, problem, plan)), 0
         ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
+        whole = (0, plan.groups, 0, len(plan.blocks))
         first = [
             Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
             for i, end in enumerate(ends)
         ]
-        tiles = _tiles(problem, plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
-        last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
-        return first + last, parts * acc_bytes
+        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
+        return first + units_of(problem, shares, partial(_box, problem, plan), parts), parts * acc_bytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -161,12 +160,12 @@ class Part(ABC):
 
         return sum_chunks(low, high, self.floats, chunk)
 
-    def join(self, partial: Floats) -> Floats:
+    def join(self, sums: Floats) -> Floats:
         """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
         plan = self.plan
         whole = plan.rows * plan.lanes
         first = plan.rows * self.first_lane
-        pieces = partial[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
+        pieces = sums[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
         pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
         return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
 
@@ -205,6 +204,12 @@ class TilePart(Part):
     def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
         super().__init__(problem, plan, unit)
         lanes = self.blocks["lane"] - self.first_lane
+        self.blocks["line"] = 4 * WIDTH * self.blocks["vectors"]
+        self.blocks["kind"] = self.blocks["vectors"] + FROM_MEMORY * plan.in_place
+        if plan.lanes_are_groups:
+            self.blocks["kind"] = LANEWISE
+        if plan.direct:  # steps are in bytes
+            self.blocks["kind"], self.blocks["line"] = DIRECT[problem.dtype], 1
         self.blocks["panel"] = 4 * self.blocks["first"] if plan.in_place else 4 * lanes * plan.vector.points
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
@@ -212,7 +217,8 @@ class TilePart(Part):
         self.share = row_of(
             Share,
             kind=KINDS[problem.dtype],
-            groups=self.g1 - self.g0,
+            groups=1 if plan.direct else self.g1 - self.g0,
+            tile_groups=self.g1 - self.g0,
             lane_groups=self.lane_groups,
             pack=plan.scalar_pack,
             together=together,
@@ -229,7 +235,7 @@ class TilePart(Part):
             inner_high=plan.inner[:, 1],
             vector=self._source(plan.vector),
             scalar=self._source(plan.scalar),
-            in_place=plan.in_place,
+            in_place=plan.in_place or plan.direct,
             padded=padded is not None,
         )
         if padded:
@@ -268,11 +274,9 @@ class TilePart(Part):
             TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
             scratch=arena_address("scalar", self.arenas[1]), acc=address(acc),
         )  # fmt: skip
-        slabs, tiles = self.slabs[some], (self.ranges, self.tiles)
-        if plan.direct:
-            add_lanes(tile_table()[DIRECT[self.problem.dtype]], self.share, call, slabs, *tiles)
-        else:
-            add_slabs(tile_table(), self.share, call, slabs, self.blocks, self.lines, *tiles)
+        add_slabs(
+            tile_table(), self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles
+        )  # fmt: skip
 
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
@@ -287,12 +291,12 @@ def _part(problem: ConvProblem, unit: Unit) -> Part:
     return TilePart(problem, schedule(problem), unit)
 
 
-def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[Cut, Shape, Shape]]:
-    """Cut the output by groups, then by lane blocks: (groups and blocks, offset, shape) of each tile."""
+def _shares(plan: Schedule, wanted: int) -> list[Cut]:
+    """Cut the output by groups, then by lane blocks."""
     groups, blocks = plan.groups, len(plan.blocks)
     by_group = min(groups, wanted)
     by_block = min(blocks, -(-wanted // by_group)) if by_group == groups and not plan.lanes_are_groups else 1
-    return [(each, *_box(problem, plan, each)) for each in cut_shares(by_group, by_block, groups, blocks)]
+    return cut_shares(by_group, by_block, groups, blocks)
 
 
 def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[Cut]:
@@ -302,6 +306,16 @@ def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[C
         for i in range(by_group)
         for j in range(by_block)
     ]
+
+
+def units_of(
+    problem: ConvProblem, shares: Sequence[Cut], box: Callable[[Cut], tuple[Shape, Shape]], parts: int = 1
+) -> list[Unit]:
+    """Return a unit for each share: it computes its `box` of the output, or joins partial sums of several `parts`."""
+    if parts == 1:
+        macs = problem.macs // len(shares)
+        return [Unit(i, 0, *box(share), macs, (*share, 0, 1)) for i, share in enumerate(shares)]
+    return [Unit(parts + i, 1, *box(share), 0, (*share, -1, parts)) for i, share in enumerate(shares)]
 
 
 def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]:
