@@ -22,10 +22,12 @@ from kernels.emit.intrinsics import (
     stored_size,
     untranspose,
 )
+from kernels.emit.tile_table import FROM_MEMORY, LANEWISE
 from kernels.gradient.tiles.records import (
     Block,
     Box,
     Group,
+    LaneTile,
     Line,
     Packed,
     Range,
@@ -40,7 +42,7 @@ from kernels.gradient.tiles.records import (
 from kernels.pack.panels import PANEL, Panel, Values, copy_lines, pack_panels, pack_planes
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add_lanes", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -189,7 +191,7 @@ def _visits(share: Share, ranges: int) -> Rows[Visit]:
     for i in range(ranges + 1):
         walk = visits[i].walk
         walk.acc_step, walk.segment = share.acc_step, share.segment
-        walk.groups, walk.group_bytes = share.tile_groups, share.acc_bytes
+        walk.groups, walk.group_bytes = share.groups, share.acc_bytes
     return visits
 
 
@@ -220,7 +222,10 @@ def _walk(
                             end += 1
                         for b in range(blocks.shape[0]):
                             block = blocks[b]
-                            kind, line = block.kind, block.line
+                            kind = block.vectors + (FROM_MEMORY if share.in_place else 0)
+                            if share.lane_groups > 0:
+                                kind = LANEWISE
+                            line = 4 * WIDTH * block.vectors
                             panel, sums = group.panels + block.panel, group.acc + block.acc
                             for step in range(most):
                                 for i in range(start, end):
@@ -291,6 +296,36 @@ def _replace_nan(sums: int, others: Floats) -> None:
     for i in range(others.size):
         if np.isnan(load(F32, sums + 4 * i)):
             store_value(sums + 4 * i, others[i])
+
+
+@jit
+def add_lanes(
+    table: Vector, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], ranges: Rows[Range],
+    tiles: Rows[LaneTile],
+) -> None:  # fmt: skip
+    """Add slabs of pixels to the accumulators of the one share's groups of lanes, reading both tensors where they lie.
+
+    `table` holds the addresses of `kernels.emit.depthwise.lane_taps` by rows. All moves are in bytes.
+    """
+    share, addresses = shares[0], calls[0]
+    vector, scalar = addresses.vector + share.vector.start, addresses.scalar + share.scalar.start
+    visits, at = _visits(share, ranges.shape[0]), np.empty(4, np.int64)
+    sizes = share.block
+    for i in range(slabs.shape[0]):
+        slab = slabs[i]
+        low, high = slab.low, slab.high
+        for at[0] in range(low[0], high[0], sizes[0]):
+            for at[1] in range(low[1], high[1], sizes[1]):
+                for at[2] in range(low[2], high[2], sizes[2]):
+                    for at[3] in range(low[3], high[3], sizes[3]):
+                        count = _clip(at, share, slab, ranges, 0, visits)
+                        for r in range(count):
+                            visit = visits[r]
+                            for t in range(visit.first, visit.last):
+                                call_entry(
+                                    table[tiles[t].rows], address_of(visit.walk), vector + visit.line,
+                                    scalar + visit.scalar, address_of(tiles[t].offsets), addresses.acc,
+                                )  # fmt: skip
 
 
 @jit

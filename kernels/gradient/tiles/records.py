@@ -11,7 +11,7 @@ from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import LANE_ROWS
 
 __all__ = [
-    "Block", "Box", "Group", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile",
+    "Block", "Box", "Group", "LaneTile", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile",
     "TileCall", "Visit", "Walk", "Weights",
 ]  # fmt: skip
 
@@ -40,15 +40,13 @@ class Block(Record):
     """Adjacent channels that are the lanes of a line: one vector or two of them.
 
     `lane` counts the lanes of the blocks before it. Its accumulators and its panel begin so many bytes from the
-    group's, and a `line` of either has so many. Its tiles are those of a `kind` in `kernels.emit.tile_table`.
+    group's.
     """
 
     first: int
     valid: int
     vectors: int
     lane: int
-    kind: int
-    line: int
     acc: int
     panel: int
 
@@ -78,12 +76,17 @@ class Range(Record):
 
 
 class Tile(Record):
-    """A register tile: accumulator row counted from the range's, number of rows, byte offsets of their scalars.
-
-    Tiles of `kernels.emit.depthwise.lane_taps` have, behind these, the accumulator bytes of each row.
-    """
+    """A register tile: accumulator row counted from the range's, number of rows, byte offsets of their scalars."""
 
     row: int
+    rows: int
+    offsets: Vector = numbers(LANE_ROWS)
+
+
+class LaneTile(Record):
+    """A tile of `kernels.emit.depthwise.lane_taps`: its place in the table, and behind the byte offsets of its rows the
+    accumulator bytes of each."""
+
     rows: int
     offsets: Vector = numbers(2 * LANE_ROWS)
 
@@ -121,18 +124,16 @@ class Source(Record):
 class Share(Record):
     """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
 
-    With `lane_groups` above 0 every lane is a convolution group, that many are left, and tiles run lanewise; those that
-    read both tensors where they lie visit all groups of lanes (`tile_groups`) by themselves, and `groups` is 1. Panels
-    of `together` groups are packed at a time, each `panel_bytes` and `scratch_bytes` from the last; `plane` is the
-    bytes of one line's or channel's scalars. A vector tensor that is read `in_place` is its own panel, of which
-    position 0 is the first line. `acc_step` is in accumulator rows, `segment` the logarithm of the positions that are
-    summed in registers. With zeros around the pixels (`padded`) the ranges and tiles behind the first `ranges` and
-    `tiles` visit all of them; every tap is inside from `inner_low` to `inner_high`.
+    With `lane_groups` above 0 every lane is a convolution group, that many are left, and tiles run lanewise. Panels of
+    `together` groups are packed at a time, each `panel_bytes` and `scratch_bytes` from the last; `plane` is the bytes
+    of one line's or channel's scalars. A vector tensor that is read `in_place` is its own panel, of which position 0 is
+    the first line. `acc_step` is in accumulator rows, `segment` the logarithm of the positions that are summed in
+    registers. With zeros around the pixels (`padded`) the ranges and tiles behind the first `ranges` and `tiles` visit
+    all of them; every tap is inside from `inner_low` to `inner_high`.
     """
 
     kind: int
     groups: int
-    tile_groups: int
     lane_groups: int
     pack: int
     together: int

@@ -357,9 +357,7 @@ def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
     is_wide = tensor is geo.wide
     steps = [size * step for step in tensor.steps]
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
-    # the narrow one, whose lanes are read as those of a panel, has position 0 as its first line
-    own = wrapped(steps) if is_wide else np.zeros(4, np.int64)
-    return Operand(tensor, is_wide, 1, target().lanes, own, wrapped(moves), 0)
+    return Operand(tensor, is_wide, 1, target().lanes, wrapped(steps), wrapped(moves), 0)
 
 
 def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:

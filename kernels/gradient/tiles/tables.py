@@ -18,7 +18,7 @@ from kernels.emit.compiler import Records
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
 from kernels.gradient.geometry import Axis
-from kernels.gradient.tiles.records import Range, Tile
+from kernels.gradient.tiles.records import LaneTile, Range, Tile
 from kernels.problem import wrapped
 
 __all__ = [
@@ -64,7 +64,7 @@ def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offs
     from tile to tile."""
     tiles = np.zeros(len(sizes), Tile.dtype)
     tiles["row"], tiles["rows"] = rows, sizes
-    tiles["offsets"][np.arange(2 * LANE_ROWS) < tiles["rows"][:, None]] = offsets
+    tiles["offsets"][np.arange(LANE_ROWS) < tiles["rows"][:, None]] = offsets
     return tiles
 
 
@@ -204,9 +204,9 @@ def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: 
             done += size
         edges.append([(low, high) for low, high, _ in box])
         ends.append(len(heights))
-    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(heights), Tile.dtype)
+    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(heights), LaneTile.dtype)
     ranges["low"], ranges["high"] = np.array(edges, np.int64).reshape(-1, 3, 2).transpose(2, 0, 1)
-    ranges["first"], ranges["last"], ranges["walk"] = ends[:-1], ends[1:], np.arange(len(edges))
+    ranges["first"], ranges["last"] = ends[:-1], ends[1:]
     tiles["rows"] = heights
     tiles["offsets"][np.arange(2 * LANE_ROWS) < np.array(counts)[:, None]] = wrapped(offsets)
     return ranges, tiles

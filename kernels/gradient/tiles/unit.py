@@ -21,8 +21,8 @@ from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANEWISE, tile_table
-from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
+from kernels.emit.tile_table import DIRECT, tile_table
+from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_lanes, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
@@ -204,12 +204,6 @@ class TilePart(Part):
     def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
         super().__init__(problem, plan, unit)
         lanes = self.blocks["lane"] - self.first_lane
-        self.blocks["line"] = 4 * WIDTH * self.blocks["vectors"]
-        self.blocks["kind"] = self.blocks["vectors"] + FROM_MEMORY * plan.in_place
-        if plan.lanes_are_groups:
-            self.blocks["kind"] = LANEWISE
-        if plan.direct:  # steps are in bytes
-            self.blocks["kind"], self.blocks["line"] = DIRECT[problem.dtype], 1
         self.blocks["panel"] = 4 * self.blocks["first"] if plan.in_place else 4 * lanes * plan.vector.points
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
@@ -217,8 +211,7 @@ class TilePart(Part):
         self.share = row_of(
             Share,
             kind=KINDS[problem.dtype],
-            groups=1 if plan.direct else self.g1 - self.g0,
-            tile_groups=self.g1 - self.g0,
+            groups=self.g1 - self.g0,
             lane_groups=self.lane_groups,
             pack=plan.scalar_pack,
             together=together,
@@ -235,7 +228,7 @@ class TilePart(Part):
             inner_high=plan.inner[:, 1],
             vector=self._source(plan.vector),
             scalar=self._source(plan.scalar),
-            in_place=plan.in_place or plan.direct,
+            in_place=plan.in_place,
             padded=padded is not None,
         )
         if padded:
@@ -274,15 +267,18 @@ class TilePart(Part):
             TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
             scratch=arena_address("scalar", self.arenas[1]), acc=address(acc),
         )  # fmt: skip
-        add_slabs(
-            tile_table(), self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles
-        )  # fmt: skip
+        slabs, tiles = self.slabs[some], (self.ranges, self.tiles)
+        if plan.direct:
+            add_lanes(tile_table()[DIRECT[self.problem.dtype]], self.share, call, slabs, *tiles)
+        else:
+            add_slabs(tile_table(), self.share, call, slabs, self.blocks, self.lines, *tiles)
 
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
     outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
-    return -(-plan.end(slabs - 1, outermost) * problem.n // plan.axes[outermost].size)
+    end = int(plan.slabs["high"][slabs - 1, outermost])
+    return -(-end * problem.n // plan.axes[outermost].size)
 
 
 @cached
