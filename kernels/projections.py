@@ -19,7 +19,7 @@ from kernels.arena import address, arena_address
 from kernels.dtypes import DTYPES, KINDS
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, Record, Records, Rows, Vector, emitted, jit, numbers, row_of
-from kernels.emit.intrinsics import F32, address_of, by_kind, fill_zero, load_wide, size_of
+from kernels.emit.intrinsics import F32, address_of, by_kind, fill_zero, load_wide, size_of, stored_size
 from kernels.pack.panels import transpose_run
 from kernels.plan import Storage
 from kernels.problem import Dims
@@ -207,7 +207,7 @@ _add_adjacent, _add_strided = emitted(partial(_add_dot, _ADJACENT)), emitted(par
 @jit
 def _add_group(kind: int, place: int, step: int, lines: int, values: int, group: int, signed: Signed, at: int) -> None:
     """Add the lines of a group, whose values are adjacent, to its sums from byte `at` on."""
-    size = 4 if kind == F32 else 2
+    size = stored_size(kind)
     first = group * signed.group + at
     for x in range(0, values, _STRETCH):
         count, here = min(_STRETCH, values - x), first + 8 * x

@@ -138,7 +138,7 @@ class Projection:
             for name, size in (("src", one.src_spatial), ("dst", one.dst_spatial))
         ]
         signs = [self._by_group("src"), self._by_group("dst")]
-        wide, narrow = found[:: -1 if one.transposed else 1]
+        wide, narrow = (found[place] for place in one.places)
         for image in range(self.images(block).start, self.images(block).stop):
             for tensor, each, sums in zip(inputs, signs, found, strict=True):
                 add_signed(_lines(tensor[image], one), one.dtype, each, sums[:-1], sums[-1], fresh=True)

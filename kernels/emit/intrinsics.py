@@ -17,8 +17,8 @@ from kernels.emit.compiler import emitted
 
 __all__ = [
     "F32", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel",
-    "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "transpose_panel",
-    "untranspose",
+    "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "stored_size",
+    "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -47,6 +47,12 @@ def by_kind(emit: Callable[..., Any], result: Any = types.void) -> Any:
 def size_of(kind: str) -> int:
     """Return the bytes of a stored value."""
     return DTYPES[kind].size
+
+
+@partial(by_kind, result=types.int64)
+def stored_size(builder: Any, kind: str) -> Any:
+    """Return the bytes of a stored value, in compiled code."""
+    return simd.I64(size_of(kind))
 
 
 @by_kind

@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import F32, address_of, load, store_value
+from kernels.emit.intrinsics import F32, address_of, load, store_value, stored_size
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
@@ -78,7 +78,7 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
     """
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
-    size, blocks = 4 if share.kind == F32 else 2, (one.channels + WIDTH - 1) // WIDTH
+    size, blocks = stored_size(share.kind), (one.channels + WIDTH - 1) // WIDTH
     if share.lanewise:
         for tap in range(taps):
             for c in range(channels):

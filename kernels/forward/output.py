@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Vector, jit
-from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, transpose_panel
+from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, stored_size, transpose_panel
 from kernels.forward.records import Call, Pass, Work
 from kernels.pack.panels import Values
 
@@ -48,7 +48,7 @@ def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector
 @jit
 def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, spare: int) -> None:
     """Write a dense box of sums [n][d][h][w][lanes] to dst; `spare` has room for 64 f32."""
-    kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, 4 if dst.kind == F32 else 2
+    kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, stored_size(dst.kind)
     run, lines, planes = counts[3], counts[2], counts[1]
     if steps[2] == run * steps[3]:
         run, lines = run * lines, 1

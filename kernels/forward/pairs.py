@@ -14,7 +14,7 @@ from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, GatherShare, Pass, Work
 from kernels.pack.halves import SPREAD, spread1, spread3
 from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
-from kernels.pack.pairs import PackedBox, Packing, call_packer
+from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target
 
 __all__ = ["bring_pairs", "keep", "pack_pairs"]
@@ -40,7 +40,7 @@ def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call],
     for g in range(one.groups):
         packing.source = call.weights + weights.start + g * weights.group
         packing.target = call.panels + g * blocks * share.block_bytes
-        call_packer(share.packer, packings[0], taps, taps if whole else taps[:0])
+        pack_boxes(packings[0], taps, taps if whole else taps[:0])
     packings[0].parts = 0  # the table is named once more: that keeps it
     return _exponent(share, call.panels, one.groups * blocks * share.block_bytes // LINE)
 
@@ -94,7 +94,7 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
     whole = channels % 2 == 0 or compact
-    call_packer(share.packer, packings[0], boxes, boxes if whole else boxes[:0])
+    pack_boxes(packings[0], boxes, boxes if whole else boxes[:0])
     boxes[0].place = packings[0].parts  # the tables are named once more: that keeps them
 
 

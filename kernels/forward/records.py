@@ -202,7 +202,6 @@ class GatherShare(Record):
     far: bool
     direct: bool
     covered: bool
-    packer: int
     grid: Grid
 
 

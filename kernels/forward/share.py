@@ -41,7 +41,7 @@ DOTS = target().dots == "avx512bf16"
 
 if DOTS:
     from kernels.forward.pairs import pack_pairs
-    from kernels.pack.pairs import packer, weight_boxes
+    from kernels.pack.pairs import weight_boxes
 
 __all__ = ["LANES", "Share", "Way", "share"]
 
@@ -207,7 +207,6 @@ class _Gather(Share):
             far=reading.far,
             direct=direct,
             covered=all(table.covered for table in tables),
-            packer=packer() if reading.dots else 0,
             grid=values_of(Grid, low=lows, high=highs, step=grid),
         )
         self.axes = tables_of(self.tables, reading.far)

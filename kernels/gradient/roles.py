@@ -14,7 +14,7 @@ from kernels.gradient.tiles.tables import MERGED_TAPS, split
 from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["lane_blocks", "lines_cost", "role_costs", "tile_rows"]
+__all__ = ["channel_blocks", "lane_blocks", "lines_cost", "role_costs", "tile_rows"]
 
 COSTED_TILES = 4096
 """Register tiles whose cycles are added up one by one."""
@@ -31,14 +31,21 @@ def tile_rows(count: int, vectors: int) -> int:
     return most if count % most == 0 else min(8, most)
 
 
+def channel_blocks(channels: int, lanes: int) -> Records:
+    """Cut channels into lines of so many lanes."""
+    firsts = np.arange(0, channels, lanes)
+    blocks = np.zeros(len(firsts), Block.dtype)
+    blocks["first"] = blocks["lane"] = firsts
+    blocks["valid"] = np.minimum(lanes, channels - firsts)
+    blocks["vectors"] = lanes // target().lanes
+    return blocks
+
+
 def lane_blocks(channels: int) -> Records:
     """Cut channels into lines of two vectors, the last of one if it can."""
     width = target().lanes
-    firsts = np.arange(0, channels, 2 * width)
-    blocks = np.zeros(len(firsts), Block.dtype)
-    blocks["first"] = blocks["lane"] = firsts
-    blocks["valid"] = np.minimum(2 * width, channels - firsts)
-    blocks["vectors"] = 1 + (blocks["valid"] > width)
+    blocks = channel_blocks(channels, 2 * width)
+    blocks["vectors"][blocks["valid"] <= width] = 1
     return blocks
 
 

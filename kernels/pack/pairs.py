@@ -7,29 +7,16 @@ channels and images from the order of memory into rows of images.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-import numba
 import numpy as np
-from numba import carray, types  # type: ignore[attr-defined]
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import ENTRIES, Entry, Record, Records, Rows, Vector, callback, inlined, jit, numbers
-from kernels.emit.intrinsics import F32, address_of, call_entry, fill_zero, transpose_panel
+from kernels.emit.compiler import Record, Records, Rows, Vector, inlined, jit, numbers
+from kernels.emit.intrinsics import F32, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, Pixels, split_line, split_line_pairs, touch
 from kernels.problem import ConvProblem, storage_dtype
 
-__all__ = [
-    "PACK_BYTES",
-    "PackedBox",
-    "Packing",
-    "call_packer",
-    "compiled_packer",
-    "packer",
-    "weight_boxes",
-]
+__all__ = ["PACK_BYTES", "PackedBox", "Packing", "pack_boxes", "weight_boxes"]
 
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
 
@@ -101,6 +88,12 @@ def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
     n, d, h = offset // steps[0], offset % steps[0] // steps[1], offset % steps[0] % steps[1] // steps[2]
     inside: bool = n < sizes[0] and d < sizes[1] and h < sizes[2]
     return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
+
+
+@inlined
+def _value_bytes(packing: Packing) -> int:
+    """Return the bytes of a value of the tensor."""
+    return 4 if packing.parts == 3 else 2
 
 
 @jit
@@ -181,7 +174,7 @@ def _turns(packing: Packing, box: PackedBox) -> int:
 
     It should where neither images nor channels are adjacent in memory, but the values between two wanted ones are few.
     """
-    size, strides, sizes = 4 if packing.parts == 3 else 2, packing.strides, box.sizes
+    size, strides, sizes = _value_bytes(packing), packing.strides, box.sizes
     values, width = sizes[1] * sizes[2], 1
     if strides[3] == size or packing.channel == size or sizes[0] * values * sizes[3] == 0:
         return 0
@@ -200,7 +193,7 @@ def _turns(packing: Packing, box: PackedBox) -> int:
 def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
     """Pack a box, `lines` of it together."""
     pairs, strides, steps, sizes = packing.pairs, packing.strides, packing.steps, box.sizes
-    image, channel, size = strides[3], packing.channel, 4 if packing.parts == 3 else 2
+    image, channel, size = strides[3], packing.channel, _value_bytes(packing)
     together, most = (16, 32 // size) if pairs else (1, _VALUES)
     row, scratch = size * TURNED, packing.scratch
     spare = scratch + 16 * 32 * TURNED
@@ -243,26 +236,26 @@ def _all_turn(packing: Packing, boxes: Rows[PackedBox]) -> bool:
     return True
 
 
-def _pack_boxes(packings: Any, table: Any, count: Any, earlier: Any, earlier_count: Any) -> None:
-    """Pack boxes of positions of a tensor, zeros elsewhere; the `earlier` ones were packed there last, if any.
+@jit
+def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
+    """Pack boxes of positions of a tensor, zeros elsewhere; those `before` were packed there last, if any.
 
     Where channels are adjacent, all of a line are packed before the next line, else all lines of a few channels.
     """
-    packing, boxes, before = carray(packings, 1)[0], carray(table, count), carray(earlier, earlier_count)
     _clear(packing, boxes, before)
     if packing.images and _all_turn(packing, boxes):
-        for b in range(count):
+        for b in range(boxes.shape[0]):
             lines = _turns(packing, boxes[b])
             if lines > 0:
                 _pack_turned(packing, boxes[b], lines)
         return
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
     few = 16 if packing.pairs else 8
-    span = channels if channel == (4 if packing.parts == 3 else 2) else few
+    span = channels if channel == _value_bytes(packing) else few
     for first in range(0, channels, span):
         some, plane = min(span, channels - first), first // 16 if packing.pairs else first
         to = packing.target + plane * packing.plane
-        for b in range(count):
+        for b in range(boxes.shape[0]):
             box = boxes[b]
             start, sizes = packing.source + box.source + first * channel, box.sizes
             run = sizes[3]
@@ -273,26 +266,3 @@ def _pack_boxes(packings: Any, table: Any, count: Any, earlier: Any, earlier_cou
                         line = start + n * strides[0] + d * strides[1] + h * strides[2]
                         src = Pixels(line, strides[3], channel, run)
                         _pack_line(packing, some, to, place, src, packing.scratch)
-
-
-@cache
-def compiled_packer() -> Any:
-    """Compile `_pack_boxes`, or load it: a callback is compiled once, and not in all its callers."""
-    packing, box = (types.CPointer(numba.from_dtype(kind.dtype)) for kind in (Packing, PackedBox))
-    return callback(types.void(packing, box, types.int64, box, types.int64), _pack_boxes)
-
-
-def packer() -> int:
-    """Return the address of what packs boxes of positions: arguments are addresses, and numbers of boxes."""
-    return int(compiled_packer().address)
-
-
-ENTRIES.append(Entry("pack.pairs.packer", compiled_packer, _pack_boxes))
-
-
-@inlined
-def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Pack boxes by the `packer` at an address; `before` are those that were packed there last, if any."""
-    call_entry(
-        entry, address_of(packing), address_of(boxes), boxes.shape[0], address_of(before), before.shape[0]
-    )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
-from kernels.emit.intrinsics import F32, copy_panel, load, store_value, transpose_panel
+from kernels.emit.intrinsics import F32, copy_panel, load, store_value, stored_size, transpose_panel
 
 __all__ = [
     "Panel",
@@ -74,7 +74,7 @@ def transpose_run(
     kind: int, lanes: int, valid: int, dst: int, dst_step: int, src: int, channel_step: int, run: int
 ) -> None:
     """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel."""
-    size = 4 if kind == F32 else 2
+    size = stored_size(kind)
     for base in range(0, lanes, 8):
         first, last = min(base, valid - 1), min(7, valid - 1 - min(base, valid - 1))
         rows = src + first * channel_step
@@ -100,7 +100,7 @@ def transpose_run(
 @jit
 def _pack_run(src: Values, panel: Panel, line: int, step: int, place: int, run: int) -> None:
     """Pack `run` positions of one line, the first to a `line` of the panel and then `step` lines apart."""
-    size, lanes, valid, pixel = 4 if src.kind == F32 else 2, panel.lanes, panel.valid, src.steps[3]
+    size, lanes, valid, pixel = stored_size(src.kind), panel.lanes, panel.valid, src.steps[3]
     to, to_step, source = panel.address + line * panel.unit, step * panel.unit, place + panel.source
     if src.channel != size and pixel == size:
         transpose_run(src.kind, lanes, valid, to, to_step, source, src.channel, run)
@@ -143,7 +143,7 @@ def _pack_across(src: Values, panels: Rows[Panel], line: int, step: int, place: 
 
     Whole vectors are read, never past the tensor: what its end cuts off is left.
     """
-    size, count, pixel = 4 if src.kind == F32 else 2, panels.shape[0], src.steps[3]
+    size, count, pixel = stored_size(src.kind), panels.shape[0], src.steps[3]
     begin, second = panels[0], panels[1]
     vectors = (begin.lanes + 7) // 8 * 8
     source = place + begin.source
@@ -170,7 +170,7 @@ def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) 
         run, lines = run * lines, 1
         if src_steps[1] == run * src_steps[3] and steps[1] == run * steps[3]:
             run, planes = run * planes, 1
-    adjacent = src.channel == (4 if src.kind == F32 else 2)
+    adjacent = src.channel == stored_size(src.kind)
     across = adjacent and _alike(panels, 0) >= ACROSS
     strip = STRIP if adjacent and not across and panels.shape[0] > 1 else max(run, 1)
     first = 0
@@ -196,7 +196,7 @@ def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) 
 @jit
 def pack_planes(src: Values, channels: int, to: int, plane: int, sizes: Vector, steps: Vector) -> None:
     """Convert a box of positions to f32, channels kept apart in planes of `plane` bytes; `steps` are bytes of these."""
-    size, src_steps = 4 if src.kind == F32 else 2, src.steps
+    size, src_steps = stored_size(src.kind), src.steps
     whole = sizes[3] // 8 if src_steps[3] == size and steps[3] == 4 else 0
     for c in range(channels):
         for n in range(sizes[0]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import jit
-from kernels.emit.intrinsics import F32
+from kernels.emit.intrinsics import stored_size
 from kernels.emit.winograd import integer_peak
 
 __all__ = ["EXACT", "largest_integer"]
@@ -23,7 +23,7 @@ def largest_integer(kind: int, address: int, count: int) -> np.float32:
 
     It looks no farther than the first that is none.
     """
-    size, most = 4 if kind == F32 else 2, np.float32(0)
+    size, most = stored_size(kind), np.float32(0)
     for first in range(0, count, SCANNED):
         # the last vector may start earlier
         some = min(SCANNED, count - first)

@@ -23,7 +23,7 @@ from kernels.forward.output import bring_bias, write
 from kernels.forward.records import Call, Data, Pass
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, clear_lane, lane_peaks, magnitudes
-from kernels.pack.pairs import PackedBox, Packing, call_packer
+from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.pack.panels import Values
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
@@ -128,7 +128,7 @@ def _bring(
     packing.pairs, packing.images, packing.parts, packing.channels = False, False, share.parts, met[2]
     packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, ROW_BYTES
     packing.scratch = call.products
-    call_packer(share.packer, packing, boxes, boxes if same else boxes[:0])
+    pack_boxes(packing, boxes, boxes if same else boxes[:0])
     packings[0].parts = share.parts  # the table is named once more: that keeps it
     if share.parts == 2:
         split_f16(panel, panel + planes * ROW_BYTES, planes)
@@ -150,7 +150,7 @@ def bring_weights(
     packing.strides[3] = weights.src_channel
     packing.target, packing.planes, packing.plane = call.panels, blocks, block
     whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
-    call_packer(share.packer, packing, taps, taps if whole else taps[:0])
+    pack_boxes(packing, taps, taps if whole else taps[:0])
     packings[0].parts = 0  # the table is named once more: that keeps it
     if parts == 2:
         part = blocks * block

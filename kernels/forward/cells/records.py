@@ -19,10 +19,9 @@ class CellShare(Record):
     `positions` for each, with `pitches` between them; panels have `segments` along each axis, whose positions are
     `src_strides` apart in src. A phase has at most so many `rows`; `strides` lead from one of its dst positions to the
     next. The unit has so many cells (`counts`) from the `first` on, of whole dst the first one; one has so many
-    `images`, of `n`. `packer` is the address of `kernels.pack.pairs.packer`.
+    `images`, of `n`.
     """
 
-    packer: int
     kind: int
     parts: int
     channels: int

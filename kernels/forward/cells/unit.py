@@ -18,7 +18,7 @@ from kernels.forward.cells.records import CellShare
 from kernels.forward.cells.schedule import LANES, ROW_BYTES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
-from kernels.pack.pairs import packer, weight_boxes
+from kernels.pack.pairs import weight_boxes
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
@@ -67,7 +67,6 @@ class _Cells(Share):
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
             CellShare,
-            packer=packer(),
             kind=self.kind,
             parts=plan.parts,
             channels=dims.src_channels,

@@ -27,7 +27,7 @@ from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fil
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
-from kernels.pack.pairs import PACK_BYTES, call_packer
+from kernels.pack.pairs import PACK_BYTES, pack_boxes
 from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]
@@ -343,11 +343,9 @@ def _walk_exactly(
 
 
 @jit
-def _pack(
-    share: DotShare, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector
-) -> None:
+def _pack(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector) -> None:
     """Pack all parts of some channels, and see how large their values are."""
-    call_packer(share.packer, packing, boxes, before)
+    pack_boxes(packing, boxes, before)
     if packing.parts == 2:
         part = packing.planes * packing.plane
         split_f16(packing.target, packing.target + part, part // LINE)
@@ -382,12 +380,12 @@ def add_dots(
         for g in range(share.groups):
             sums = call.acc + g * share.acc_group
             narrow.source = call.b + share.b.source + g * share.b_group
-            _pack(share, narrow, now[phases:], b_last, b_peaks, odd[1])
+            _pack(narrow, now[phases:], b_last, b_peaks, odd[1])
             b_last = now[phases:]
             for first in range(0, share.channels, together):
                 wide.source = call.a + share.a.source + g * share.a_group + first * wide.channel
                 wide.channels = min(together, share.channels - first)
-                _pack(share, wide, now[:phases], a_last, a_peaks, odd[0])
+                _pack(wide, now[:phases], a_last, a_peaks, odd[0])
                 a_last = now[:phases]
                 mine = plain[: (wide.channels + TILE - 1) // TILE]
                 _plain(wide.parts, a_peaks, b_peaks, small[g, first // TILE * narrow.planes :], mine)

@@ -44,11 +44,9 @@ class DotShare(Record):
     Sums are [block of b][channel of a][tap][16], `acc_block` bytes from a block to the next, `acc_group` from a group.
     Channels of `a` are packed so many `together`, with `phases` boxes for a slab. Its last image has so many `pixels`,
     up to its last one. `a_group` and `b_group` are bytes between groups in the tensors. In both packings sources are
-    counted from the tensor's first value, targets and scratch from the panels. `packer` is the address of
-    `kernels.pack.pairs.packer`.
+    counted from the tensor's first value, targets and scratch from the panels.
     """
 
-    packer: int
     groups: int
     taps: int
     channels: int

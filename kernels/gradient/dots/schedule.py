@@ -24,9 +24,9 @@ from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
-from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
-from kernels.gradient.tiles.driver import PLANES, WIDTH
-from kernels.gradient.tiles.records import Block
+from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, geometry
+from kernels.gradient.roles import channel_blocks
+from kernels.gradient.tiles.driver import PLANES
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import chunks_of
 from kernels.target import target
@@ -165,10 +165,6 @@ class DotSchedule:
     def channel_step(self) -> int:
         """Accumulator rows from one channel to the next."""
         return self.taps
-
-    def end(self, slab: int, axis: int) -> int:
-        """Return the position after the last one of a slab."""
-        return int(self.slabs["high"][slab, axis])
 
 
 def _odd_lines(positions: int) -> int:
@@ -320,14 +316,14 @@ def _boxes(
     columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int], size: int
 ) -> Records:
     """Combine the (n, d, h, w) parts of all slabs, first positions in the tensor and in the plane and counts."""
-    tables = [np.array(list(column), object).reshape(-1, 3) for column in columns]
-    grid = np.indices([len(table) for table in tables]).reshape(4, -1)
-    sources = [wrapped(size * step * table[:, 0])[at] for table, step, at in zip(tables, steps, grid, strict=True)]
-    places = [wrapped(2 * step * table[:, 1])[at] for table, step, at in zip(tables, panel, grid, strict=True)]
-    boxes = np.empty(grid.shape[1], PackedBox.dtype)
-    boxes["source"], boxes["place"] = sum(sources), sum(places)
-    for axis, (table, at) in enumerate(zip(tables, grid, strict=True)):
-        boxes["sizes"][:, axis] = table[at, 2]
+    tables = []
+    for column, step, line in zip(columns, steps, panel, strict=True):
+        first, at, count = np.array(list(column), object).reshape(-1, 3).T
+        tables.append(np.column_stack([wrapped(size * step * first), wrapped(2 * line * at), count.astype(np.int64)]))
+    parts = np.stack(combined(tables))
+    boxes = np.empty(parts.shape[1], PackedBox.dtype)
+    boxes["source"], boxes["place"] = parts[:, :, :2].sum(0).T
+    boxes["sizes"] = parts[:, :, 2].T
     return boxes
 
 
@@ -391,11 +387,10 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         wide, _ = _bytes(geo, lines, SUMS.inside_channels)
         together = min(channels, SUMS.inside_channels * max(1, SUMS.narrow_bytes // (PARTS[problem.dtype] * wide)))
     done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(live)
-    firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
-        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), TILE // WIDTH, f, 0, 0) for f in firsts], Block.dtype),
+        blocks=channel_blocks(geo.narrow.channels, TILE),
         rows=rows,
         lanes=TILE * b_blocks,
         a=geo.wide,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kernels.arena import address, arena, arena_keeps, arena_kept
-from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.emit.compiler import Floats, Records, Table, row_of
 from kernels.emit.dots import PARTS, TILE, dot_table
@@ -16,7 +15,6 @@ from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotCall, DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BwdWeights, Part
-from kernels.pack.pairs import packer
 from kernels.plan import Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
@@ -39,20 +37,12 @@ class DotPart(Part):
 
     plan: DotSchedule  # type: ignore[assignment]  # the sums read what both kinds of schedule have
 
+    faster = BATCH
+
     def __init__(self, problem: ConvProblem, plan: DotSchedule, unit: Unit) -> None:
-        self.problem, self.plan = problem, plan
-        self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
-        mine = plan.blocks[self.b0 : self.b1]
-        self.first_lane, self.width = int(mine[0]["lane"]), TILE * len(mine)
-        self.blocks = mine.copy()
-        self.blocks["acc"] = 4 * (mine["lane"] - self.first_lane) * plan.rows
-        self.group_floats = plan.rows * self.width
-        self.floats = (self.g1 - self.g0) * self.group_floats
-        self.slabs = plan.slabs
-        self.batch = max(1, BATCH * STEPS.batch_macs * len(plan.slabs) // max(1, problem.macs))
-        self.share = self._share(int(mine["valid"].sum()))
+        super().__init__(problem, plan, unit)  # type: ignore[arg-type]  # as above
+        self.share = self._share(int(self.blocks["valid"].sum()))
         self.panels = (int(self.share["a"]["scratch"][0]) + STAGE_BYTES) // 4
-        self.layout = self._layout(0)
         self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
 
     def _share(self, channels: int) -> Records:
@@ -77,7 +67,6 @@ class DotPart(Part):
         )  # fmt: skip
         return row_of(
             DotShare,
-            packer=packer(),
             groups=self.g1 - self.g0,
             taps=plan.taps,
             channels=plan.channels,
@@ -101,7 +90,8 @@ class DotPart(Part):
             marks[...] = 0
         return marks
 
-    def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+    def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+        """Pack both tensors as pairs, and multiply."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         place, last = arena_kept("vector", self.panels, self)

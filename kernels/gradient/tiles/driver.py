@@ -19,6 +19,7 @@ from kernels.emit.intrinsics import (
     put,
     put_value,
     store_value,
+    stored_size,
     untranspose,
 )
 from kernels.emit.tile_table import FROM_MEMORY, LANEWISE
@@ -356,7 +357,7 @@ def _finite_border(share: Share, box: Box, panel: int) -> bool:
 @jit
 def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: int, lane_bytes: int) -> None:
     """Transpose the first `whole` lanes of accumulator lines into rows of the output; rows are at least 8."""
-    size = 4 if kind == F32 else 2
+    size = stored_size(kind)
     for start in range(0, rows, 64):
         # few rows at a time, 8 lanes after 8: whole cache lines are written, though lanes may lie at powers of two
         for lane in range(0, whole, 8):
@@ -370,9 +371,12 @@ def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: in
 def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) -> int:
     """Write accumulators in runs if rows or lanes are adjacent in the output; return the number of lanes written."""
     kind, taps, channels, whole = weights.kind, weights.taps, weights.channels, valid // 8 * 8
-    size = 4 if kind == F32 else 2
+    size = stored_size(kind)
     lane_bytes = size * weights.lane_step
-    if weights.linear and taps * channels >= 8:
+    step, tap_step = weights.channel_step, weights.tap_step
+    # accumulator rows follow each other in the output, too
+    linear = weights.channel_rows * tap_step == weights.tap_rows * step and min(step, tap_step) == 1
+    if linear and taps * channels >= 8:
         _store_lines(kind, acc, taps * channels, lanes, whole, out, lane_bytes)
         return whole
     if weights.lane_step != 1 and weights.channel_step == 1 and weights.channel_rows == 1 and channels >= 8:
@@ -397,7 +401,7 @@ def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) ->
 def store(acc: int, blocks: Rows[Block], layouts: Rows[Weights], out: int) -> None:
     """Scatter accumulators to the one layout of the weights, rounding once; `acc` and `out` are addresses."""
     weights = layouts[0]
-    kind, lane_groups, size = weights.kind, weights.lane_groups, 4 if weights.kind == F32 else 2
+    kind, lane_groups, size = weights.kind, weights.lane_groups, stored_size(weights.kind)
     for g in range(weights.groups):
         for b in range(blocks.shape[0]):
             block = blocks[b]

@@ -194,7 +194,7 @@ class Weights(Record):
 
     A group has `floats` accumulators, of `taps` and `channels` so many rows apart. In the output the first group begins
     at `start`, and one step leads from a group to the next, from a block's first channel, a lane, a row's channel, a
-    tap. `linear` says that accumulator rows follow each other there too.
+    tap.
     """
 
     kind: int
@@ -211,4 +211,3 @@ class Weights(Record):
     lane_step: int
     channel_step: int
     tap_step: int
-    linear: bool

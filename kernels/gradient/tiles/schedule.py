@@ -75,29 +75,58 @@ class Operand:
     scratch: int = 0
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Everything that the compiled driver reads, as tables (`kernels.gradient.tiles.records`)."""
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Who is the vector and who the scalar, and how both are read; in `geo` taps may be folded into channels."""
 
-    vector: Operand
-    scalar: Operand
-    vector_is_wide: bool
+    geo: Geometry
     lanes_are_groups: bool
-    direct: bool  # lanes are groups, and both tensors are read where they lie
+    vector_is_wide: bool
     in_place: bool  # the vector tensor is its own panel
-    groups: int  # convolution groups, or groups of lanes of them
-    together: int  # groups that are packed at a time
-    axes: tuple[Axis, Axis, Axis, Axis]
-    channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
+    scalar_pack: int
+    merged: bool  # taps of a kernel line share register tiles
+    padded: bool  # zeros stand around the scalar tensor, so that all taps visit all pixels
+    regions: Tables | None  # both tensors are read where they lie, by these tables
+    runs: tuple[Run, ...]  # of scalar channels
+    channels: int  # of the scalar tensor, and taps, before folding: each pair is an accumulator row
     taps: int
     tap_step: int  # accumulator rows from one tap to the next, from one channel to the next, and inside a tile
     channel_step: int
     row_step: int
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis, Axis]:
+        """The axes (n, d, h, w)."""
+        return self.geo.axes
+
+    @property
+    def direct(self) -> bool:
+        """Whether both tensors are read where they lie."""
+        return self.regions is not None
+
+    @property
+    def lane_tensor(self) -> Tensor:
+        """The tensor whose channels, or groups, are lanes."""
+        return self.geo.wide if self.vector_is_wide else self.geo.narrow
+
+    @property
+    def row_tensor(self) -> Tensor:
+        """The tensor whose channels and taps are accumulator rows."""
+        return self.geo.narrow if self.vector_is_wide else self.geo.wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Roles):
+    """Everything that the compiled driver reads, as tables (`kernels.gradient.tiles.records`)."""
+
+    vector: Operand
+    scalar: Operand
+    groups: int  # convolution groups, or groups of lanes of them
+    together: int  # groups that are packed at a time
     blocks: Records
     lanes: int
     lay: tuple[Callable[[], Tables], Callable[[], Tables] | None]  # make the tables below
     inner: Ints  # for (d, h, w), low and high between which every tap is inside
-    scalar_pack: int
     scalar_lines: Records
     cuts: tuple[Ints, ...]  # of each axis: low and high of its parts; a slab is a part of each
     block: Ints
@@ -127,10 +156,6 @@ class Schedule:
             boxes["first"], boxes["sizes"], boxes["held"] = self._boxes(operand)
         return slabs
 
-    def end(self, slab: int, axis: int) -> int:
-        """Return the position after the last one of a slab."""
-        return int(self.slabs["high"][slab, axis])
-
     def _boxes(self, operand: Operand) -> Ints:
         """Give, for each slab and axis, the first position of a tensor's box, its size, and that of its panel."""
         columns = []
@@ -143,6 +168,51 @@ class Schedule:
                 low, high = axis.windows(low, high)
             columns.append(np.column_stack([low, high - low, start if operand.padded else low]))
         return np.stack(combined(columns), axis=1).transpose(2, 0, 1)
+
+
+def _roles(problem: ConvProblem) -> Roles:
+    """Choose who is the vector and who the scalar, and how both are read."""
+    geo = geometry(problem)
+    wide, narrow, width = geo.wide, geo.narrow, len(geo.axes[3].shifts)
+    costs = role_costs(problem, geo)
+    lanes_are = min(costs, key=lambda name: costs[name])
+    by_group, vector_is_wide = lanes_are == "groups", lanes_are == "wide"
+    vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
+    few = wide.channels < 4 or (by_group and wide.channels * width <= MERGED_PAIRS)
+    merged = 1 < width <= MERGED_TAPS and not vector_is_wide and few
+    padded = by_group and _paddable(geo)
+    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
+    regions = None
+    if by_group and _adjacent_groups(problem, geo):
+        size = storage_dtype(problem.dtype).itemsize
+        regions = region_tables(geo.axes[1:], [size * step for step in wide.steps[1:]], LANE_ROWS, 4 * target().lanes)
+    if regions:
+        pack, padded = NATIVE, False
+    channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
+    runs: tuple[Run, ...] = (Run(0, channels, 0),)
+    # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
+    taps_inside = problem.weights_strides[3] == 1 and not merged and not by_group
+    fold = folded(geo) if merged and not by_group else None
+    if fold:
+        geo, runs = fold
+        merged, pack, taps_inside = False, LINES, wide.channel != 1
+    tap_step, channel_step = (1, taps) if taps_inside else (channels, 1)
+    return Roles(
+        geo=geo,
+        lanes_are_groups=by_group,
+        vector_is_wide=vector_is_wide,
+        in_place=not by_group and not vector_is_wide and _whole_lines(problem, vector),
+        scalar_pack=pack,
+        merged=merged,
+        padded=padded,
+        regions=regions,
+        runs=runs,
+        channels=channels,
+        taps=taps,
+        tap_step=tap_step,
+        channel_step=channel_step,
+        row_step=1 if fold else channel_step,
+    )
 
 
 def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
@@ -161,12 +231,15 @@ def _halve(shape: list[int], position: int) -> None:
     shape[position] = ceil(shape[position] / 2)
 
 
-def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_group: bool, native: bool) -> Four:
+def _slab_shape(problem: ConvProblem, roles: Roles, packed: int) -> Four:
     """Cut the pixels so that a slab's panels fit a cache and its work a few milliseconds.
 
     `packed` is the number of bytes packed for one pixel. Images are cut apart first; inside one image a cut repeats
-    the border of the wide tensor, so it is made only where work or scratch asks for it, or the wide one is `native`.
+    the border of the wide tensor, so it is made only where work or scratch asks for it, or the wide one is read
+    where it lies.
     """
+    axes, by_group = roles.axes, roles.lanes_are_groups
+    native = roles.scalar_pack == NATIVE and not roles.vector_is_wide
     shape = [axis.size for axis in axes]
     least = max(2 * SUMS.block_positions, prod(shape) // MOST_SLABS)
     macs = problem.macs / max(1, prod(shape))
@@ -214,96 +287,52 @@ def _paddable(geo: Geometry) -> bool:
 @cached
 def schedule(problem: ConvProblem) -> Schedule:
     """Lay out the sum for `problem`: roles, register tiles, slabs of pixels and blocks inside them."""
-    geo = geometry(problem)
-    wide, narrow = geo.wide, geo.narrow
-    width = len(geo.axes[3].shifts)
-    costs = role_costs(problem, geo)
-    lanes_are = min(costs, key=lambda name: costs[name])
-    by_group = lanes_are == "groups"
-    vector_is_wide = lanes_are == "wide"
-    vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
-    few = wide.channels < 4 or (by_group and wide.channels * width <= MERGED_PAIRS)
-    merge = 1 < width <= MERGED_TAPS and not vector_is_wide and few
-    padded = by_group and _paddable(geo)
-    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
-    size = storage_dtype(problem.dtype).itemsize
-    regions = None
-    if by_group and _adjacent_groups(problem, geo):
-        regions = region_tables(geo.axes[1:], [size * step for step in wide.steps[1:]], LANE_ROWS, 4 * target().lanes)
-    if regions:
-        pack, padded = NATIVE, False
-    channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
-    runs: tuple[Run, ...] = (Run(0, channels, 0),)
-    fold = folded(geo) if merge and not by_group else None
-    if fold:
-        geo, runs = fold
-        scalar, merge, pack = geo.wide, False, LINES
+    roles = _roles(problem)
+    by_group, channels, taps, vector = roles.lanes_are_groups, roles.channels, roles.taps, roles.lane_tensor
+    axes, spatial = roles.axes, roles.axes[1:]
     blocks = lane_blocks(vector.channels)
     heights = {int(blocks[0]["vectors"]), int(blocks[-1]["vectors"])}
     if by_group:  # one for each channel of a group
         blocks = np.zeros(vector.channels, Block.dtype)
         blocks["first"], blocks["vectors"], blocks["valid"] = np.arange(vector.channels), 1, target().lanes
         blocks["lane"] = blocks["first"] * target().lanes
-    count = channels * width if merge else channels
+    count = channels * len(axes[3].shifts) if roles.merged else channels
     limit = LANE_ROWS if by_group else min(tile_rows(count, vectors) for vectors in heights)
-    cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
-    lane_factor = target().lanes if by_group else 1
+    cuts = [[1] * run.count if by_group else split(run.count, limit) for run in roles.runs]
     lanes = int(blocks["vectors"].sum()) * target().lanes
-    in_place = not by_group and not vector_is_wide and _whole_lines(problem, vector)
-    packed = 0 if regions else 4 * (lanes * (not in_place) + (lane_factor * scalar.channels if pack != NATIVE else 0))
-    shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
-    slab_cuts = cut(geo.axes, shape)
-    scalars, channel_offset = _scalar_operand(
-        geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
-    )
-    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, by_group)
-    if in_place:
-        vectors_ = _lines_in_place(vector)
-    if regions:
-        scalars, vectors_ = (_in_place(geo, tensor, size) for tensor in (wide, narrow))
-    # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
-    taps_inside = wide.channel != 1 if fold else problem.weights_strides[3] == 1 and not merge and not by_group
-    tap_step, channel_step = (1, taps) if taps_inside else (channels, 1)
-    row_step = 1 if fold else channel_step
-    rows = Rows(tap_step * taps // prod(len(axis.shifts) for axis in geo.axes), row_step, channel_offset, limit)
-    steps = [int(step) for step in (vectors_ if vector_is_wide else scalars).steps[1:]]
-    block = _block_shape(shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * channels * lanes))
-    if regions:
-        taken = size * problem.groups * (1 + prod(axis.stride for axis in geo.axes))
-        block = _block_shape(shape, max(1, SUMS.region_bytes // taken))
-        tables = partial(_ready, regions)
-    elif merge:
-        tables = partial(merged_tables, rows, geo.axes[1:], steps)
+    packed = 0 if roles.in_place else lanes
+    if roles.scalar_pack != NATIVE:
+        packed += roles.row_tensor.channels * (target().lanes if by_group else 1)
+    shape = _slab_shape(problem, roles, 0 if roles.regions else 4 * packed)
+    vectors, scalars, offsets = _operands(problem, roles, list(chain(*cuts)), shape)
+    rows = Rows(
+        roles.tap_step * taps // prod(len(axis.shifts) for axis in axes), roles.row_step, offsets, limit
+    )  # fmt: skip
+    steps = [int(step) for step in (vectors if roles.vector_is_wide else scalars).steps[1:]]
+    block = _block_shape(shape, _block_positions(problem, roles, taps * channels * lanes))
+    if roles.regions:
+        tables = partial(_ready, roles.regions)
+    elif roles.merged:
+        tables = partial(merged_tables, rows, spatial, steps)
     else:
-        tile_cuts = [(run.row, split(run.count, limit)) for run in runs]
+        tile_cuts = [(run.row, split(run.count, limit)) for run in roles.runs]
         together = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
-        tables = partial(tap_tables, rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
-    points = prod(axis.size for axis in geo.axes)
+        tables = partial(tap_tables, rows, spatial, steps, tile_cuts, roles.vector_is_wide, together)
+    slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
     large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
-    slabs = prod(len(each) for each in slab_cuts)
     least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
-    chunks = chunks_of(min(slabs, points // least, problem.macs // SUMS.chunk_macs))
+    chunks = chunks_of(min(prod(map(len, slab_cuts)), points // least, problem.macs // SUMS.chunk_macs))
     return Schedule(
-        vector=vectors_,
+        **vars(roles),
+        vector=vectors,
         scalar=scalars,
-        vector_is_wide=vector_is_wide,
-        lanes_are_groups=by_group,
-        direct=regions is not None,
-        in_place=in_place,
         groups=ceil(problem.groups / target().lanes) if by_group else problem.groups,
-        together=_together(problem, geo, by_group, pack),
-        axes=geo.axes,
-        channels=channels,
-        taps=taps,
-        tap_step=tap_step,
-        channel_step=channel_step,
-        row_step=row_step,
+        together=_together(problem, roles),
         blocks=blocks,
         lanes=lanes,
-        lay=(tables, partial(whole_tables, rows, geo.axes[1:], steps) if padded else None),
-        inner=np.array([axis.inner for axis in geo.axes[1:]], np.int64),
-        scalar_pack=pack,
-        scalar_lines=_scalar_lines(problem, scalar, runs, cuts, by_group),
+        lay=(tables, partial(whole_tables, rows, spatial, steps) if roles.padded else None),
+        inner=np.array([axis.inner for axis in spatial], np.int64),
+        scalar_lines=_scalar_lines(problem, roles, cuts),
         cuts=slab_cuts,
         block=np.array(block, np.int64),
         chunks=chunks,
@@ -315,18 +344,21 @@ def _ready(tables: Tables) -> Tables:
     return tables
 
 
-def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, acc: int) -> int:
+def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
     """Return the pixels of a block.
 
     Fewer where strided scalars draw whole cache lines into L1 for one value each; more where the `acc` accumulators of
     a group lie outside L2, so that they are fetched less often.
     """
-    line = 24
-    step = 4 * geo.axes[3].stride
-    if pack == LINES and is_wide:
+    scalar, axes, line = roles.row_tensor, roles.axes, 24
+    if roles.regions:
+        size = storage_dtype(problem.dtype).itemsize
+        return max(1, SUMS.region_bytes // (size * problem.groups * (1 + prod(axis.stride for axis in axes))))
+    step = 4 * axes[3].stride
+    if roles.scalar_pack == LINES and not roles.vector_is_wide:
         line = min(128, step * min(scalar.channels, 6))
-    elif is_wide:
-        together = pack == NATIVE and scalar.channel == 1
+    elif not roles.vector_is_wide:
+        together = roles.scalar_pack == NATIVE and scalar.channel == 1
         line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
     most = SUMS.block_positions if 4 * acc < CACHES.l2 // 2 else 2 * SUMS.block_positions
     return max(SUMS.least_block_positions, min(most, SUMS.strided_block_bytes // (64 + line)))
@@ -379,25 +411,39 @@ def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: boo
     return d * h * w, h * w, w, 1
 
 
+def _operands(problem: ConvProblem, roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand, Operand, Ints]:
+    """Return the operands of the vector and of the scalar tensor, and the byte offset of each channel of this one."""
+    geo, vector = roles.geo, roles.lane_tensor
+    scalars, offsets = _scalar_operand(roles, cuts, shape)
+    if roles.regions:
+        size = storage_dtype(problem.dtype).itemsize
+        return _in_place(geo, vector, size), _in_place(geo, roles.row_tensor, size), offsets
+    if roles.in_place:
+        return _lines_in_place(vector), scalars, offsets
+    return _operand(roles, vector, _panel_steps(geo.axes, shape, roles.vector_is_wide), shape), scalars, offsets
+
+
 def _operand(
-    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, by_group: bool,
-    padded: bool = False, plane: int = 0, scratch: int = 0,
-) -> Operand:  # fmt: skip
+    roles: Roles, tensor: Tensor, steps: Four, shape: Four, padded: bool = False, plane: int = 0, scratch: int = 0
+) -> Operand:
+    geo = roles.geo
     is_wide = tensor is geo.wide
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
-    lane, group = (tensor.group, tensor.group * target().lanes) if by_group else (tensor.channel, tensor.group)
+    lane, group = tensor.channel, tensor.group
+    if roles.lanes_are_groups:
+        lane, group = tensor.group, tensor.group * target().lanes
     return Operand(
         tensor, is_wide, lane, group, wrapped(steps), wrapped(moves),
         prod(_window_shape(geo.axes, shape, is_wide, padded)), padded, plane, scratch,
     )  # fmt: skip
 
 
-def _together(problem: ConvProblem, geo: Geometry, by_group: bool, pack: int) -> int:
+def _together(problem: ConvProblem, roles: Roles) -> int:
     """Return how many groups are packed at a time, so that whole cache lines of a position are read."""
-    if problem.data_format == "NCX" or pack == PLANES:
+    if problem.data_format == "NCX" or roles.scalar_pack == PLANES:
         return 1
-    channels = target().lanes if by_group else max(geo.wide.channels, geo.narrow.channels)
-    groups = ceil(problem.groups / channels) if by_group else problem.groups
+    channels = target().lanes if roles.lanes_are_groups else max(roles.lane_tensor.channels, roles.row_tensor.channels)
+    groups = ceil(problem.groups / channels) if roles.lanes_are_groups else problem.groups
     return max(1, min(groups, STEPS.together_channels // channels))
 
 
@@ -409,49 +455,40 @@ def _segment(positions: int) -> int:
     return 5 if positions < 1024 else 6 if positions < 8192 else 7
 
 
-def _scalar_lines(
-    problem: ConvProblem, scalar: Tensor, runs: tuple[Run, ...], cuts: list[list[int]], by_group: bool
-) -> Records:
+def _scalar_lines(problem: ConvProblem, roles: Roles, cuts: list[list[int]]) -> Records:
     """Return the lines of the scalar panel."""
     size = storage_dtype(problem.dtype).itemsize
     lines = []
-    for run, parts in zip(runs, cuts, strict=True):
+    for run, parts in zip(roles.runs, cuts, strict=True):
         counts = np.array(parts, np.int64)
         some = np.zeros(len(counts), Line.dtype)
-        some["source"] = (run.offset + (np.cumsum(counts) - counts) * scalar.channel) * size
-        some["valid"] = target().lanes if by_group else counts
+        some["source"] = (run.offset + (np.cumsum(counts) - counts) * roles.row_tensor.channel) * size
+        some["valid"] = target().lanes if roles.lanes_are_groups else counts
         lines.append(some)
     return np.concatenate(lines)
 
 
-def _scalar_operand(
-    geo: Geometry,
-    scalar: Tensor,
-    pack: int,
-    cuts: list[int],
-    shape: Four,
-    is_wide: bool,
-    by_group: bool,
-    padded: bool,
-) -> tuple[Operand, Ints]:
+def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand, Ints]:
     """Return the scalar tensor's operand and the byte offset of each of its channels."""
+    scalar, pack, axes = roles.row_tensor, roles.scalar_pack, roles.axes
+    padded, is_wide = roles.padded, not roles.vector_is_wide
     channels = scalar.channels
-    points = prod(_window_shape(geo.axes, shape, is_wide, padded))
+    points = prod(_window_shape(axes, shape, is_wide, padded))
     if pack == NATIVE:
         n, d, h, w = scalar.steps
-        operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, by_group)
+        operand = _operand(roles, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape)
         return operand, 4 * scalar.channel * np.arange(channels)
     if pack == PLANES:
         line, plane, count = 1, 4 * points, channels
         offsets = plane * np.arange(channels)
     else:
-        line = target().lanes if by_group else max(cuts)
+        line = target().lanes if roles.lanes_are_groups else max(cuts)
         # a last line is written with whole vectors, past its end
         plane, count = 4 * (points * line + -line % 8), len(cuts)
         sizes = np.array(cuts, np.int64)
         tiles = np.repeat(np.arange(count), sizes)
         offsets = plane * tiles + 4 * (np.arange(channels) - (np.cumsum(sizes) - sizes)[tiles])
-    n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
+    n, d, h, w = _panel_steps(axes, shape, is_wide, padded)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
     scratch = plane * (count + padded) // 4
-    return _operand(geo, scalar, steps, shape, by_group, padded, plane, scratch), offsets
+    return _operand(roles, scalar, steps, shape, padded, plane, scratch), offsets

@@ -21,7 +21,10 @@ from kernels.gradient.geometry import Axis
 from kernels.gradient.tiles.records import LaneTile, Range, Tile
 from kernels.problem import wrapped
 
-__all__ = ["MERGED_TAPS", "Rows", "Tables", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]
+__all__ = [
+    "MERGED_TAPS", "Rows", "Tables", "firsts_of", "merged_tables", "region_tables", "register_tiles", "split",
+    "tap_tables", "whole_tables",
+]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
 Tables = tuple[Records, Records]
@@ -56,17 +59,29 @@ def split(count: int, limit: int) -> list[int]:
     return [count // parts + (i < count % parts) for i in range(parts)]
 
 
-def _tiles(tiles: Sequence[tuple[int, Sequence[int]]]) -> Records:
-    """Return tiles of a first accumulator row and the offsets of their rows."""
-    table = np.zeros(len(tiles), Tile.dtype)
-    table["row"], table["rows"] = [row for row, _ in tiles], [len(offsets) for _, offsets in tiles]
-    table["offsets"] = _filled([offsets for _, offsets in tiles], LANE_ROWS)
-    return table
+def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offsets: Ints) -> Records:
+    """Return tiles from accumulator `rows` on, of so many rows (`sizes`) each; their rows' `offsets` follow each other
+    from tile to tile."""
+    tiles = np.zeros(len(sizes), Tile.dtype)
+    tiles["row"], tiles["rows"] = rows, sizes
+    tiles["offsets"][np.arange(LANE_ROWS) < tiles["rows"][:, None]] = offsets
+    return tiles
 
 
-def _filled(lists: Sequence[Sequence[int]], width: int) -> Ints:
-    """Return lists of integers as rows of a table, filled up with zeros."""
-    return wrapped(chain.from_iterable((*each, *[0] * (width - len(each))) for each in lists)).reshape(-1, width)
+def firsts_of(sizes: Sequence[int]) -> Ints:
+    """Return where each part of so many rows begins that follow each other."""
+    each = np.array(sizes, np.int64)
+    return np.cumsum(each) - each
+
+
+def _tap_ranges(axes: Sequence[Axis], steps: Sequence[int]) -> Records:
+    """Return a range for each tap of (d, h, w), or of the first of these: what it visits, and its shift as `scalar`."""
+    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(len(axes), -1)
+    ranges = np.zeros(grid.shape[1], Range.dtype)
+    for a, (axis, at, step) in enumerate(zip(axes, grid, steps, strict=True)):
+        ranges["low"][:, a], ranges["high"][:, a] = axis.spans[at].T
+        ranges["scalar"] += wrapped(axis.shifts)[at] * step
+    return ranges
 
 
 def tap_tables(
@@ -83,22 +98,12 @@ def tap_tables(
     `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `together` tiles, or more where there
     would be too many walks.
     """
-    sizes = np.fromiter(chain.from_iterable(each for _, each in cuts), np.int64)
-    ends, counts = np.cumsum(sizes), [len(each) for _, each in cuts]
-    firsts = ends - sizes
-    inside = firsts - np.repeat(firsts[np.cumsum([0, *counts[:-1]])], counts)
-    tiles = np.zeros(len(sizes), Tile.dtype)
-    tiles["row"] = np.repeat([row for row, _ in cuts], counts) + inside * rows.row_step
-    tiles["rows"] = sizes
-    for i in range(max(sizes.tolist())):
-        has = np.flatnonzero(sizes > i)
-        tiles["offsets"][has, i] = rows.offsets[firsts[has] + i]
-    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
-    shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
-    ranges = np.zeros(grid.shape[1], Range.dtype)
-    for a, axis in enumerate(axes):
-        ranges["low"][:, a], ranges["high"][:, a] = axis.spans[grid[a]].T
-    ranges["line" if vector_moves else "scalar"] = shift
+    first_rows = np.concatenate([row + firsts_of(sizes) * rows.row_step for row, sizes in cuts])
+    tiles = register_tiles(first_rows, [*chain.from_iterable(sizes for _, sizes in cuts)], rows.offsets)
+    ranges = _tap_ranges(axes, steps)
+    if vector_moves:
+        ranges["line"] = ranges["scalar"]
+        ranges["scalar"] = 0
     ranges["row"] = np.arange(len(ranges)) * rows.tap_step
     walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
     edges = np.arange(walks + 1) * len(tiles) // walks
@@ -116,13 +121,14 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     axis, channels, places = axes[2], len(rows.offsets), rows.offsets.tolist()
     width = len(axis.shifts)
     pairs = [(w, c) for w in range(width) for c in range(channels)]
-    tiles: list[tuple[int, list[int]]] = []
-    line: list[tuple[int, int]] = []
+    first_rows, sizes, line = [], [], []
+    offsets: list[int] = []
 
     def visit(span: tuple[int, int], part: Sequence[tuple[int, int]]) -> None:
         if span[0] < span[1]:
-            offsets = [axis.shifts[w] * steps[2] + places[c] for w, c in part]
-            tiles.append((part[0][0] * channels + part[0][1], offsets))
+            first_rows.append(part[0][0] * channels + part[0][1])
+            sizes.append(len(part))
+            offsets.extend(axis.shifts[w] * steps[2] + places[c] for w, c in part)
             line.append(span)
 
     first = 0
@@ -137,35 +143,23 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
             start, stop = axis.ranges[tap]
             for border in ((start, min(stop, low)), (max(start, high), stop)) if low < high else ((start, stop),):
                 visit(border, own)
-    grid = np.indices([len(axis.shifts) for axis in axes[:2]]).reshape(2, -1)
-    count, lines = len(line), grid.shape[1]
-    ranges = np.zeros((lines, count), Range.dtype)
-    for a in range(2):
-        low, high = axes[a].spans[grid[a]].T
-        ranges["low"][:, :, a], ranges["high"][:, :, a] = low[:, None], high[:, None]
-        ranges["scalar"] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
+    lines = _tap_ranges(axes[:2], steps[:2])
+    ranges = np.repeat(lines[:, None], len(line), axis=1)
     ranges["low"][:, :, 2], ranges["high"][:, :, 2] = np.array(line, np.int64).reshape(-1, 2).T
-    ranges["first"], ranges["last"] = np.arange(count), np.arange(count) + 1
-    ranges["row"] = (np.arange(lines) * width * channels)[:, None]
-    ranges["walk"] = np.arange(lines)[:, None]
-    return ranges.reshape(-1), _tiles(tiles)
+    ranges["first"], ranges["last"] = np.arange(len(line)), np.arange(len(line)) + 1
+    ranges["row"] = (np.arange(len(lines)) * width * channels)[:, None]
+    ranges["walk"] = np.arange(len(lines))[:, None]
+    return ranges.reshape(-1), register_tiles(first_rows, sizes, wrapped(offsets))
 
 
 def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
     """Run register tiles over all taps and channels for all pixels, as a panel with zeros around it allows."""
-    channels = len(rows.offsets)
-    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
-    shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
-    places = (np.asarray(shift)[:, None] + rows.offsets).reshape(-1)
-    tiles, first = [], 0
-    for size in split(len(places), rows.limit):
-        tiles.append((first, [int(place) for place in places[first : first + size]]))
-        first += size
+    offsets = (_tap_ranges(axes, steps)["scalar"][:, None] + rows.offsets).reshape(-1)
+    sizes = split(len(offsets), rows.limit)
     ranges = np.zeros(1, Range.dtype)
     ranges["high"] = [axis.size for axis in axes]
-    ranges["last"] = len(tiles)
-    assert first == prod(len(axis.shifts) for axis in axes) * channels
-    return ranges, _tiles(tiles)
+    ranges["last"] = len(sizes)
+    return ranges, register_tiles(firsts_of(sizes), sizes, offsets)
 
 
 def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
@@ -192,10 +186,10 @@ def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: 
     sizes = [len(axis.shifts) for axis in axes]
     line_taps = axes[2].shifts
     kept = LINES_KEPT > 0 and axes[2].stride == 1 and [*line_taps] == [*range(line_taps[0], line_taps[0] + LINE_TAPS)]
-    edges: list[list[tuple[int, int]]] = []
-    ends = [0]
+    edges, ends = [], [0]
     heights: list[int] = []
-    offsets: list[list[int]] = []
+    offsets: list[int] = []
+    counts: list[int] = []
     for box in product(*cuts):
         taps = list(product(*(inside for _, _, inside in box)))
         places = [sum(axis.shifts[k] * step for axis, k, step in zip(axes, tap, steps, strict=True)) for tap in taps]
@@ -205,12 +199,14 @@ def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: 
             part = slice(done, done + size)
             whole = kept and len(box[2][2]) == LINE_TAPS and size % LINE_TAPS == 0
             heights.append(LANE_ROWS + size // LINE_TAPS if whole else size)
-            offsets.append([*places[part], *sums[part]])
+            offsets += [*places[part], *sums[part]]
+            counts.append(2 * size)
             done += size
         edges.append([(low, high) for low, high, _ in box])
-        ends.append(len(offsets))
-    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(offsets), LaneTile.dtype)
+        ends.append(len(heights))
+    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(heights), LaneTile.dtype)
     ranges["low"], ranges["high"] = np.array(edges, np.int64).reshape(-1, 3, 2).transpose(2, 0, 1)
     ranges["first"], ranges["last"] = ends[:-1], ends[1:]
-    tiles["rows"], tiles["offsets"] = heights, _filled(offsets, 2 * LANE_ROWS)
+    tiles["rows"] = heights
+    tiles["offsets"][np.arange(2 * LANE_ROWS) < np.array(counts)[:, None]] = wrapped(offsets)
     return ranges, tiles

@@ -7,7 +7,9 @@ summed in registers and then added to memory. Loops 1 to 6 are compiled (`kernel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -27,10 +29,9 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import sum_chunks, sum_tree
 
-__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of", "cut_shares"]
+__all__ = ["BWD_WEIGHTS", "BwdWeights", "Cut", "Part", "box_of", "cut_shares", "units_of"]
 
 Floats = npt.NDArray[np.float32]
-Pair = tuple[int, int]
 Cut = tuple[int, int, int, int]
 Shape = tuple[int, ...]
 
@@ -78,18 +79,16 @@ class BwdWeights:
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
             least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // STEPS.most_unit_macs) + 1
-            tiles = _tiles(problem, plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
-            macs = problem.macs // len(tiles)
-            return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
-        whole = (0, plan.groups, 0, len(plan.blocks))
+            shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
+            return units_of(problem, shares, partial(_box, problem, plan)), 0
         ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
+        whole = (0, plan.groups, 0, len(plan.blocks))
         first = [
             Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
             for i, end in enumerate(ends)
         ]
-        tiles = _tiles(problem, plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
-        last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
-        return first + last, parts * acc_bytes
+        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
+        return first + units_of(problem, shares, partial(_box, problem, plan), parts), parts * acc_bytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -120,25 +119,92 @@ class BwdWeights:
         return True
 
 
-class Part:
+class Part(ABC):
     """One unit's share: some groups and lane blocks, over some chunks of the pixels."""
+
+    faster = 1
+    """Times as much work between two looks at whether to stop: it is done in less time."""
 
     def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
         mine = plan.blocks[self.b0 : self.b1]
-        lanes = mine["lane"] - mine[0]["lane"]
         self.first_lane = int(mine[0]["lane"])
         self.width = int(mine["vectors"].sum()) * WIDTH
         self.blocks = mine.copy()
-        self.blocks["acc"] = 4 * lanes * plan.rows
-        self.blocks["panel"] = 4 * mine["first"] if plan.in_place else 4 * lanes * plan.vector.points
+        self.blocks["acc"] = 4 * (mine["lane"] - self.first_lane) * plan.rows
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs: npt.NDArray[Any] = plan.slabs
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
-        self.batch = max(1, STEPS.batch_macs // max(1, macs))
-        lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        self.batch = max(1, self.faster * STEPS.batch_macs // max(1, macs))
+        self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        self.layout = self._layout()
+
+    @abstractmethod
+    def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+        """Add some slabs of pixels to the accumulators."""
+
+    def sum(self, inputs: Sequence[Storage], low: int, high: int, stop: Stop) -> Floats | None:
+        """Sum some chunks; None when `stop` ended that early."""
+        count, chunks = len(self.slabs), self.plan.chunks
+
+        def chunk(number: int, acc: Floats) -> bool:
+            acc[...] = 0
+            end = count * (number + 1) // chunks
+            for first in range(count * number // chunks, end, self.batch):
+                if stop():
+                    return False
+                self.add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
+            return True
+
+        return sum_chunks(low, high, self.floats, chunk)
+
+    def join(self, sums: Floats) -> Floats:
+        """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
+        plan = self.plan
+        whole = plan.rows * plan.lanes
+        first = plan.rows * self.first_lane
+        pieces = sums[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
+        pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
+        return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
+
+    def _layout(self) -> Records:
+        """Return where in the output the accumulators belong."""
+        plan = self.plan
+        group, wide, narrow, tap = self.problem.weights_strides
+        block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
+        lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
+        return row_of(
+            Weights,
+            kind=KINDS[self.problem.dtype],
+            lane_groups=self.lane_groups,
+            groups=self.g1 - self.g0,
+            floats=self.group_floats,
+            taps=plan.taps,
+            channels=plan.channels,
+            tap_rows=plan.tap_step,
+            channel_rows=plan.channel_step,
+            start=self.g0 * step,
+            group_step=step,
+            block_step=block,
+            lane_step=lane,
+            channel_step=row,
+            tap_step=tap,
+        )
+
+    def write(self, total: Floats, output: Storage) -> None:
+        """Round the sums once and put them where the weights' layout wants them."""
+        store(address(total), self.blocks, self.layout, address(output))
+
+
+class TilePart(Part):
+    """A share that is summed on register tiles."""
+
+    def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
+        super().__init__(problem, plan, unit)
+        lanes = self.blocks["lane"] - self.first_lane
+        self.blocks["panel"] = 4 * self.blocks["first"] if plan.in_place else 4 * lanes * plan.vector.points
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
         (ranges, tiles), padded = plan.tables
@@ -146,7 +212,7 @@ class Part:
             Share,
             kind=KINDS[problem.dtype],
             groups=self.g1 - self.g0,
-            lane_groups=lane_groups,
+            lane_groups=self.lane_groups,
             pack=plan.scalar_pack,
             together=together,
             panel_bytes=4 * (plan.vector.group if plan.in_place else panel),
@@ -168,7 +234,6 @@ class Part:
         if padded:
             ranges, tiles = (np.concatenate(both) for both in zip((ranges, tiles), padded, strict=True))
         self.ranges, self.tiles, self.lines = ranges, tiles, plan.scalar_lines
-        self.layout = self._layout(lane_groups)
 
     def _source(self, operand: Operand) -> tuple[Any, ...]:
         """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
@@ -193,22 +258,8 @@ class Part:
             moves=operand.moves,
         )
 
-    def sum(self, inputs: Sequence[Storage], low: int, high: int, stop: Stop) -> Floats | None:
-        """Sum some chunks; None when `stop` ended that early."""
-        count, chunks = len(self.slabs), self.plan.chunks
-
-        def chunk(number: int, acc: Floats) -> bool:
-            acc[...] = 0
-            end = count * (number + 1) // chunks
-            for first in range(count * number // chunks, end, self.batch):
-                if stop():
-                    return False
-                self._add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
-            return True
-
-        return sum_chunks(low, high, self.floats, chunk)
-
-    def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+    def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+        """Pack both tensors, where they are not read in place, and walk them."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
@@ -222,63 +273,26 @@ class Part:
         else:
             add_slabs(tile_table(), self.share, call, slabs, self.blocks, self.lines, *tiles)
 
-    def join(self, partial: Floats) -> Floats:
-        """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
-        plan = self.plan
-        whole = plan.rows * plan.lanes
-        first = plan.rows * self.first_lane
-        pieces = partial[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
-        pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
-        return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
-
-    def _layout(self, lane_groups: int) -> Records:
-        """Return where in the output the accumulators belong."""
-        plan = self.plan
-        group, wide, narrow, tap = self.problem.weights_strides
-        block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
-        lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
-        return row_of(
-            Weights,
-            kind=KINDS[self.problem.dtype],
-            lane_groups=lane_groups,
-            groups=self.g1 - self.g0,
-            floats=self.group_floats,
-            taps=plan.taps,
-            channels=plan.channels,
-            tap_rows=plan.tap_step,
-            channel_rows=plan.channel_step,
-            start=self.g0 * step,
-            group_step=step,
-            block_step=block,
-            lane_step=lane,
-            channel_step=row,
-            tap_step=tap,
-            linear=plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1,
-        )
-
-    def write(self, total: Floats, output: Storage) -> None:
-        """Round the sums once and put them where the weights' layout wants them."""
-        store(address(total), self.blocks, self.layout, address(output))
-
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
     outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
-    return -(-plan.end(slabs - 1, outermost) * problem.n // plan.axes[outermost].size)
+    end = int(plan.slabs["high"][slabs - 1, outermost])
+    return -(-end * problem.n // plan.axes[outermost].size)
 
 
 @cached
 def _part(problem: ConvProblem, unit: Unit) -> Part:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return Part(problem, schedule(problem), unit)
+    return TilePart(problem, schedule(problem), unit)
 
 
-def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[Cut, Shape, Shape]]:
-    """Cut the output by groups, then by lane blocks: (groups and blocks, offset, shape) of each tile."""
+def _shares(plan: Schedule, wanted: int) -> list[Cut]:
+    """Cut the output by groups, then by lane blocks."""
     groups, blocks = plan.groups, len(plan.blocks)
     by_group = min(groups, wanted)
     by_block = min(blocks, -(-wanted // by_group)) if by_group == groups and not plan.lanes_are_groups else 1
-    return [(each, *_box(problem, plan, each)) for each in cut_shares(by_group, by_block, groups, blocks)]
+    return cut_shares(by_group, by_block, groups, blocks)
 
 
 def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[Cut]:
@@ -290,31 +304,32 @@ def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[C
     ]
 
 
+def units_of(
+    problem: ConvProblem, shares: Sequence[Cut], box: Callable[[Cut], tuple[Shape, Shape]], parts: int = 1
+) -> list[Unit]:
+    """Return a unit for each share: it computes its `box` of the output, or joins partial sums of several `parts`."""
+    if parts == 1:
+        macs = problem.macs // len(shares)
+        return [Unit(i, 0, *box(share), macs, (*share, 0, 1)) for i, share in enumerate(shares)]
+    return [Unit(parts + i, 1, *box(share), 0, (*share, -1, parts)) for i, share in enumerate(shares)]
+
+
 def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]:
     """Return offset and shape, in the weights' axes, of some groups and lane blocks."""
+    if not plan.lanes_are_groups:
+        return box_of(problem, plan.blocks, plan.vector_is_wide, part)
+    groups, dims = (part[0] * WIDTH, min(problem.groups, part[1] * WIDTH)), problem.dims
+    return problem.weights_box(groups, (0, dims.wide_channels), (0, dims.narrow_channels))
+
+
+def box_of(problem: ConvProblem, blocks: Records, lanes_are_wide: bool, part: Cut) -> tuple[Shape, Shape]:
+    """Return offset and shape, in the weights' axes, of some groups and blocks of lanes, which are channels of one of
+    both tensors."""
     g0, g1, b0, b1 = part
-    span = int(plan.blocks["first"][b0]), int(plan.blocks["first"][b1 - 1] + plan.blocks["valid"][b1 - 1])
-    if plan.lanes_are_groups:
-        return box_of(problem, None, (g0 * WIDTH, min(problem.groups, g1 * WIDTH)), span)
-    return box_of(problem, plan.vector_is_wide, (g0, g1), span)
-
-
-def box_of(problem: ConvProblem, lanes_are_wide: bool | None, g: Pair, span: Pair) -> tuple[Shape, Shape]:
-    """Return offset and shape, in the weights' axes, of some groups and some lanes: channels of the wide or the narrow
-    tensor, or None of these."""
-    lanes = "" if lanes_are_wide is None else "O" if problem.transposed == lanes_are_wide else "I"
-    spans: dict[str, tuple[Shape, Shape]] = {"X": ((0,) * problem.rank, problem.kernel)}
-    for letter, channels in (("I", problem.src_channels), ("O", problem.dst_channels)):
-        each = channels // problem.groups
-        first, last = span if letter == lanes else (0, each)
-        if letter != problem.groups_axis:
-            assert g[1] - g[0] == 1 or last - first == each, (problem, g, span)
-            # this axis holds all groups one after another: several are whole, one may be cut
-            first, last = g[0] * each + first, (g[1] - 1) * each + last
-        spans[letter] = ((first,), (last - first,))
-    offset = tuple(value for letter in problem.weights_format for value in spans[letter][0])
-    shape = tuple(value for letter in problem.weights_format for value in spans[letter][1])
-    return offset, shape
+    first, last, dims = blocks[b0], blocks[b1 - 1], problem.dims
+    lanes = int(first["first"]), int(last["first"] + last["valid"])
+    wide, narrow = (lanes, (0, dims.narrow_channels)) if lanes_are_wide else ((0, dims.wide_channels), lanes)
+    return problem.weights_box((g0, g1), wide, narrow)
 
 
 BWD_WEIGHTS = BwdWeights()

@@ -20,8 +20,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import Records, Vector, values_of
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import role_costs, tile_rows
-from kernels.gradient.tiles.records import Tile
-from kernels.gradient.tiles.tables import split
+from kernels.gradient.tiles.tables import firsts_of, register_tiles, split
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of
 from kernels.target import target
@@ -101,15 +100,15 @@ def layout(problem: ConvProblem) -> Layout:
             channels["stage"] = STAGED_LINE * positions * np.arange(len(channels))
             staged[side] = STAGED_LINE // 4 * positions * len(channels)
     heights = [split(rows, tile_rows(rows, vectors)) for vectors in (1, 2)]
-    register_tiles = np.concatenate([_tile_table(cut, scalars) for cut in heights])
+    tables = [_tile_table(cut, scalars) for cut in heights]
     total = max((int(tiles_of(table).sum()) for table in slabs), default=0)
     return Layout(
         lanes_are_wide=lanes_are_wide,
         rows=rows,
         lanes=lanes,
         scalars=scalars,
-        tiles=register_tiles,
-        firsts=np.array([0, len(heights[0]), len(register_tiles)]),
+        tiles=np.concatenate(tables),
+        firsts=np.array([0, *np.cumsum([len(table) for table in tables])]),
         slabs=slabs,
         chunks=_chunks(total, min(map(len, slabs)), *counts),
         staged=(staged[0], staged[1]),
@@ -120,13 +119,8 @@ def layout(problem: ConvProblem) -> Layout:
 
 def _tile_table(heights: Sequence[int], scalars: Records) -> Records:
     """Return register tiles of so many rows each, and where the scalars of these lie in a panel."""
-    table = np.zeros(len(heights), Tile.dtype)
-    table["rows"], table["row"] = heights, [0, *accumulate(heights)][:-1]
-    width = 2 * target().lanes
-    for tile in table:
-        channels = tile["row"] + np.arange(tile["rows"])
-        tile["offsets"][: tile["rows"]] = scalars["panel"][channels // width] + 4 * (channels % width)
-    return table
+    width, channels = 2 * target().lanes, np.arange(sum(heights))
+    return register_tiles(firsts_of(heights), heights, scalars["panel"][channels // width] + 4 * (channels % width))
 
 
 def _sides(

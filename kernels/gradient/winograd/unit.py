@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import memset
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,10 @@ from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.schedule import schedule
-from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of, cut_shares
+from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of, cut_shares, units_of
 from kernels.gradient.winograd.driver import TAKEN_ROWS, ProductRun, add_products, write_taps
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
-from kernels.gradient.winograd.layout import Layout, layout, side_records
+from kernels.gradient.winograd.layout import layout, side_records
 from kernels.plan import Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
@@ -71,7 +72,11 @@ class BwdWinograd(WinogradKernel):
         """Share out small sums by chunks of tiles (partial sums, then joined) and large ones by groups and vectors of
         channels, where each unit transforms the scalars of its groups anew."""
         plan = layout(problem)
-        groups, blocks = problem.groups, len(plan.lanes)
+        groups, blocks, box_at = (
+            problem.groups,
+            len(plan.lanes),
+            partial(box_of, problem, plan.lanes, plan.lanes_are_wide),
+        )
         nbytes = plan.sums_bytes * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
         parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
@@ -80,24 +85,13 @@ class BwdWinograd(WinogradKernel):
             by_group = groups if least > 1 else min(groups, wanted)  # a box is of several groups or a part of one
             by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
             shares = cut_shares(by_group, by_block, groups, blocks)
-            macs = problem.macs // len(shares)
-            return [self._unit(problem, plan, i, 0, macs, (*share, 0, 1)) for i, share in enumerate(shares)], 0
+            return units_of(problem, shares, box_at), 0
         macs = problem.macs // parts
         first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
         joining = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
         by_group = min(groups, joining)
         shares = cut_shares(by_group, min(blocks, joining // by_group), groups, blocks)
-        last = [self._unit(problem, plan, parts + i, 1, 0, (*share, -1, parts)) for i, share in enumerate(shares)]
-        return first + last, parts * nbytes
-
-    def _unit(
-        self, problem: ConvProblem, plan: Layout, index: int, stage: int, macs: int, part: tuple[int, ...]
-    ) -> Unit:  # fmt: skip
-        g0, g1, b0, b1 = part[:4]
-        first, last = plan.lanes[b0], plan.lanes[b1 - 1]
-        span = int(first["first"]), int(last["first"] + last["valid"])
-        offset, shape = box_of(problem, plan.lanes_are_wide, (g0, g1), span)
-        return Unit(index, stage, offset, shape, macs, part)
+        return first + units_of(problem, shares, box_at, parts), parts * nbytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -107,23 +101,23 @@ class BwdWinograd(WinogradKernel):
         if stop():
             return False
         share, (index, parts) = _share(problem, unit.part[:4]), unit.part[4:]
-        partial = None if parts == 1 or scratch is None else scratch.view(np.float32).reshape(parts, -1)
+        shared = None if parts == 1 or scratch is None else scratch.view(np.float32).reshape(parts, -1)
         if not _exact(problem, inputs):
             return unit.offset is None or self._sum_directly(problem, unit, inputs, output, stop)
         chunks, marks = share.plan.chunks, None
         for group, depth in np.ndindex(share.g1 - share.g0, len(share.plan.slabs)):
             group += share.g0
             if index < 0:
-                assert partial is not None
-                sums: Floats | None = np.ascontiguousarray(sum_tree(partial[:, share.place(group, depth)]))
+                assert shared is not None
+                sums: Floats | None = np.ascontiguousarray(sum_tree(shared[:, share.place(group, depth)]))
             else:
                 low, high = (chunks * end // parts for end in (index, index + 1))
                 sums = sum_chunks(low, high, share.nbytes // 4, share.leaf(inputs, group, depth, stop))
             if sums is None:
                 return False
             if unit.offset is None:
-                assert partial is not None
-                partial[index, share.place(group, depth)] = sums
+                assert shared is not None
+                shared[index, share.place(group, depth)] = sums
             elif not share.write(group, depth, address(sums), output):
                 marks = np.zeros(problem.output_shape, np.float32) if marks is None else marks
                 share.write(group, depth, address(sums), marks)
@@ -177,7 +171,7 @@ class _Share:
         self.weights = row_of(
             Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS, channels=plan.rows,
             tap_rows=1, channel_rows=TAPS * TAPS if tap == 1 else 1, start=0, group_step=0, block_step=lane,
-            lane_step=lane, channel_step=row, tap_step=tap, linear=tap == 1 and row == TAPS * TAPS,
+            lane_step=lane, channel_step=row, tap_step=tap,
         )  # fmt: skip
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
