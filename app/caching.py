@@ -11,7 +11,7 @@ __all__ = ["cached_if_short"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Others must not fill the memory.
+# Long texts, or many different ones, must not fill the memory.
 _LONGEST, _MOST = 256, 256
 
 

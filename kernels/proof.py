@@ -131,7 +131,8 @@ def _call_batch(address: int, elements: npt.NDArray[np.void], **values: int) -> 
 
 def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum two elements, for each rows that an element may leave out (see `kernels.emit.brgemm`)."""
-    steps, lanes = 3, vectors * target().lanes
+    lanes = vectors * target().lanes
+    steps = lanes // 2 if kind == "groups" else 3
     pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
     wide = lanes if kind in LANE_KINDS else pair
     a, b = (
@@ -251,14 +252,16 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
     for op in ops:
         for number in range(PROBLEMS):
             dtype = ("f32", "f16", "bf16")[number % 3]
-            kind = number // 3 % 4
+            kind = number // 3 % 5
             if kind == 0:
                 channels, groups = (pick(*few), pick(*few)), pick(1, 2, 3)
             elif kind == 1:  # depthwise
                 channels, groups = (1, pick(1, 2)), pick(target().lanes, 2 * target().lanes, 20)
+            elif kind == 2:  # vectors of several groups
+                channels, groups = pick((2, 2), (4, 4), (8, 8)), pick(5, 21)
             else:
                 channels, groups = (pick(*some, *large), pick(*some, *large)), pick(1, 1, 2)
-            made = problem(op, dtype, channels, groups, pick(1, 2, 2, 3), many=kind < 2)
+            made = problem(op, dtype, channels, groups, pick(1, 2, 2, 3), many=kind < 3)
             yield made if made.macs < 1 << 22 else problem(op, dtype, channels, groups, 1, many=False)
     yield from _for_dots(ops, problem)
     yield from _for_winograd(ops)

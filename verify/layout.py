@@ -71,7 +71,7 @@ def along_channels(problem: ConvProblem, bias: npt.NDArray[Any]) -> npt.NDArray[
 def weights_position(problem: ConvProblem, index: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
     """Return the group of an element of the weights, its channels of src and dst inside the group, and its tap."""
     at = {"I": index[weights_axis(problem, "I")], "O": index[weights_axis(problem, "O")]}
-    whole = "I" if problem.groups_axis == "O" else "O"  # the axis with the channels of all groups
+    whole = problem.whole_axis
     many = (problem.src_channels if whole == "I" else problem.dst_channels) // problem.groups
     group, at[whole] = divmod(at[whole], many)
     return group, at["I"], at["O"], tuple([index[axis] for axis in tap_axes(problem)])

@@ -126,8 +126,9 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
     """Check what has arrived of a request object (`partial_document`), so that it can be rejected before the rest has.
 
     Returns the options, which are the defaults until they have arrived. Raises `InvalidParams` for attributes and
-    options that break rules by themselves, and for a tensor that can't be read; `TooLarge` for one that exceeds the
-    `memory` of the service. Rules that involve several of them, or what may still come, are checked later.
+    options that break rules by themselves, for names of outputs that the operation lacks, and for a tensor that can't
+    be read; `TooLarge` for one that exceeds the `memory` of the service. Rules that involve several of them, or what
+    may still come, are checked later.
     """
     attributes = request.get("attributes")
     if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):

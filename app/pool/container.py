@@ -118,5 +118,5 @@ def prefer_for_oom_kill(pid: int | str = "self") -> None:
 
 def name_process(name: str) -> None:
     """Set the name that `ps` and `top` show."""
-    with contextlib.suppress(OSError):  # as above
+    with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
         Path("/proc/self/comm").write_text(name, encoding="ascii")

@@ -14,8 +14,8 @@ There are five kinds of products (`MICRO`):
 * ``pairs``: the same on ordinary instructions, which keep them. Where none is subnormal, the bits are the same: both
   add the second products of a pair, then the first ones, rounding each time.
 * ``lanes``: `a` holds lines of f32 as well, and every lane has a problem of its own (depthwise).
-* ``groups``: the same with several channels a group, 2, 4 or 8, of which a line of `a` has all. In step k lane i takes
-  the value of lane ``i ^ k``: in as many steps as a group has channels it meets each of them once.
+* ``groups``: the same with 2, 4 or 8 channels a group, less than a vector, of which a line of `a` has all. In step k
+  lane i takes the value of lane ``i ^ k``: in as many steps as a group has channels it meets each of them once.
 
 Sums over many steps lose digits, so an element may ask for a `flush`: the sums so far are added to a second set in
 memory, which begins with `start`, and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
@@ -91,9 +91,9 @@ class Batch(Record):
     (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
-    step leads `step` bytes on in `b`, and in `a` unless that has lines of groups. Only `kernels.emit.depthwise_lines`
-    reads the `taps` of a line, and prefetches src for the pixels below: `ahead_lines` lines, `ahead` bytes from `a` on
-    and `ahead_row` apart.
+    step leads `step` bytes on in `b`, and in `a` unless its lines have whole groups.
+    Only `kernels.emit.depthwise_lines` reads the `taps` of a line, and prefetches src for the pixels below:
+    `ahead_lines` lines, `ahead` bytes from `a` on and `ahead_row` apart.
     """
 
     rows: int

@@ -141,7 +141,7 @@ def exchange(builder: Any, value: Any, number: Any) -> Any:
         name = "llvm.x86.ssse3.pshuf.b.128" if "ssse3" in features else "llvm.aarch64.neon.tbl1.v16i8"
         return _exchange_bytes(builder, name, value, lanes)
     for bit in [1, 2, 4][: width.bit_length() - 2]:
-        mask, none = ir.Constant(ints, [bit] * width), ir.Constant(ints, [0] * width)
+        mask, none = constant(ints, bit), constant(ints, 0)
         swapped = builder.shuffle_vector(value, value, ir.Constant(ints, [lane ^ bit for lane in range(width)]))
         value = builder.select(builder.icmp_unsigned("!=", builder.and_(number, mask), none), swapped, value)
     return value
@@ -151,8 +151,8 @@ def _exchange_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:
     """Exchange the lanes of either half of a vector of 8 by an instruction that looks bytes up."""
     octets, quad = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(32), 4)
     first, second = (ir.Constant(quad, [begin + lane for lane in range(4)]) for begin in (0, 4))
-    begins = builder.mul(builder.shuffle_vector(lanes, lanes, first), ir.Constant(quad, [0x04040404] * 4))
-    numbers = builder.bitcast(builder.add(begins, ir.Constant(quad, [0x03020100] * 4)), octets)
+    begins = builder.mul(builder.shuffle_vector(lanes, lanes, first), constant(quad, 0x04040404))
+    numbers = builder.bitcast(builder.add(begins, constant(quad, 0x03020100)), octets)
     halves = []
     for some in (first, second):
         half = builder.bitcast(builder.shuffle_vector(value, value, some), octets)

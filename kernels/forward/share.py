@@ -244,7 +244,8 @@ class _Gather(Share):
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
         long, whole = self._long(tables, channels), dims.groups * self.many >= WIDTH
         lines = channels == 1 and not long and len(self.numbers) <= self.limit
-        in_place = self.near and (dtype == "f32" or (lines and self.near_dst and dtype in LINE_DTYPES))
+        # the last vector may only be moved back into src where dst has the same lanes
+        in_place = self.near and self.near_dst and (dtype == "f32" or (lines and dtype in LINE_DTYPES))
         in_place = in_place and (channels * self.many == 1 or self.grouped) and whole and not long
         large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
         far = large and not in_place

@@ -1,4 +1,4 @@
-"""Packing where lanes are the dst channels of groups: each src value goes to all lanes of its group."""
+"""Lanes that are the dst channels of groups: each src value is packed for all lanes of its group, or exchanged."""
 
 from __future__ import annotations
 

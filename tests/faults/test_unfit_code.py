@@ -21,29 +21,27 @@ from tests.problems import random_case
 # Python imports a module of this name first. It puts a fault into one register tile of one target.
 HOOK = """
 import os
+import re
 from llvmlite import ir
-import kernels.emit.tile_table as table
+import kernels.emit.register_tiles as tiles
 from kernels.target import target
 
-right = table.fma_tile
+right = tiles.sum_box
 
-def tile(rows, vectors, width, lanewise=False, ahead=False):
-    if (rows, vectors, lanewise, ahead) != (3, 2, False, False) or str(target()) != os.environ["FAULTY"]:
-        return right(rows, vectors, width, lanewise, ahead)
+def sum_box(builder, walk, places, sums, *others, **options):
+    if not re.search("_tile_3x2(?!_)", builder.function.name) or str(target()) != os.environ["FAULTY"]:
+        return right(builder, walk, places, sums, *others, **options)
+    fault = os.environ["FAULT"]
+    if fault == "crashes":
+        long = ir.IntType(64)
+        builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
+    if fault == "can't be compiled":
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8)] * 3)
+        function = ir.Function(builder.module, kind, "llvm.x86.tdpbf16ps")
+        builder.call(function, [ir.IntType(8)(i) for i in range(3)])
+    return sums
 
-    def emit(builder, walk, v, s, offsets, acc):
-        fault = os.environ["FAULT"]
-        if fault == "crashes":
-            long = ir.IntType(64)
-            builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
-        if fault == "can't be compiled":
-            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8)] * 3)
-            function = ir.Function(builder.module, kind, "llvm.x86.tdpbf16ps")
-            builder.call(function, [ir.IntType(8)(i) for i in range(3)])
-
-    return emit
-
-table.fma_tile = tile
+tiles.sum_box = sum_box
 """
 
 NARROWER = narrower(target())

@@ -60,10 +60,20 @@ def run(case: Case, *, at_end: bool, workers: int) -> None:
     assert_same_bits(output.view(naive.DTYPES[case.dtype]), case.expected(inputs), case)
 
 
+ONE_PIXEL = [  # which is of both data formats at once, and dst is not
+    Case(
+        op="Convolution", groups=groups, src_channels=channels, dst_channels=channels, src_spatial=(1, 1),
+        dst_spatial=(2, 2), kernel=(2, 2), pads_begin=(1, 1), pads_end=(1, 1),
+    )
+    for groups, channels in ((17, 17), (5, 20))
+]  # fmt: skip
+"""More lanes than a vector has, and not whole vectors."""
+
+
 def main(seed: int, count: int) -> None:
-    """Run the smaller traps and `count` random cases, at both ends."""
+    """Run `ONE_PIXEL`, the smaller traps and `count` random cases, at both ends."""
     rng = np.random.default_rng(seed)
-    cases = [trap for trap in TRAPS if trap.macs < 200_000]
+    cases = ONE_PIXEL + [trap for trap in TRAPS if trap.macs < 200_000]
     cases += [random_case(rng, macs=20_000) for _ in range(count)]
     for case in cases:
         for at_end in (True, False):

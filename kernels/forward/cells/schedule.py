@@ -32,7 +32,7 @@ LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 pixels."""
 
 ROW_BYTES = 2 * STEP
-"""Bytes of a row of a tile: 32 channels of a src position, or 16 dst channels of two src channels, or of sums."""
+"""Bytes of a row of a tile with AMX: 32 channels of a src position, 16 dst channels of two src channels, or 16 sums."""
 
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""

@@ -69,7 +69,7 @@ def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offs
 
 
 def firsts_of(sizes: Sequence[int]) -> Ints:
-    """Return where each part of so many rows begins that follow each other."""
+    """Return where each part begins; parts have so many rows and follow each other."""
     each = np.array(sizes, np.int64)
     return np.cumsum(each) - each
 

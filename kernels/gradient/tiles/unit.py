@@ -323,8 +323,10 @@ def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]
 
 
 def box_of(problem: ConvProblem, blocks: Records, lanes_are_wide: bool, part: Cut) -> tuple[Shape, Shape]:
-    """Return offset and shape, in the weights' axes, of some groups and blocks of lanes, which are channels of one of
-    both tensors."""
+    """Return offset and shape, in the weights' axes, of some groups and blocks of lanes.
+
+    Lanes are channels of one of the two tensors.
+    """
     g0, g1, b0, b1 = part
     first, last, dims = blocks[b0], blocks[b1 - 1], problem.dims
     lanes = int(first["first"]), int(last["first"] + last["valid"])
