@@ -35,6 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NOT_OURS = (type, FunctionType, BuiltinFunctionType, ModuleType)
+_PLAIN = {bool, int, float, str}
 
 
 @dataclass(frozen=True)
@@ -58,32 +59,41 @@ def measure(value: object) -> Size:
 
 def _measure(value: object, large: dict[int, int] | None, seen: set[int]) -> int:
     """Return the bytes of the small parts and note the large ones; without `large` all count."""
-    if value is None or isinstance(value, (*_NOT_OURS, Cached)) or id(value) in seen:
-        return 0
-    seen.add(id(value))
-    if isinstance(value, np.ndarray):
-        header = sys.getsizeof(value) - (value.nbytes if value.base is None else 0)
-        owner = value
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        if large is None:
-            return header + owner.nbytes
-        large[id(owner)] = owner.nbytes
-        return header
-    own = sys.getsizeof(value, 0)
-    if isinstance(value, tuple | list):
-        if len(value) <= SAMPLED:
-            return own + sum(_measure(each, large, seen) for each in value)
-        some = value[:: len(value) // SAMPLE]
-        own += sum(_measure(each, None, set()) for each in some) * len(value) // len(some)
-        if large is None:
-            return own
-        large[id(value)] = own
-        return 0
-    if isinstance(value, dict):
-        return own + sum(_measure(each, large, seen) for pair in value.items() for each in pair)
-    held = getattr(value, "__dict__", None)
-    return own + (_measure(held, large, seen) if held else 0)
+    total, left = 0, [value]  # of what is left to measure
+    while left:  # a loop, because every new shape waits for it: calls would take several times as long
+        value = left.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) in _PLAIN:
+            total += sys.getsizeof(value)
+        elif isinstance(value, np.ndarray):
+            owner = value
+            while isinstance(owner.base, np.ndarray):
+                owner = owner.base
+            total += sys.getsizeof(value) - (value.nbytes if value.base is None else 0)
+            if large is None:
+                total += owner.nbytes
+            else:
+                large[id(owner)] = owner.nbytes
+        elif isinstance(value, tuple | list):
+            own = sys.getsizeof(value)
+            if len(value) <= SAMPLED:
+                left += value
+            else:
+                some = value[:: len(value) // SAMPLE]
+                own += sum(_measure(each, None, set()) for each in some) * len(value) // len(some)
+            if len(value) <= SAMPLED or large is None:
+                total += own
+            else:
+                large[id(value)] = own
+        elif isinstance(value, dict):
+            total += sys.getsizeof(value)
+            left += [*value.keys(), *value.values()]
+        elif not isinstance(value, (*_NOT_OURS, Cached)):
+            total += sys.getsizeof(value, 0)
+            left.append(getattr(value, "__dict__", None))
+    return total
 
 
 @dataclass(frozen=True)
