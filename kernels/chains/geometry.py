@@ -116,7 +116,7 @@ class Geometry:
 
 
 def _box(axes: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Return first positions, then counts, of spans from low to high on axes of so many positions."""
+    """Clip spans to their axes, each given as low, high and size; return the first positions, then the counts."""
     spans = [(max(0, low), min(size, high)) for low, high, size in axes]
     return [low for low, _ in spans] + [max(0, high - low) for low, high in spans]
 
@@ -124,7 +124,7 @@ def _box(axes: Iterable[tuple[int, int, int]]) -> list[int]:
 def lanes_of(
     channel: int, group: int, channels: int, width: int, groups: int, *, turned: bool = False
 ) -> dict[str, Any]:
-    """Return the panels of an operand: of channels of a group or of so many `groups`, given the bytes to the next."""
+    """Return the steps and counts of an operand's panels, whose lanes are channels of a group, or `groups` if not 0."""
     if groups:
         names = {"group": width * group, "channel": group, "channels": groups, "panel": channel, "panels": channels}
     else:
@@ -134,7 +134,7 @@ def lanes_of(
 
 
 def room_of(operand: Records, positions: int) -> int:
-    """Return the values that an operand's panels of so many positions take."""
+    """Return how many values the panels of an operand take for that number of positions."""
     return int(operand["panels"][0]) * panel_values(positions, int(operand["width"][0]))
 
 

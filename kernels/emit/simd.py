@@ -90,7 +90,7 @@ def fields(builder: Any, address: Any, record: Any) -> Any:
 
 
 def nth(builder: Any, base: Any, step: Any, number: int) -> Any:
-    """Return the address that is so many steps of bytes behind another one."""
+    """Return the address `number` steps behind `base`; a `step` is in bytes."""
     return builder.add(base, builder.mul(step, I64(number))) if number else base
 
 
@@ -321,7 +321,7 @@ def each_run(
 ) -> None:  # fmt: skip
     """Emit a loop over `count` adjacent values of several tensors: ``emit(width, places)`` for runs of each width.
 
-    The `places` are addresses, at which values have so many bytes.
+    `places` are addresses, and `sizes` the bytes of a value at each.
     """
 
     def body(width: int) -> Callable[[list[Any]], list[Any]]:

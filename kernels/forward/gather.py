@@ -150,7 +150,7 @@ def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
 
 @jit
 def bring_box(src: Values, channels: int, pitch: int, work: Work, scratch: int) -> None:
-    """Pack a box of src positions as f32, `pitch` bytes apart, by 8 if that is room; `src` begins with the first."""
+    """Pack a box of src positions as f32, `pitch` bytes apart, padded to 8 channels if they fit; `src` is the first."""
     panels, lanes = np.empty(1, PANEL), min(pitch // 4, (channels + 7) // 8 * 8)
     panel = panels[0]
     panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1

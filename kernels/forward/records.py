@@ -87,8 +87,8 @@ class Tap(Record):
 class Phase(Record):
     """Dst positions of an axis that meet the same taps, a stride apart: the first of them.
 
-    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Where lines of taps
-    are summed, so many `adjacent` taps are summed at once.
+    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap. Where taps are
+    summed by lines, `adjacent` of them are summed at once.
     """
 
     dst: int

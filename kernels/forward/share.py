@@ -299,7 +299,7 @@ class _Gather(Share):
         return max(1, min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH))) * WIDTH
 
     def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[AxisTable, ...]:
-        """Make adjacent axes one, in `spans` too, where taps do not tell them apart and memory does not either."""
+        """Merge adjacent axes that neither the taps nor the memory layout tell apart; update `spans` to match."""
         found, spans = list(tables), self.spans
         for axis in (2, 1, 0):
             sizes, steps = (found[3].src, found[3].dst), [data[3] for data in (self.src, self.dst)]
@@ -325,7 +325,7 @@ class _Gather(Share):
         return best if cost(best) < 0.9 * cost(3) else 3
 
     def _flushes(self, columns: int, words: int) -> tuple[int, bool]:
-        """Return how many lines of so many (`columns`) taps are summed by themselves, or taps of a line."""
+        """Return after how many lines of `columns` taps sums begin anew, or if True, after how many taps of a line."""
         if words > self.limit:
             return 1, False
         if columns * words <= self.limit:

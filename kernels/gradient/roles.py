@@ -32,7 +32,7 @@ def tile_rows(count: int, vectors: int) -> int:
 
 
 def channel_blocks(channels: int, lanes: int) -> Records:
-    """Cut channels into lines of so many lanes."""
+    """Cut channels into blocks of at most `lanes`."""
     firsts = np.arange(0, channels, lanes)
     blocks = np.zeros(len(firsts), Block.dtype)
     blocks["first"] = blocks["lane"] = firsts

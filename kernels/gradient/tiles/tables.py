@@ -60,8 +60,10 @@ def split(count: int, limit: int) -> list[int]:
 
 
 def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offsets: Ints) -> Records:
-    """Return tiles from accumulator `rows` on, of so many rows (`sizes`) each; their rows' `offsets` follow each other
-    from tile to tile."""
+    """Return tiles that begin at the accumulator `rows` and have `sizes` rows each.
+
+    `offsets` are those of all rows, tile after tile.
+    """
     tiles = np.zeros(len(sizes), Tile.dtype)
     tiles["row"], tiles["rows"] = rows, sizes
     tiles["offsets"][np.arange(LANE_ROWS) < tiles["rows"][:, None]] = offsets
@@ -69,7 +71,7 @@ def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offs
 
 
 def firsts_of(sizes: Sequence[int]) -> Ints:
-    """Return where each part begins; parts have so many rows and follow each other."""
+    """Return where each of some adjacent parts begins, given their sizes."""
     each = np.array(sizes, np.int64)
     return np.cumsum(each) - each
 
