@@ -53,7 +53,7 @@ def check(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     """Ask the service whether it signed a document, and print the document's result."""
-    document = json.loads(Path(options.verify_signature).read_bytes())
+    document = json.loads(Path(options.verify_signature).read_bytes(), object_pairs_hook=_unique)
     options.url = options.sealed or options.url
     with connected(options) as client:
         found = client.verify_signature(document)
@@ -64,6 +64,14 @@ def _verify(options: argparse.Namespace) -> int:
     elif not options.quiet:
         print(f"the signature of {options.verify_signature} is NOT valid: {_REASONS.get(found['reason'])}")
     return FAILED
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of an object; raises `ValueError` if one is there twice, as a reader may take the other."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("an object of the document has the same name twice")
+    return members
 
 
 _REASONS = {
@@ -117,7 +125,8 @@ def _text(document: dict[str, Any]) -> str:
     counts, asked = document["counts"], document["asked"]
     counted = [f"{counts.get('passed', 0)} of {asked} cases passed"]
     counted += [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "passed"]
-    lines = [f"{document['label']}: {'passed' if document['passed'] else 'FAILED'}; {', '.join(counted)}"]
+    verdict = document.get("verdict") or ("passed" if document["passed"] else "failed")  # the format before had none
+    lines = [f"{document['label']}: {verdict if verdict == 'passed' else verdict.upper()}; {', '.join(counted)}"]
     lines += [
         f"  case {case['case']} {case['status']}: {case['op']} {case['dtype']}, {case['kind']}, {case['name']}"
         for case in document["cases"]
