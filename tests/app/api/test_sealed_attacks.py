@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,24 +26,29 @@ from app.settings import Settings
 from app.telemetry.context import RequestContext
 from convgrad import Overloaded
 from convgrad._cli import main
-from tests.app.bare import connected, rest_connection, written
+from tests.app.api import cheats
+from tests.app.bare import connected, multipart, written
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import SLOW, SSE
+from tests.app.samples import SLOW, SSE, digest
 
 TAKES = {"ops": ["BiasAdd"], "data_formats": ["NCX"], "dtypes": ["f32"]}
 
 
+CHEATS = Path(cheats.__file__)
+KEY = "cg_the-key-of-the-checker"
+
+
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
-    """A service with one worker, which a slow call can occupy."""
-    with resident_service(workers=1, checks=8) as resident:
+    """A service with a key, and one worker, which a slow call can occupy."""
+    with resident_service(workers=1, checks=8, keys=f"checker {digest(KEY)}") as resident:
         yield resident
 
 
 @pytest.fixture
 def client(resident: Resident) -> Iterator[convgrad.Client]:
     """The Python client."""
-    with convgrad.Client(resident.url) as client:
+    with convgrad.Client(resident.url, api_key=KEY) as client:
         yield client
 
 
@@ -66,10 +75,12 @@ def next_case(client: convgrad.Client, check: str) -> convgrad.SealedCase:
 def submitted(resident: Resident, check: str, result: np.ndarray[Any, Any]) -> Iterator[None]:
     """Submit a result and hang up while it is judged, which takes as long as the block."""
     with ExitStack() as occupied:
-        occupied.enter_context(rest_connection(resident.url, SLOW, SSE, reference=True))
+        slow = occupied.enter_context(connected(resident.url))
+        slow.sendall(b"".join(multipart(SLOW, SSE, {"x-api-key": KEY}, reference=True)))
         resident.until(lambda: not resident.is_idle())
         body = {"case": 0, "inputs": {"dst": {"dtype": "f32", "shape": list(result.shape), "data": result.tolist()}}}
-        request = httpx.Request("POST", f"{resident.url}/v1/checks/{check}/submit", json=body)
+        headers = {"x-api-key": KEY}
+        request = httpx.Request("POST", f"{resident.url}/v1/checks/{check}/submit", json=body, headers=headers)
         with connected(resident.url) as sock:
             sock.sendall(b"".join(written(request)))
             resident.until(lambda: given(resident, check).status == "judging")
@@ -181,7 +192,7 @@ def test_signed_documents_have_no_other_members(resident: Resident, client: conv
     assert [client.verify_signature(each)["reason"] for each in added] == ["changed"] * len(added)
     path = tmp_path / "twice.json"
     path.write_text('{"passed": true, ' + json.dumps(document)[1:], encoding="utf-8")
-    assert main(["check", "--verify-signature", str(path), "--url", resident.url]) == 2
+    assert main(["check", "--verify-signature", str(path), "--url", resident.url, "--api-key", KEY]) == 2
 
 
 def test_every_member_is_signed() -> None:
@@ -194,3 +205,25 @@ def test_every_member_is_signed() -> None:
         assert signer.verified(signed)["reason"] == "changed"
         del place["x"]
         assert signer.verified(signed)["valid"]
+
+
+def run(resident: Resident, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command below a shell that has the key in its environment, and the address in its arguments."""
+    script = f"{shlex.join(command)}; status=$?; : {resident.url}; exit $status"
+    environment = {**os.environ, "CONVGRAD_API_KEY": KEY}
+    return subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are isolated on Linux only")
+def test_the_service_does_not_compute_the_answers(resident: Resident) -> None:
+    """A kernel that borrows the checker's key has right results, but not in a sealed check."""
+    found = run(resident, ["env", "-u", "CONVGRAD_API_KEY", sys.executable, str(CHEATS)])
+    assert found.returncode == 0, found.stderr
+    sealed = ["--sealed", resident.url, "--cases", "3", "--takes", "data_formats=NCX", "--ops", "BiasAdd"]
+    command = [sys.executable, "-m", "convgrad", "check"]
+    checked = run(resident, [*command, f"{CHEATS}:borrowed", *sealed])
+    assert checked.returncode == 1, checked.stdout + checked.stderr
+    assert "could not use the network or local sockets, or read other processes, or write outside" in checked.stdout
+    assert "COULD" not in checked.stdout
+    checked = run(resident, [*command, f"{CHEATS}:honest", *sealed])
+    assert checked.returncode == 0, checked.stderr
