@@ -52,8 +52,8 @@ def isolate(folder: str) -> list[str]:
     if _LIBC is None or _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return []
     _drop_capabilities(_LIBC)
-    found = ["processes", "files"] if _restrict(_LIBC, folder) else []
-    return [*(["network"] if _filter(_LIBC) else []), *found]
+    restricted = _restrict(_LIBC, folder)
+    return [*(["network"] if _filter(_LIBC) else []), *restricted]
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -76,18 +76,18 @@ _SHM = "/dev/shm"  # noqa: S108 - where the locks of multiprocessing are
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
 
 
-def _restrict(libc: ctypes.CDLL, folder: str) -> bool:
+def _restrict(libc: ctypes.CDLL, folder: str) -> list[str]:
     """Restrict this thread by Landlock: no access to processes outside, and no writing outside some folders."""
     abi = libc.syscall(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if abi < 1:
-        return False
+        return []
     to_files = _WRITE_FILE | (_TRUNCATE if abi >= 3 else 0)
     rights = to_files | _MAKE_AND_REMOVE | (_REFER if abi >= 2 else 0)
     # Handled but never allowed: binding and connecting (1, 2); abstract sockets and signals of processes outside.
     attributes = struct.pack("3Q", rights, 0b11, 0b11)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     rules = libc.syscall(_SYS_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if rules < 0:
-        return False
+        return []
     try:
         devices = [entry.path for entry in os.scandir("/dev") if _is_for_all(entry)]
         for path, right in [(folder, rights), (_SHM, rights), *((device, to_files) for device in devices)]:
@@ -95,11 +95,11 @@ def _restrict(libc: ctypes.CDLL, folder: str) -> bool:
                 opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 continue
-            added = libc.syscall(_SYS_ADD_RULE, rules, 1, struct.pack("=Qi", right, opened), 0)
+            libc.syscall(_SYS_ADD_RULE, rules, 1, struct.pack("=Qi", right, opened), 0)
             os.close(opened)
-            if added:
-                return False
-        return not libc.syscall(_SYS_RESTRICT_SELF, rules, 0)
+        if libc.syscall(_SYS_RESTRICT_SELF, rules, 0):
+            return []
+        return ["processes", "files"] if abi >= 3 else ["processes"]  # before that it can truncate any file
     finally:
         os.close(rules)
 
