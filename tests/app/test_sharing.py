@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_the_first_to_ask_may_leave() -> None:
 
 def test_a_failure_is_not_kept() -> None:
     """All who wait get the error; the next request tries again."""
-    answers = iter([MemoryError(), "made"])
+    answers: Iterator[str | MemoryError] = iter([MemoryError(), "made"])
 
     async def make() -> str:
         answer = next(answers)
