@@ -364,6 +364,11 @@ ROWS: list[Row] = [
         (415, "unsupported_media_type", None),
         send=lambda body, headers: (body, headers | {"content-type": "text/plain"}),
     ),
+    Row(
+        "a long content type",
+        (415, "unsupported_media_type", None),
+        send=lambda body, headers: (body, headers | {"content-type": "multipart/form-data" + ";" * 8000}),
+    ),
     *(
         Row(
             name,

@@ -160,7 +160,8 @@ class _Message:
                 error = error or await self._check_begun(begun.document)
                 if error is not None and "id" in begun.document:
                     return _Unreadable(error, rpc.id_of(begun.document))
-            return rpc.parse_message(await document.finish_async())
+            message = rpc.parse_message(await document.finish_async())
+            return _Unreadable(denied) if denied is not None and isinstance(message, rpc.Batch) else message
         except (Cancelled, UnsupportedMediaType):
             raise
         except ConvgradError as fault:
@@ -180,9 +181,8 @@ class _Message:
         """Handle the notifications that cancel calls."""
         for item in () if self._context.denied else items:
             if _is_notification(item) and item.method == "notifications/cancelled" and isinstance(item.params, Mapping):
-                request_id = item.params.get("requestId")
-                if isinstance(request_id, str | int | float):
-                    self._service.cancellations.cancel(*self._caller, request_id)
+                request_id = rpc.id_of({"id": item.params.get("requestId")})
+                self._service.cancellations.cancel(*self._caller, request_id)
 
     async def _reply_nothing(self, notifications: Sequence[_Item]) -> None:
         for item in notifications:
