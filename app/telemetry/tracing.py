@@ -53,8 +53,10 @@ class Tracing:
             yield
             return
         with self._span(scope, headers, context) as span:
-            yield
-            span.set_attributes(_facts(context))
+            try:
+                yield
+            finally:  # also of a request that is cancelled
+                span.set_attributes(_facts(context))
 
     @contextmanager
     def _span(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[Span]:
