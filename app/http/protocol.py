@@ -84,7 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = make_parser(self)
-        self.app = partial(_until_cancelled, self.app)  # type: ignore[arg-type] # the same, typed as dictionaries
+        self.app = partial(_until_cancelled, self.app)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Prepare for requests, and start the timeout of the first."""
@@ -164,7 +164,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._fault = fault
         raise ValueError(fault)  # which stops the parser
 
-    def _check_lengths(self) -> None:
+    def _check_head(self) -> None:
+        if self.parser.get_method() == b"CONNECT":  # after it, uvicorn would wait for a protocol that nobody speaks
+            self._stop("This server is not a proxy.")
         if len(self.url) > MAX_VALUE:
             self._stop(f"The request target has {len(self.url)} bytes; at most {MAX_VALUE} are allowed.")
         if sum(len(value) for _, value in self.headers) > MAX_VALUE:
@@ -178,7 +180,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Handle the request, with a `DirectReader` if its body is large."""
-        self._check_lengths()
+        self._check_head()
         self._cancel_head_timer()
         self._in_head = False
         self._progress += 1

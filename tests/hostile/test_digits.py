@@ -53,7 +53,7 @@ def _src(**members: object) -> dict[str, object]:
 
 
 def _input(**members: object) -> dict[str, object]:
-    return {"inputs": [MODEL["inputs"][0] | members, *MODEL["inputs"][1:]]}  # type: ignore[index,operator]
+    return {"inputs": [MODEL["inputs"][0] | members, *MODEL["inputs"][1:]]}  # type: ignore[index]
 
 
 IN_JSON: dict[str, tuple[str, object]] = {
@@ -114,7 +114,7 @@ IN_TEXT: dict[str, Callable[[httpx.Client, str], httpx.Response]] = {
     "integer": lambda http, number: _model(http, number, groups="{}"),
     "timeout": lambda http, number: _model(http, number, timeout="{}"),
     "head": lambda http, number: http.post(
-        f"{OIP}/infer", content=b"{}", headers={"inference-header-content-length": number.encode()}
+        f"{OIP}/infer", content=b"{}", headers={b"inference-header-content-length": number.encode()}
     ),
     ".npy": _file,
 }

@@ -58,7 +58,6 @@ _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: 
 _DOCUMENTS = 4 << 20
 # The first of these that a request has names its session.
 _SESSION_HEADERS = ("x-session-id", "mcp-session-id")
-_LONGEST_SESSION = 128
 
 router = APIRouter()
 
@@ -342,7 +341,7 @@ class _Message:
 
 def _session_of(headers: Mapping[str, str]) -> str:
     """Return the session that a request belongs to; empty if it names none."""
-    return next((headers[name][:_LONGEST_SESSION] for name in _SESSION_HEADERS if name in headers), "")
+    return next((headers[name] for name in _SESSION_HEADERS if name in headers), "")
 
 
 def _is_notification(item: _Item) -> TypeGuard[rpc.Request]:

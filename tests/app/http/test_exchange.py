@@ -245,7 +245,7 @@ def test_a_cancelled_request_is_answered_and_cancelled() -> None:
         sent.append(message)
 
     async def scenario() -> None:
-        task = asyncio.create_task(Exchanges(waits, ANY)(scope(), _nothing, send))  # type: ignore[arg-type]
+        task = asyncio.create_task(Exchanges(waits, ANY)(scope(), _nothing, send))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
