@@ -112,6 +112,7 @@ def test_what_the_drain_does_not_wait_for_is_answered() -> None:
         ((status, upload),) = replies(slow, 1)
         assert (status, json.loads(upload)["code"]) == (503, "shutting_down")
         assert service.process.wait(30) == 0
+        assert not [line for line in service.log if "Traceback" in line]
 
 
 def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> None:
