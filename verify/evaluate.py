@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import ceil, prod
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,11 @@ from kernels.chains.units import arrange
 from kernels.plan import Stop, Storage, box
 from kernels.problem import ConvProblem, Dims
 from kernels.reference import REFERENCE, Change, channels_first, read, widen
+from verify.stopping import Stopped, until
 
 __all__ = ["CHUNK", "evaluate", "evaluation_work", "gradients", "pixel_chunks"]
 
 Array = npt.NDArray[np.float64]
-T = TypeVar("T")
 
 CHUNK = 1 << 15
 """Values that are widened at a time: with what is computed from them, they stay in a processor's second cache."""
@@ -31,7 +30,7 @@ CHUNK = 1 << 15
 _LAID_OUT = 1 << 22
 """Most values of a tensor that is laid out for each tap."""
 
-_CALL, _COPY = 1 << 16, 8
+_CALL, _COPY = 1 << 16, 16
 """Multiply-adds that take as long as the calls for one tap, some ten microseconds, and as laying out a value."""
 
 
@@ -51,25 +50,13 @@ def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change
     return result
 
 
-class _Stopped(Exception):  # noqa: N818 - it is no error
-    """`stop` said so."""
-
-
-def _until(stop: Stop, items: Iterable[T]) -> Iterator[T]:
-    """Yield items; raises `_Stopped`. Thousands of taps would take seconds."""
-    for item in items:
-        if stop():
-            raise _Stopped
-        yield item
-
-
 def gradients(
     problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
 ) -> list[Array] | None:
     """Return the weight gradients of inputs that are changed in each of these ways; None when `stop` said so."""
     try:
         return _gradients(problem, inputs, stop, changes)
-    except _Stopped:
+    except Stopped:
         return None
 
 
@@ -111,7 +98,7 @@ def evaluation_work(problem: ConvProblem) -> int:
     """Return the multiply-adds that take as long as `evaluate`, with the calls of NumPy around them."""
     dims = problem.dims
     if problem.computes != "diff_weights":
-        return problem.macs + _CALL * (problem.n + prod(dims.kernel))
+        return problem.macs + _CALL * (problem.n + _met(dims))
     laid_out, calls = _laid_out(dims), ceil(problem.n / _images_at_once(problem)) * _met(dims)
     many = dims.narrow_channels if _few_wide(dims) else dims.wide_channels
     macs = problem.n * laid_out * (many + _COPY) if laid_out <= _LAID_OUT else problem.macs
@@ -157,14 +144,14 @@ def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, chan
     values = _by_channel(read(tensors[few], problem.dtype, change, few), problem)
     places, met = [], _met(dims)
     laid_out = np.zeros((*values.shape[:1], met, *values.shape[1:3], *(dims.narrow if few_wide else dims.wide)))
-    for row, (tap, at_narrow, at_wide) in enumerate(_until(stop, _taps(dims))):
+    for row, (tap, at_narrow, at_wide) in enumerate(until(stop, _taps(dims))):
         source, target = (at_wide, at_narrow) if few_wide else (at_narrow, at_wide)
         laid_out[:, row][:, :, :, *target] = values[:, :, :, *source]
         places.append(tap)
     rows = laid_out.reshape(dims.groups, met * values.shape[1], prod(laid_out.shape[3:]))
     found = np.zeros((dims.groups, rows.shape[1], dims.narrow_channels if few_wide else dims.wide_channels))
     with np.errstate(invalid="ignore", over="ignore"):
-        for some, others in _until(stop, _chunks(problem, tensors[many], change, many)):
+        for some, others in until(stop, _chunks(problem, tensors[many], change, many)):
             found += rows[:, :, some] @ others.transpose(0, 2, 1)
     by_tap = found.reshape(dims.groups, met, values.shape[1], found.shape[2])
     total = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
@@ -189,7 +176,7 @@ def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, ch
     dims = problem.dims
     found = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
     a, b = (_by_channel(read(tensors[place], problem.dtype, change, place), problem) for place in problem.places)
-    for tap, at_narrow, at_wide in _until(stop, _taps(dims)):
+    for tap, at_narrow, at_wide in until(stop, _taps(dims)):
         a_part = a[:, :, :, *at_wide].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[:, :, :, *at_narrow].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):

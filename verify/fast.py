@@ -17,6 +17,7 @@ from verify.parts import Part, origin, part_of
 from verify.projections import Projected, Projection, projected_macs
 from verify.report import as_json, report_on
 from verify.rules import Compared
+from verify.stopping import Stopped
 from verify.sums import sums_of
 from verify.unit import Verification, write_output
 
@@ -76,7 +77,10 @@ class FastKernel:
         stage, block = unit.part
         if stage == 0:
             return projection.run(block, given, result, slots[block], stop)
-        report = _report(task, projection, given, result, slots, stop)
+        try:
+            report = _report(task, projection, given, result, slots, stop)
+        except Stopped:
+            return False
         if report is None:
             return False
         write_output(as_json(report), output)

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
-from verify.evaluate import evaluate
+from verify.evaluate import evaluate, evaluation_work
 from verify.layout import along_channels, channel_axis, is_bias, pixel_axes, tap_axes, weights_axis
 from verify.parts import Part, only_tap, part_of
 from verify.rules import Compared, Shares
+from verify.stopping import until
 
 __all__ = ["hints"]
 
@@ -34,8 +35,11 @@ _FAR = 2
 _PART = 2048
 """Elements that are computed again, with a mistake in the problem."""
 
-_WORK = 1 << 26
-"""Most multiply-adds of one guess."""
+_SAMPLED = 1 << 14
+"""Elements of a result, spread over it, that are compared with a rearranged reference."""
+
+_WORK, _PIECES_WORK = 1 << 26, 1 << 30
+"""Most work of one guess, as `evaluation_work` counts it, and of all pieces of the sums."""
 
 _COPIED = 1 << 23
 """Most values of an input that is rearranged as a whole."""
@@ -65,7 +69,11 @@ def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop
         return found
     part = part_of(problem, compared.inputs, around, _PART)
     got, right = widen(compared.result[part.place], problem.dtype), exact[part.place]
-    if part.problem.macs > _WORK or not (np.isfinite(got).all() and np.isfinite(right).all()) or (got == right).all():
+    if (
+        evaluation_work(part.problem) > _WORK
+        or not (np.isfinite(got).all() and np.isfinite(right).all())
+        or (got == right).all()
+    ):
         return found
     for sentence, values in _guesses(compared, part, around, stop):
         guess = values()
@@ -128,8 +136,9 @@ def _pieces(part: Part) -> Iterator[tuple[str, ConvProblem, tuple[Storage, ...]]
         for at, name in {0: "first", problem.src_channels // problem.groups - 1: "last"}.items():
             some = _only(first, channel, _every(problem, at))
             yield f"the {name} src channel of a group", plain, (some, part.inputs[1])
-        positions = list(np.ndindex(*problem.kernel))
-        for position in positions if 1 < len(positions) <= _IMAGES else ():
+        count = prod(problem.kernel)
+        few = 1 < count <= _IMAGES and count * evaluation_work(plain) <= _PIECES_WORK
+        for position in np.ndindex(*problem.kernel) if few else ():
             yield f"tap {list(position)}", plain, (first, only_tap(problem, part.inputs[1], position))
         return
     dst = part.inputs[1]
@@ -283,9 +292,7 @@ def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) 
     square = len(axes) > 1 and exact.shape[axes[-1]] == exact.shape[axes[-2]] > 1
     if square and _same(got, np.swapaxes(exact, axes[-1], axes[-2])):
         found.append(f"the result is the reference with the last two axes of its {what} swapped")
-    found += [sentence for sentence, values in _relaid(problem, exact) if _same(got, values)]
-    if stop():
-        return None
+    found += [sentence for sentence, values in until(stop, _relaid(problem, exact)) if _same(got, values)]
     scale = _factor(got, exact)
     if scale is not None:
         found.append(f"the result is {scale:.6g} times the reference everywhere")
@@ -337,7 +344,15 @@ def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | Non
 
 
 def _same(got: Array, other: Array) -> bool:
-    """Whether nearly all elements agree to about the digits of bf16, and not because they are zero."""
+    """Whether nearly all elements agree to about the digits of bf16, and not because they are zero.
+
+    Arrays of other shapes are compared in the order of their elements; of many, some that are spread over the result.
+    """
+    if other.size > _SAMPLED:
+        places = np.linspace(0, other.size - 1, _SAMPLED).astype(np.int64)
+        got, other = (each[np.unravel_index(places, each.shape)] for each in (got, other))
+    else:
+        got, other = got.reshape(-1), other.reshape(-1)
     if other.size == 0 or not other.any():
         return False
     close = np.abs(got - other) <= 2.0**-6 * np.abs(other) + 1e-3 * np.sqrt(np.mean(other * other))

@@ -22,7 +22,7 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
 from verify.blocks import blocks
-from verify.evaluate import evaluate
+from verify.evaluate import evaluate, evaluation_work
 from verify.layout import is_bias
 from verify.model import Model, ulp
 from verify.parts import Part, only_tap, part_of
@@ -48,10 +48,10 @@ _SHARE = 8
 """A first glance computes at most this part of the reference's products."""
 
 _FREE = 1 << 28
-"""Multiply-adds that take a tenth of a second or so."""
+"""Work, as `evaluation_work` counts it, that takes a tenth of a second or so."""
 
 _MOST = 1 << 32
-"""Most multiply-adds of all hypotheses."""
+"""Most work of all hypotheses."""
 
 _OF_FAILED = 4
 """Hypotheses about a result that fails anyway compute at most this part of the reference's products."""
@@ -92,13 +92,15 @@ def causes(
     explain it.
     """
     problem = compared.problem
-    least = max(_FREE, problem.macs // (_OF_FAILED if failed else _SHARE))
+    most = min(_MOST, max(_FREE, problem.macs // (_OF_FAILED if failed else _SHARE)))
+    if thorough and (compared.explain or not failed):
+        most = _MOST
     if compared.exact.size == 0 or problem.macs == 0:
         return []
     for elements in _ELEMENTS[thorough]:
         part = part_of(problem, compared.inputs, around, elements)
-        work = part.problem.macs * (2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST)
-        if work <= (_MOST if thorough and (compared.explain or not failed) else least):
+        work = evaluation_work(part.problem) * (2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST)
+        if work <= most:
             break
     else:
         return []
@@ -117,7 +119,7 @@ def causes(
         if predicted is None:
             return None
         found += _of_inputs(sums, name, predicted, problem)
-    partial = _partial(part, stop)
+    partial = _partial(part, stop) if _partial_work(part.problem) <= most else []
     if partial is None:
         return None
     for name, values in partial:
@@ -292,6 +294,13 @@ def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
         apart = sum(widen(narrow(piece, kind), kind) for piece in pieces)
         found.append((f"{what} sums were rounded to {kind} before they were added", np.asarray(apart)))
     return found
+
+
+def _partial_work(problem: ConvProblem) -> int:
+    """Return the work of computing each image, or each tap, alone."""
+    if problem.forward:
+        return prod(problem.kernel) * evaluation_work(problem)
+    return problem.n * evaluation_work(replace(problem, n=1))
 
 
 def _by_image(part: Part, stop: Stop) -> list[Array] | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isfinite, sqrt
+from math import ceil, inf, isfinite, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from verify.blocks import Block as Cut
 from verify.blocks import blocks, within
 from verify.layout import is_bias
 from verify.model import SIGMAS, Model, accumulation_slack, rounding_slack, ulp
+from verify.stopping import until
 from verify.terms import products_of
 
 __all__ = ["Block", "Compared", "Shares", "Tally", "judge"]
@@ -47,8 +48,8 @@ _WITNESSES = 48
 _WITNESSED = 1 << 24
 """Products of all elements that are summed naively, a second or two."""
 
-_TORN = 4096
-"""Elements of a block whose products are looked at to tell whether both their signs overflow."""
+_TORN, _TORN_PRODUCTS = 256, 1 << 20
+"""Elements of a block, and their products, that are looked at to tell whether both signs overflow."""
 
 _FEW = 4
 """Elements that are summed naively however long their sums are."""
@@ -137,7 +138,9 @@ def _block(compared: Compared, model: Model, part: Cut) -> Block:
         # A sum that is too large may be NaN or the other Inf where the products of the other sign overflow as well.
         torn = np.isfinite(exact) & np.isinf(nearest) & ~equal & ~np.isfinite(got)
         torn &= magnitudes - np.abs(exact) >= 2 * limit
-    for at in np.argwhere(torn)[:_TORN] if torn.any() else ():
+    most = int(max(1, min(_TORN, _TORN_PRODUCTS // max(1.0, float(few.max(initial=1.0))))))
+    places = np.argwhere(torn)
+    for at in places[:: ceil(len(places) / most) or 1]:
         torn[tuple(at)] = _against(compared, part, at) >= limit
     unknown |= torn
     sigma = model.summing(exact, spread, few)
@@ -304,8 +307,8 @@ def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop:
     Writes to `share`, which has the shape of the result, the error of each element as a share of what is allowed;
     `see` gets all elements once.
     """
-    model = Model.of(compared.problem, _coherence(compared.exact, compared.spread))
-    model = replace(model, exact_below=model.integers * _unit(compared, model.integers))
+    model = Model.of(compared.problem, _coherence(compared.exact, compared.spread, stop))
+    model = replace(model, exact_below=model.integers * _unit(compared, model.integers, stop))
     tally = _tally(compared, model, share, see, stop)
     if tally is None or (tally.failed == 0 and tally.mean_square_passed) or tally.judged == 0:
         return None if tally is None else (model, tally)
@@ -333,10 +336,10 @@ def _tally(compared: Compared, model: Model, share: Shares, see: Callable[[Block
     return tally
 
 
-def _coherence(exact: Array, spread: Array) -> float:
+def _coherence(exact: Array, spread: Array, stop: Stop) -> float:
     """Return the mean of r^2 / q: 1 for random signs, more where products are alike."""
     total, count = 0.0, 0
-    for part in blocks(exact.shape):
+    for part in until(stop, blocks(exact.shape)):
         some = np.isfinite(exact[part]) & (spread[part] > 0)
         with np.errstate(over="ignore", invalid="ignore"):
             total += float(np.square(exact[part][some] / spread[part][some]).sum())
@@ -344,18 +347,18 @@ def _coherence(exact: Array, spread: Array) -> float:
     return total / count if count and isfinite(total) else 1.0
 
 
-def _unit(compared: Compared, integers: float) -> float:
+def _unit(compared: Compared, integers: float, stop: Stop) -> float:
     """Return the largest power of two that all products are multiples of.
 
     It may be larger than that where no sum of products that are not all zero is below `integers` of it.
     """
     problem = compared.problem
     least = inf  # bound of the smallest sum of magnitudes
-    for part in blocks(compared.exact.shape):
+    for part in until(stop, blocks(compared.exact.shape)):
         few, spread = compared.terms[within(part, compared.terms.shape)], compared.spread[part]
         least = min(least, float((np.sqrt(few) * spread)[spread > 0].min(initial=inf)))
     units, found = [inf] * len(compared.inputs), inf
-    for place, values in _chunks(compared):
+    for place, values in until(stop, _chunks(compared)):
         units[place] = min(units[place], _unit_of(values))
         found = min(units)
         if not is_bias(problem):

@@ -20,6 +20,7 @@ from kernels.reference import REFERENCE
 from kernels.registry import register
 from verify.report import write_report
 from verify.rules import Compared
+from verify.stopping import Stopped
 from verify.sums import unit_sums
 
 __all__ = [
@@ -126,7 +127,10 @@ class VerifyKernel:
             summed = REFERENCE.units(problem, unit.part[0])[0][unit.part[1]]
             return _write_sums(problem, summed, given, [exact, spread, *low], stop)
         compared = Compared(problem, given, result, exact, low[0] if low else None, spread, verification.explain)
-        text = write_report(compared, stop)
+        try:
+            text = write_report(compared, stop)
+        except Stopped:
+            return False
         if text is None:
             return False
         write_output(text, output)

@@ -300,7 +300,7 @@ def test_a_long_sum_is_described_in_little_memory(data_format: str, computes: st
     products = np.prod(factors, axis=0)
     tracemalloc.start()
     try:
-        found = worst_terms(problem, given, (1, 1, 0, 0)[: len(problem.output_shape)])
+        found = worst_terms(problem, given, (1, 1, 0, 0)[: len(problem.output_shape)], lambda: False)
         assert tracemalloc.get_traced_memory()[1] < products.nbytes
     finally:
         tracemalloc.stop()
