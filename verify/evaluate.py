@@ -18,7 +18,7 @@ from kernels.chains.units import arrange
 from kernels.plan import Stop, Storage, box
 from kernels.problem import ConvProblem, Dims
 from kernels.reference import REFERENCE, Change, channels_first, read, widen
-from verify.stopping import Stopped, until
+from verify.stopping import until
 
 __all__ = ["CHUNK", "evaluate", "evaluation_work", "gradients", "pixel_chunks"]
 
@@ -34,35 +34,20 @@ _CALL, _COPY = 1 << 16, 16
 """Multiply-adds that take as long as the calls for one tap, some ten microseconds, and as laying out a value."""
 
 
-def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change: Change | None = None) -> Array | None:
-    """Return the result of a problem in float64, of changed inputs if so; None when `stop` said so."""
+def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change: Change | None = None) -> Array:
+    """Return the result of a problem in float64, of changed inputs if so."""
     if problem.computes == "diff_weights":
-        found = gradients(problem, inputs, stop, [change])
-        return None if found is None else found[0]
+        return gradients(problem, inputs, stop, [change])[0]
     result = np.zeros(problem.output_shape)
-    for unit in REFERENCE.units(problem, 1)[0] if result.size else ():
-        if stop():
-            return None
-        values = REFERENCE.values(problem, unit, inputs, stop, change=change)
-        if values is None:
-            return None
-        box(result, unit)[...] = values
+    for unit in until(stop, REFERENCE.units(problem, 1)[0] if result.size else ()):
+        box(result, unit)[...] = REFERENCE.values(problem, unit, inputs, stop, change=change)
     return result
 
 
 def gradients(
     problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
-) -> list[Array] | None:
-    """Return the weight gradients of inputs that are changed in each of these ways; None when `stop` said so."""
-    try:
-        return _gradients(problem, inputs, stop, changes)
-    except Stopped:
-        return None
-
-
-def _gradients(
-    problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
 ) -> list[Array]:
+    """Return the weight gradients of inputs that are changed in each of these ways."""
     dims, step = problem.dims, _images_at_once(problem)
     count = prod(dims.kernel)
     totals = [np.zeros((dims.groups, count, dims.wide_channels, dims.narrow_channels)) for _ in changes]

@@ -23,8 +23,8 @@ from verify.stopping import until
 __all__ = ["hints"]
 
 Array = npt.NDArray[np.float64]
-Guess = tuple[str, Callable[[], "Array | None"]]
-"""What a result would be said to be, and its values in that case; None when stopped."""
+Guess = tuple[str, Callable[[], Array]]
+"""What a result would be said to be, and its values in that case."""
 
 _LEAST, _MOST = 8, 1 << 21
 """Elements of a result that is looked at: a few agree by chance, and many take too long."""
@@ -55,8 +55,8 @@ _UNEXPLAINED_FEW = 1e-6
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop) -> list[str] | None:
-    """Return what the wrong result equals, in sentences; mostly none. None when `stop` said so.
+def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop) -> list[str]:
+    """Return what the wrong result equals, in sentences; mostly none.
 
     Where several guesses explain the result, all are named. `share` are the errors as shares of what is allowed, and
     `around` is the index of a wrong element.
@@ -65,7 +65,7 @@ def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop
     if exact.size < _LEAST:
         return []
     found = _of_result(problem, compared.result, exact, stop) if exact.size <= _MOST else []
-    if found is None or is_bias(problem) or problem.macs == 0:
+    if is_bias(problem) or problem.macs == 0:
         return found
     part = part_of(problem, compared.inputs, around, _PART)
     got, right = widen(compared.result[part.place], problem.dtype), exact[part.place]
@@ -75,15 +75,9 @@ def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop
         or (got == right).all()
     ):
         return found
-    for sentence, values in _guesses(compared, part, around, stop):
-        guess = values()
-        if stop():
-            return None
-        if guess is not None and _explains(got, right, guess):
-            found.append(sentence)
+    guesses = until(stop, _guesses(compared, part, around, stop))
+    found += [sentence for sentence, values in guesses if _explains(got, right, values())]
     contributed = _contributions(part, stop)
-    if contributed is None:
-        return None
     wrong = share[part.place] > 1
     return found + _left_out(got, right, wrong if wrong.any() else np.ones_like(wrong), contributed)
 
@@ -112,15 +106,10 @@ def _left_out(
     return found
 
 
-def _contributions(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
+def _contributions(part: Part, stop: Stop) -> list[tuple[str, Array]]:
     """Return parts of the sums that kernels forget, or count twice: name, and what they contribute."""
     problem = part.problem
-    found: list[tuple[str, Array]] = []
-    for name, changed, inputs in _pieces(part):
-        values = evaluate(changed, inputs, stop)
-        if values is None:
-            return None
-        found.append((name, values))
+    found = [(name, evaluate(changed, inputs, stop)) for name, changed, inputs in _pieces(part)]
     if problem.bias:
         bias = along_channels(problem, widen(part.inputs[2], problem.dtype))
         found.append(("the bias", np.broadcast_to(bias, problem.output_shape)))
@@ -174,10 +163,10 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
     """Yield what the part would be with a mistake in the problem or in the inputs."""
     problem, small, inputs = compared.problem, part.problem, compared.inputs
 
-    def of(changed: ConvProblem, tensors: Sequence[Storage] = part.inputs) -> Callable[[], Array | None]:
+    def of(changed: ConvProblem, tensors: Sequence[Storage] = part.inputs) -> Callable[[], Array]:
         return lambda: evaluate(changed, tensors, stop)
 
-    def whole(*tensors: Storage) -> Callable[[], Array | None]:
+    def whole(*tensors: Storage) -> Callable[[], Array]:
         return lambda: evaluate(small, part_of(problem, tensors, around, _PART).inputs, stop)
 
     ones = (1,) * problem.rank
@@ -264,8 +253,8 @@ def _layouts(
         yield "".join(letters[at] for at in order), np.ascontiguousarray(moved).reshape(tensor.shape)
 
 
-def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str] | None:
-    """Return how the whole result is a rearranged or scaled reference; None when `stop` said so."""
+def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str]:
+    """Return how the whole result is a rearranged or scaled reference."""
     got = widen(result, problem.dtype)
     if not (np.isfinite(got).all() and np.isfinite(exact).all()):
         return []
@@ -275,8 +264,6 @@ def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) 
     weights = problem.computes == "diff_weights"
     axes = tap_axes(problem) if weights else pixel_axes(problem) if problem.forward else range(0)
     shift = _shift(got, exact, axes, stop)
-    if stop():
-        return None
     if shift is not None and weights:
         begin = [
             pad - far * dilation
@@ -322,15 +309,10 @@ def _relaid(problem: ConvProblem, exact: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | None:
-    """Return how far along each axis the elements of `got` are found in `exact`; None where they are not.
-
-    None also when `stop` said so.
-    """
+    """Return how far along each axis the elements of `got` are found in `exact`; None where they are not."""
     offsets = product(range(-_FAR, _FAR + 1), repeat=len(axes))
     nearest = sorted(offsets, key=lambda far: sum(map(abs, far)))[1:]
-    for far in nearest:
-        if stop():
-            return None
+    for far in until(stop, nearest):
         if any(2 * abs(step) > exact.shape[axis] for step, axis in zip(far, axes, strict=True)):
             continue
         some: list[slice] = [slice(None)] * exact.ndim

@@ -301,8 +301,8 @@ def _log_missing(allowed: Array, spread: Array, exact: Array) -> float:
         return float(np.log(shares).sum())
 
 
-def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop: Stop) -> tuple[Model, Tally] | None:
-    """Apply rules 0 to 2; None when `stop` said so.
+def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop: Stop) -> tuple[Model, Tally]:
+    """Apply rules 0 to 2.
 
     Writes to `share`, which has the shape of the result, the error of each element as a share of what is allowed;
     `see` gets all elements once.
@@ -310,26 +310,20 @@ def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop:
     model = Model.of(compared.problem, _coherence(compared.exact, compared.spread, stop))
     model = replace(model, exact_below=model.integers * _unit(compared, model.integers, stop))
     tally = _tally(compared, model, share, see, stop)
-    if tally is None or (tally.failed == 0 and tally.mean_square_passed) or tally.judged == 0:
-        return None if tally is None else (model, tally)
+    if (tally.failed == 0 and tally.mean_square_passed) or tally.judged == 0:
+        return model, tally
     distinct, harder = _distinct(compared.exact), _witnesses(compared, model, stop)
-    if harder is None:
-        return None
     model = replace(model, scale=harder)
     again = _tally(compared, model, share, lambda _: None, stop)
-    if again is None:
-        return None
     again.distinct, again.witnessed = distinct, harder
-    if (again.failed or not again.mean_square_passed) and not _excuse(compared, model, again, share, stop):
-        return None
+    if again.failed or not again.mean_square_passed:
+        _excuse(compared, model, again, share, stop)
     return model, again
 
 
-def _tally(compared: Compared, model: Model, share: Shares, see: Callable[[Block], None], stop: Stop) -> Tally | None:
+def _tally(compared: Compared, model: Model, share: Shares, see: Callable[[Block], None], stop: Stop) -> Tally:
     tally = Tally()
-    for part in blocks(compared.exact.shape):
-        if stop():
-            return None
+    for part in until(stop, blocks(compared.exact.shape)):
         block = _block(compared, model, part)
         see(block)
         share[part] = tally.add(block, model, part)
@@ -395,14 +389,12 @@ def _distinct(exact: Array) -> float:
     return float(found) if found < 0.9 * flat.size else inf
 
 
-def _witnesses(compared: Compared, model: Model, stop: Stop) -> float | None:
+def _witnesses(compared: Compared, model: Model, stop: Stop) -> float:
     """Return the factor by which naive sums of some elements are worse than expected, at least 1."""
     size = compared.exact.size
     count = min(size, _count(compared, _WITNESSES))
     ratios = []
-    for at in np.linspace(0, size - 1, count).astype(np.int64).tolist():
-        if stop():
-            return None
+    for at in until(stop, np.linspace(0, size - 1, count).astype(np.int64).tolist()):
         index = tuple([int(x) for x in np.unravel_index(at, compared.exact.shape)])
         own = _own(compared, model, index)
         if own is not None and own[1] > 0 and isfinite(own[0]):
@@ -436,11 +428,9 @@ def _own(compared: Compared, model: Model, index: tuple[int, ...]) -> tuple[floa
     return honest, float(model.summing(np.full(1, exact), np.full(1, spread), terms)[0])
 
 
-def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop: Stop) -> bool:
-    """Judge the worst elements by their own naive sums, where those are worse than expected; False on `stop`."""
-    for element in tally.worst[: _count(compared, _WORST)]:
-        if stop():
-            return False
+def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop: Stop) -> None:
+    """Judge the worst elements by their own naive sums, where those are worse than expected."""
+    for element in until(stop, tally.worst[: _count(compared, _WORST)]):
         own = _own(compared, model, element.index)
         if own is None or own[0] <= own[1]:
             continue
@@ -452,4 +442,3 @@ def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop:
             squares = _squares(model, *block.measures)
             tally.sums += np.nan_to_num([each.item() ** 2 for each in squares]) - element.sums
     tally.worst_share = float(share.max(initial=0.0))
-    return True

@@ -1,4 +1,4 @@
-"""Loops that end when a worker is asked to stop: by `Stopped`, which the kernels of this package catch."""
+"""A worker's request to stop, as an exception: whatever runs meanwhile need not pass it on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kernels.plan import Stop
 
-__all__ = ["Stopped", "until"]
+__all__ = ["Stopped", "raising", "until"]
 
 T = TypeVar("T")
 
@@ -16,9 +16,19 @@ class Stopped(Exception):  # noqa: N818 - it is no error
     """`stop` said so."""
 
 
-def until(stop: Stop, items: Iterable[T]) -> Iterator[T]:
-    """Yield items; raises `Stopped` before the next one when `stop` says so."""
-    for item in items:
+def raising(stop: Stop) -> Stop:
+    """Return a `stop` that raises `Stopped` instead of returning True."""
+
+    def look() -> bool:
         if stop():
             raise Stopped
+        return False
+
+    return look
+
+
+def until(stop: Stop, items: Iterable[T]) -> Iterator[T]:
+    """Yield items, with a look at `stop` before each."""
+    for item in items:
+        stop()
         yield item

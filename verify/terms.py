@@ -28,7 +28,7 @@ _SHOWN = 24
 def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...], stop: Stop) -> dict[str, Any]:
     """Describe the sum of one element: how many products it has, and the largest of them.
 
-    Each has the index of its two factors in their own tensors, and its value. Raises `Stopped`.
+    Each has the index of its two factors in their own tensors, and its value.
     """
     if problem.op == "BiasAdd":
         channel = index[channel_axis(problem)]

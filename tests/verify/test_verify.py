@@ -17,6 +17,7 @@ from verify.fast import plan_fast_verification
 from verify.hints import hints
 from verify.report import write_report
 from verify.rules import Compared
+from verify.stopping import Stopped, raising
 from verify.terms import worst_terms
 from verify.unit import plan_verification
 
@@ -319,7 +320,8 @@ def test_hints_stop() -> None:
     inputs = list(LAYER.floats().values())
     compared = Compared(problem_of(LAYER), inputs, result, exact, None, np.ones_like(exact))
     answers = iter([False, False, True])
-    assert hints(compared, np.ones(exact.shape, np.float32), (0, 0, 0, 0), lambda: next(answers, True)) is None
+    with pytest.raises(Stopped):
+        hints(compared, np.ones(exact.shape, np.float32), (0, 0, 0, 0), raising(lambda: next(answers, True)))
 
 
 def test_the_report_is_bounded_and_stops() -> None:
