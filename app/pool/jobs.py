@@ -137,7 +137,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._runs: list[JobRun] = []
-        self._used: dict[object, float] = {}  # seconds, of each part of the jobs' paths
+        self._used: dict[object, float] = {}  # seconds, of each part of the jobs' paths in the order of their arrival
 
     def add(self, run: JobRun) -> None:
         """Add a job."""
@@ -164,11 +164,12 @@ class FairQueue:
         waiting = [run for run in self._runs if run.waiting and (run.job.short or not short)]
         if len(waiting) < 2:
             return waiting[0] if waiting else None
-        running = Counter[object]()  # their time is not known yet
+        running = Counter[object]()  # units whose time is not known yet
         for run in self._runs:
             for part in _path(run):
                 running[part] += run.on_workers
-        return min(waiting, key=lambda run: [(self._used[part], running[part]) for part in _path(run)])
+        order = {part: (used, running[part], place) for place, (part, used) in enumerate(self._used.items())}
+        return min(waiting, key=lambda run: [order[part] for part in _path(run)])
 
     def sole(self) -> JobRun | None:
         """Return the only job in the queue; None when there is any other number."""

@@ -49,7 +49,7 @@ class Fleet:
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.segments = SegmentPool(256 << 20)
         self.engine = LocalEngine(self.segments, workers=workers, **options)
-        self.count = workers
+        self.count = workers + bool(options.get("spare"))
 
     def run(self, scenario: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
         """Run a scenario to its end, failing if that takes too long; return its result."""
