@@ -55,8 +55,9 @@ _TAP_MACS = 1 << 18
 """Overhead of a verification for one tap of one image, in multiply-adds that take as long: 26 to 40 µs, where NumPy
 does 7 to 21 GMAC/s (Zen 4, layers of 16 to 256 channels)."""
 
-_SHORT_WORK = 1 << 28
-"""Most work of a call of the reference kernel whose units are short, whatever they are cut into."""
+_SHORT_WORK, _SHORT_UNIT, _SHORT_UNUSUAL = 1 << 28, 1 << 27, 1 << 24
+"""Most work of a call of the reference kernel whose units are short, and most multiply-adds of a short unit of other
+kernels, which do one a nanosecond where shapes are unusual."""
 
 _REFERENCE_MACS = 1 << 30
 """Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
@@ -224,8 +225,7 @@ def plan_call(
         if reference:
             _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=settings.planned_workers, reference=reference)
-        short = chosen.kernel != REFERENCE.name or _reference_work(problem) <= _SHORT_WORK
-        computations.append(Computation(spec, chosen, _inputs_of(op, spec), short))
+        computations.append(Computation(spec, chosen, _inputs_of(op, spec), _is_short(problem, chosen)))
     _limit(
         "scratch",
         call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
@@ -285,9 +285,13 @@ def verification_cost(op: ResolvedOp, settings: Settings) -> dict[str, Any]:
     return {"gmac": macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed, "fast": fast}
 
 
-def _reference_work(problem: ConvProblem) -> int:
-    """Return the multiply-adds that take as long as a call of the reference kernel."""
-    return verification_macs(problem.dtype, problem.macs) + _TAP_MACS * problem.n * prod(problem.kernel)
+def _is_short(problem: ConvProblem, chosen: Plan) -> bool:
+    """Whether each unit takes some ten milliseconds at most."""
+    if chosen.kernel == REFERENCE.name:
+        work = verification_macs(problem.dtype, problem.macs) + _TAP_MACS * problem.n * prod(problem.kernel)
+        return work <= _SHORT_WORK
+    most = _SHORT_UNIT if _is_quick(problem.dims, reference=False) else _SHORT_UNUSUAL
+    return max([unit.macs for unit in chosen.units], default=0) <= most
 
 
 def _reference_units(problem: ConvProblem) -> int:
