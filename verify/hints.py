@@ -237,7 +237,10 @@ def _unmasked(problem: ConvProblem, tensor: Storage) -> Iterator[tuple[str, Stor
 def _layouts(
     tensor: npt.NDArray[Any], letters: str, rank: int, *, read: bool = False
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield weights as written in another layout than `letters`, or `read` as if they were in it; X is never split."""
+    """Yield weights as written in another layout than `letters`, as views of other shapes with their elements in order.
+
+    Or `read` as if they were in it, as copies; X is never split.
+    """
     x = letters.index("X")
     sizes = [
         prod(tensor.shape[x : x + rank]) if at == x else tensor.shape[at + (rank - 1) * (at > x)] for at in range(3)
@@ -248,9 +251,10 @@ def _layouts(
             continue
         if read:
             moved = tensor.reshape([sizes[at] for at in order]).transpose(np.argsort(order))
+            moved = np.ascontiguousarray(moved).reshape(tensor.shape)
         else:
             moved = tensor.reshape(sizes).transpose(order)
-        yield "".join(letters[at] for at in order), np.ascontiguousarray(moved).reshape(tensor.shape)
+        yield "".join(letters[at] for at in order), moved
 
 
 def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str]:
@@ -297,15 +301,13 @@ def _relaid(problem: ConvProblem, exact: Array) -> Iterator[tuple[str, Array]]:
             also = "check weights_format, and that src and diff_dst are not swapped"
             yield f"the result is the reference with its two channel axes swapped: {also}", swapped
         for name, values in _layouts(exact, problem.weights_format, problem.rank):
-            if not np.array_equal(values, swapped):
-                yield f"the result has the layout {name} instead of {problem.weights_format}", np.asarray(values, float)
+            if swapped.shape != exact.shape or not np.array_equal(_sampled(values), _sampled(swapped)):
+                yield f"the result has the layout {name} instead of {problem.weights_format}", values
     elif problem.forward and problem.rank:
         first = problem.data_format == "NCX"
         other = np.moveaxis(exact, 1, -1) if first else np.moveaxis(exact, -1, 1)
         if min(problem.dst_channels, prod(problem.dst_spatial)) > 1:
-            yield f"the result has the layout {'NXC' if first else 'NCX'} instead of {problem.data_format}", (
-                np.ascontiguousarray(other).reshape(exact.shape)
-            )  # fmt: skip
+            yield f"the result has the layout {'NXC' if first else 'NCX'} instead of {problem.data_format}", other
 
 
 def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | None:
@@ -325,16 +327,17 @@ def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | Non
     return None
 
 
-def _same(got: Array, other: Array) -> bool:
-    """Whether nearly all elements agree to about the digits of bf16, and not because they are zero.
+def _sampled(array: Array) -> Array:
+    """Return the elements of an array in their order; of many, some that are spread over it."""
+    if array.size <= _SAMPLED:
+        return array.reshape(-1)
+    places = np.linspace(0, array.size - 1, _SAMPLED).astype(np.int64)
+    return array[np.unravel_index(places, array.shape)]
 
-    Arrays of other shapes are compared in the order of their elements; of many, some that are spread over the result.
-    """
-    if other.size > _SAMPLED:
-        places = np.linspace(0, other.size - 1, _SAMPLED).astype(np.int64)
-        got, other = (each[np.unravel_index(places, each.shape)] for each in (got, other))
-    else:
-        got, other = got.reshape(-1), other.reshape(-1)
+
+def _same(got: Array, other: Array) -> bool:
+    """Whether nearly all elements agree to about the digits of bf16, and not because they are zero."""
+    got, other = _sampled(got), _sampled(other)
     if other.size == 0 or not other.any():
         return False
     close = np.abs(got - other) <= 2.0**-6 * np.abs(other) + 1e-3 * np.sqrt(np.mean(other * other))

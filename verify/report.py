@@ -36,7 +36,7 @@ Array = npt.NDArray[np.float64]
 _BINS = {1: 64, 2: 64, 3: 16}
 """Most entries of an axis of a map, by the number of its axes: larger ones are joined to this many."""
 
-_ELEMENT, _INPUT = 1 << 11, 1 << 8
+_ELEMENT, _INPUT = 1 << 12, 1 << 8
 """Multiply-adds that take as long as judging an element, and as looking at a value of an input."""
 
 _EVALUATIONS, _PIECES, _EVALUATED = 40, 128, (1 << 33) + (1 << 31)
