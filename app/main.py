@@ -93,7 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:
     """Create the engine that the settings name; raises ValueError when its package is not installed."""
     if settings.engine == "local":
-        return LocalEngine(segments, workers=settings.worker_count)
+        return LocalEngine(segments, workers=settings.worker_count, spare=True)
     if find_spec("ray") is None:
         raise ValueError("engine ray needs the extra [ray]: ray is not installed")
     from app.cluster.costs import Costs

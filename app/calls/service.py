@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
@@ -35,7 +36,7 @@ from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
 from app.pool.engine import no_workers, shutting_down
 from app.settings import Settings
-from app.telemetry.context import current_context
+from app.telemetry.context import ANYONE, current_context
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import DeadlineExceeded, Overloaded
 from schemas.ops import ResolvedOp, require_reference, resolve
@@ -73,8 +74,10 @@ class Service:
         """Whether the process is about to exit; /readyz then replies with 503."""
         self.admitting = True
         """Whether requests are admitted; `draining` alone does not refuse them."""
-        # Long plans are made one after another, so that they keep at most one thread busy.
+        # Long plans are made one after another, so that they keep at most one thread busy; each client has one at most
+        # in the thread's queue.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
+        self._planning = WeakValueDictionary[str | int, asyncio.Lock]()
         self._idle = asyncio.Event()
         self._idle.set()
         # Enough to keep a fast network busy while the event loop does other work.
@@ -175,13 +178,15 @@ class Service:
         return Prepared(op, computations, options, deadline)
 
     async def plan_in_thread(self, plan: Callable[[], T], deadline: float) -> T:
-        """Call `plan` in the planner's thread, in order of arrival, so that the event loop is not blocked.
+        """Call `plan` in the planner's thread, so that the event loop is not blocked: keys, or connections, take turns.
 
         Raises what `plan` raises, and `DeadlineExceeded`.
         """
-        planning = asyncio.get_running_loop().run_in_executor(self._planner, plan)
+        context = current_context()
+        client = context.connection if context.key == ANYONE else context.key
+        turn = self._planning.setdefault(client, asyncio.Lock())
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await planning
+            async with asyncio.timeout(deadline - time.monotonic()), turn:
+                return await asyncio.get_running_loop().run_in_executor(self._planner, plan)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the call was planned") from None

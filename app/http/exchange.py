@@ -93,6 +93,7 @@ class Exchange:
         self.context = RequestContext(
             request_id if REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex(),
             api=api_of(scope["path"]),
+            connection=id(self._transport),
             address=address_of(peer[0]) if peer else ANYONE,
         )
         if (release := scope.get(RELEASE)) is not None:

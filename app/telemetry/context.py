@@ -158,6 +158,7 @@ class RequestContext:
     outcome: str = "ok"
     timings: Timings = field(default_factory=Timings)
     api: str = "pages"
+    connection: int = 0
     key: str = ANYONE
     address: str = ANYONE
     owner: str = ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 
 from app.replies.errors import MAPPING
 from tests.app.samples import JSON
@@ -236,6 +237,21 @@ _SRC = {"dtype": "f32", "shape": [1, 1, 4]}
 _SRC_DATA = ["inputs", "src", "data"]
 _SMALL_TENSORS = {f"t{n}": {**_SRC, "data": bytes(48_000)} for n in range(300)}
 
+_MANY_TAPS = {
+    "strides": [1, 1, 1],
+    "dilations": [1, 1, 1],
+    "pads_begin": [7, 7, 7],
+    "pads_end": [7, 7, 7],
+    "output_padding": [0, 0, 0],
+    "weights_shape": [1, 1, 15, 15, 15],
+}
+_PIXELS: dict[str, Any] = {"shape": [1000, 1, 1, 1, 1], "data": np.ones(1000, np.float32).tobytes()}
+_NO_GRADIENT = {
+    "dtype": "f32",
+    "shape": _MANY_TAPS["weights_shape"],
+    "data": np.arange(15**3, dtype=np.float32).tobytes(),
+}
+
 ROWS: list[Row] = [
     _VALID,
     # Names.
@@ -357,6 +373,22 @@ ROWS: list[Row] = [
     ),
     Row("a long document", (413, "too_large", None), attributes={"x": [_LONG] * 3}),
     Row("a long list", (413, "too_large", None), attributes={"x": RAW}, raw=b"[" + b"1," * 200_000 + b"1]"),
+    # Much work for few bytes.
+    Row(
+        "a wrong result of 1,000 images and 3,375 taps",
+        _OK,
+        attributes=_MANY_TAPS,
+        tensors={"src": _PIXELS, "diff_dst": _PIXELS, _RESULT: _NO_GRADIENT},
+        apis=("verify",),
+    ),
+    Row(
+        "1,000 images and 3,375 taps by the reference",
+        _OK,
+        attributes=_MANY_TAPS,
+        tensors={"src": _PIXELS, "diff_dst": _PIXELS},
+        members={"options": {"reference": True}},
+        apis=("json", "parts", "rpc", "batch"),
+    ),
     # Bodies.
     Row("half of the body", _MALFORMED, send=_half, others={"oip": (400, "invalid_request", None)}),
     Row(
