@@ -34,7 +34,7 @@ USED = 'bytes{state="used"}'
 @contextmanager
 def limited() -> Iterator[LiveService]:
     """Run a service with 512 MiB for tensors, in its own process."""
-    with running_service("--memory-limit", str(LIMIT), "--workers", "1") as service:
+    with running_service("--memory-limit", str(LIMIT), "--workers", "2") as service:
         yield service
 
 
