@@ -232,6 +232,7 @@ def _bias(number: int, **more: Any) -> dict[str, Any]:
 
 
 _MANY = 4100
+_ZEROS = b'{"inputs":[{"name":"src","datatype":"FP32","shape":[1,1,8388608],"data":[' + b"0," * (8 << 20)
 _LONG = "x" * 100_000
 _SRC = {"dtype": "f32", "shape": [1, 1, 4]}
 _SRC_DATA = ["inputs", "src", "data"]
@@ -355,6 +356,16 @@ ROWS: list[Row] = [
         attributes={"x": list(map(_in_json, _SMALL_TENSORS.values()))},
         apis=("json", "rpc", "batch", "graph"),
     ),
+    Row(
+        "an empty batch with weights of 6 GB",
+        (413, "too_large", ["outputs", "diff_weights"]),
+        attributes={"weights_shape": [1 << 15, 1 << 14, 3]},
+        tensors={
+            "src": {"shape": [0, 1 << 14, 4], "data": b""},
+            "diff_dst": {"shape": [0, 1 << 15, 6], "data": b""},
+        },
+        apis=("json", "validate", "parts", "rpc", "batch", "oip"),
+    ),
     # JSON.
     *(
         Row(name, _MALFORMED, attributes={"strides": RAW}, raw=raw)
@@ -412,6 +423,8 @@ ROWS: list[Row] = [
             ("empty gzip members", gzip.compress(b"") * 32_000, _MALFORMED),
             ("too many gzip members", gzip.compress(b"") * 40_000, _MALFORMED),
             ("a compression bomb", gzip.compress(b" " * (64 << 20), 1), (413, "too_large", None)),
+            ("compressed numbers", gzip.compress(_ZEROS, 1), (413, "too_large", None)),
+            ("compressed blanks among numbers", gzip.compress(_ZEROS.replace(b"0,", b"  ")), (413, "too_large", None)),
         ]
     ),
     # Graphs.
