@@ -325,8 +325,7 @@ export function base(layer, resolved, scene, element, planes, values) {
   const signs = scene.signs.map(
     ({ x, y, text }) => `<text class="sign" x="${round(x)}" y="${round(y)}">${text}</text>`,
   );
-  // Below the maps, whose colours let it through, so that it strikes no number out.
-  return `<path class="links" data-over="links" d=""/>${parts.join("")}${signs.join("")}`;
+  return `${parts.join("")}<path class="links" data-over="links" d=""/>${signs.join("")}`;
 }
 
 /** Most cells of a map that are coloured. */

@@ -60,10 +60,7 @@ export class LayerDrawing extends HTMLElement {
       this.tell("leave");
     });
     this.svg.addEventListener("click", (event) => this.follow(event, "keep"));
-    this.svg.addEventListener("dblclick", (event) => {
-      this.follow(event, "keep");
-      this.type();
-    });
+    this.svg.addEventListener("mousedown", (event) => this.press(event));
     this.svg.addEventListener("keydown", (event) => this.move(event));
     let width = 0;
     new ResizeObserver(() => {
@@ -159,6 +156,20 @@ export class LayerDrawing extends HTMLElement {
     };
     if (name === "keep") act();
     else this.frame = requestAnimationFrame(act);
+  }
+
+  /** Keep an element with the first press, and type its number with the second. A click is lost where the drawing changes before its end. @param {MouseEvent} event */
+  press(event) {
+    if (event.button) return;
+    const typed = this.field.isOpen;
+    this.field.close(true);
+    this.follow(event, "keep");
+    // The browser would move the focus from what it has just got.
+    if (event.detail === 2 && this.type()) event.preventDefault();
+    else if (typed) {
+      this.focusOn(this.shown?.element.role);
+      event.preventDefault();
+    }
   }
 
   /** @param {import("./drawing.js").Map} map @param {number} row @param {number} column @returns {Element} */

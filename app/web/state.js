@@ -1,7 +1,7 @@
 /** The state of the page as the fragment of its address: `#op=ConvTranspose&src=4x4&at=dst:2x3`. */
 
 import { middle, nameOf, OPERATIONS, resolve, roles, sizeOn } from "./arithmetic.js";
-import { DATA, inputsOf, typedIn } from "./generate.js";
+import { DATA, inputsOf, typedIn, typedName } from "./generate.js";
 import { CHOICES, LISTS, MOST, NUMBERS, plain, withRank } from "./layer.js";
 import { elementOf } from "./maps.js";
 import { readNumber } from "./values.js";
@@ -163,9 +163,12 @@ function typed(layer, text) {
     const [name = "", index = "", value = ""] = each.split(":");
     const role = choice("typed", roleOf(op, name) ?? "", inputsOf(op), (input) => nameOf(op, input));
     const number = readNumber(layer.dtype, value);
-    if (number === null) throw new RangeError("typed must have numbers");
-    const one = { [`${role}:${index}`]: number };
-    if (!typedIn(resolve(layer), role, one).size) throw new RangeError("typed must have indices of the tensor");
+    if (number === null) throw new RangeError(`typed must have numbers of ${layer.dtype}`);
+    const shape = resolve(layer).shapes[role];
+    const at = numbers("typed", index, shape.length, 0);
+    const one = { [typedName(role, at)]: number };
+    if (!typedIn(resolve(layer), role, one).size)
+      throw new RangeError(`typed must have indices within ${shape.join("x")}`);
     Object.assign(found, one);
   }
   return found;

@@ -4,7 +4,7 @@ import { ARROWS, make } from "./make.js";
 import { readNumber, shortest } from "./values.js";
 
 /** Pixels that a field is at least wide and high. */
-const [WIDE, HIGH] = [64, 28];
+const [WIDE, HIGH] = [52, 28];
 
 /**
  * @typedef {object} Cell
@@ -23,6 +23,7 @@ export class CellField {
   constructor(place, tell) {
     this.place = place;
     this.tell = tell;
+    this.name = "";
     this.dtype = "f32";
     /** The text that was there, which is not typed. */
     this.before = "";
@@ -46,7 +47,7 @@ export class CellField {
 
   /** @param {Cell} cell @param {string} [text] that was typed already */
   open({ name, dtype, value, box }, text) {
-    this.dtype = dtype;
+    [this.name, this.dtype] = [name, dtype];
     this.before = value === undefined ? "" : shortest(dtype, value);
     this.field.setAttribute("aria-label", `Number of ${name}`);
     this.field.value = text ?? this.before;
@@ -55,6 +56,7 @@ export class CellField {
     const left = Math.min(box.x + (box.size - width) / 2, this.place.clientWidth - width);
     this.box.style.left = `${Math.max(0, left)}px`;
     this.box.style.top = `${Math.max(0, box.y + (box.size - height) / 2)}px`;
+    this.box.classList.toggle("last", left > this.place.clientWidth / 2);
     this.field.style.width = `${width}px`;
     this.field.style.height = `${height}px`;
     if (!this.isOpen) this.place.append(this.box);
@@ -77,7 +79,7 @@ export class CellField {
     if (text === this.before) return true;
     const number = text ? readNumber(this.dtype, text) : null;
     if (text && number === null) {
-      this.judge(`a number that ${this.dtype} has, such as -1.5`);
+      this.judge(`${this.name} must be a number of ${this.dtype}, such as -1.5`);
       return false;
     }
     this.before = text;
