@@ -83,7 +83,7 @@ def saved(page: Page, name: str) -> npt.NDArray[Any]:
     with page.expect_download() as download:
         button(page, f"Save {name}.npy").click()
     found: npt.NDArray[Any] = np.load(download.value.path())
-    return found.view(ml_dtypes.bfloat16) if found.dtype.itemsize == 2 else found
+    return found.view(ml_dtypes.bfloat16) if found.dtype.kind == "V" else found
 
 
 def compute(page: Page, data: str = "normal") -> None:

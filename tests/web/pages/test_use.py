@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -114,12 +113,20 @@ def tab_to(page: Page, target: Locator) -> None:
     raise AssertionError("no Tab leads to it")
 
 
+def choose(page: Page, select: Locator, value: str) -> None:
+    """Go to a value of the select that has the focus by arrow keys."""
+    options = select.locator("option").all_text_contents()
+    for _ in range(len(options)):
+        away = options.index(value) - options.index(select.input_value())
+        if away:
+            page.keyboard.press("ArrowDown" if away > 0 else "ArrowUp")
+    expect(select).to_have_value(value)
+
+
 def fill_in(page: Page, layer: dict[str, Any]) -> None:
     """Set the fields of a layer with the keyboard alone."""
-    tab_to(page, page.locator("#field-op"))
-    page.keyboard.type(layer["op"])
-    expect(page.locator("#field-op")).to_have_value(layer["op"])
-    wanted = {**layer, "rank": len(layer["src"]), "named": ".."}
+    wanted = {**layer, "rank": len(layer["src"])}
+    tab_to(page, page.locator("#field-named"))
     while True:
         page.keyboard.press("Tab")
         field, axis, value = page.evaluate(
@@ -132,8 +139,14 @@ def fill_in(page: Page, layer: dict[str, Any]) -> None:
         )
         if field is None:
             return
-        target = wanted[field][axis] if isinstance(wanted[field], list) and wanted[field] else wanted[field]
-        if target not in ([], value) and str(target) != value:
+        target = wanted[field]
+        if isinstance(target, list):
+            target = target[axis] if target else value
+        if str(target) == value:
+            continue
+        if page.locator(f"select#field-{field}").count():
+            choose(page, page.locator(f"#field-{field}"), str(target))
+        else:
             page.keyboard.type(str(target))
 
 
@@ -151,8 +164,7 @@ def test_a_question_by_keyboard_alone(open_page: Opener, number: str, state: str
             for _ in range(element[letter] - int(slider(page, f"channel {letter}").input_value())):
                 page.keyboard.press("ArrowRight")
     tab_to(page, page.locator(f"[data-role={element['role']}]"))
-    here = json.loads(page.evaluate("JSON.stringify(document.querySelector('#element').textContent)"))
-    if not re.match(rf"(diff_)?{element['role']}\[", here):
+    if not re.match(rf"(diff_)?{element['role']}\[", page.locator("#element").inner_text()):
         page.keyboard.press("Enter")
     rank = len(element["at"])
     at = [int(each) for each in re.findall(r"\d+", page.locator("#element").inner_text())][-rank:]
