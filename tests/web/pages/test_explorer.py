@@ -255,7 +255,7 @@ CROSSED = """() => {
     [
         "op=Convolution&src=7x7&strides=1x1&at=dst:4x5",
         "op=ConvTransposeBackwardWeights&src=4x4&at=diff_weights:0x2",
-        "op=ConvolutionBackwardData&src=9x9&dilations=2x2&at=diff_src:4x4",
+        "op=ConvolutionBackwardData&src=9x9&dilations=2x2&at=diff_src:3x3",
         "op=Convolution&src=12&kernel=3&strides=1&dilations=2&pads_begin=2&pads_end=2&at=dst:5",
         "op=ConvTranspose&src=3x4x4&kernel=3x3x3&at=dst:2x3x3",
         "op=BiasAdd&at=dst:1x2",
@@ -265,8 +265,6 @@ def test_the_line_of_a_product_crosses_no_number(open_page: Opener, state: str, 
     """The line that joins the elements of each product runs between the numbers."""
     page = open_page(f"/#{state}", width=width)
     expect(page.locator("#sum .good")).to_contain_text("the service computed")
-    count = page.evaluate("document.querySelector('#told').textContent.match(/[0-9]+ product|src plus/) !== null")
-    assert count
     for _ in range(4):
         page.get_by_role("button", name="Next product").click()
         length, crossed = page.evaluate(CROSSED)
