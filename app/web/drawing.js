@@ -97,7 +97,7 @@ export function layout(layer, resolved, width) {
     if (stacked) y += h + TITLE + 10;
     else {
       const next = x + Math.max(w, title(map) - 8);
-      if (text) scene.signs.push({ x: next + GAP / 2 - 6, y: map.y + Math.min(h, 2 * LARGEST) / 2, text });
+      if (text) scene.signs.push({ x: next + (GAP - 8) / 2, y: map.y + Math.min(h, 2 * LARGEST) / 2, text });
       x = next + GAP + RULER - 8;
     }
   });
@@ -255,16 +255,20 @@ function numbers(layer, resolved, map, element, values) {
   const { rows, columns } = map;
   if (!values || !hasNumbers(map, values)) return "";
   if (map.role === "weights" && !connected(layer, element.i, element.o)) return "";
+  const room = (map.cell - 4) / 0.62;
+  const cells = Array.from({ length: rows.size * columns.size }, (_, index) => {
+    const [row, column] = [Math.floor(index / columns.size), index % columns.size];
+    return { row, column, value: inCell(numberOf(layer, resolved, values, elementAt(element, map, row, column))) };
+  });
+  // All numbers of a map are as large, but for those that are very long.
+  const longest = Math.max(2, ...cells.map(({ value }) => value.length));
+  const common = Math.max(9, Math.min(14, map.cell / 1.5, room / longest));
   let text = "";
-  for (let row = 0; row < rows.size; row++) {
-    for (let column = 0; column < columns.size; column++) {
-      const value = inCell(numberOf(layer, resolved, values, elementAt(element, map, row, column)));
-      const [x, y] = [px(map, columns, column * columns.step + 0.5), px(map, rows, row * rows.step + 0.5)];
-      const room = map.cell - 4;
-      const size = Math.min(14, map.cell / 1.5, room / (0.62 * Math.max(2, value.length)));
-      if (size >= 6)
-        text += `<text class="value" x="${round(x)}" y="${round(y)}" font-size="${round(size)}">${value}</text>`;
-    }
+  for (const { row, column, value } of cells) {
+    const [x, y] = [px(map, columns, column * columns.step + 0.5), px(map, rows, row * rows.step + 0.5)];
+    const size = Math.min(common, map.cell / 1.5, room / Math.max(2, value.length));
+    if (size >= 6)
+      text += `<text class="value" x="${round(x)}" y="${round(y)}" font-size="${round(size)}">${value}</text>`;
   }
   return text;
 }

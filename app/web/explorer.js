@@ -18,18 +18,17 @@ import {
   roles,
   sizeOn,
 } from "./arithmetic.js";
-import { hasKey, lock, ServiceError, send, Unreachable } from "./client.js";
+import { hasKey, lock } from "./client.js";
 import { numpyLine } from "./code.js";
 import { Fields } from "./fields.js";
 import { DATA, inputsOf, SEEDED, typedIn, typedName } from "./generate.js";
-import { pause } from "./job.js";
 import { make } from "./make.js";
 import { readNumbers } from "./npy.js";
 import { pythonCall, pytorch } from "./python.js";
 import { callOf, curl, jsonRpc } from "./shell.js";
 import { clamped, fragment, parse } from "./state.js";
 import { agrees, fill, isSmall, numberOf, rounded, shortest, sum, terms } from "./values.js";
-import { Verdict } from "./verdict.js";
+import { Verdict, watch } from "./verdict.js";
 import { Views } from "./views.js";
 import { axes, label, rows, sumText, told } from "./words.js";
 
@@ -409,21 +408,6 @@ function showCode() {
   const call = callOf(run.request, /** @type {Record<string, Float32Array> | null} */ (numbers), files, how);
   const written = { curl, python: pythonCall, pytorch, rpc: jsonRpc };
   at("code").textContent = written[language](call, layer, resolved);
-}
-
-/** Ask again and again whether the service is ready. */
-async function watch() {
-  for (;;) {
-    try {
-      const reply = await (await send("/readyz", { accepted: [503] })).json();
-      at("status").textContent =
-        reply.status === "starting" ? `starting (${Math.round(reply.progress * 100)} % of the kernels)` : reply.status;
-    } catch (error) {
-      if (!(error instanceof ServiceError || error instanceof Unreachable || error instanceof SyntaxError)) throw error;
-      at("status").textContent = "not responding";
-    }
-    await pause(document.hidden ? 30000 : 5000);
-  }
 }
 
 function readAddress() {

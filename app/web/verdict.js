@@ -2,7 +2,7 @@
 
 import { nameOf, OPERATIONS } from "./arithmetic.js";
 import { isAway, rpc } from "./call.js";
-import { ServiceError, Unreachable } from "./client.js";
+import { ServiceError, send, Unreachable } from "./client.js";
 import { pause } from "./job.js";
 import { request } from "./layer.js";
 import { make } from "./make.js";
@@ -87,5 +87,20 @@ export class Verdict {
     at("verdict").textContent = text;
     at("problems").replaceChildren(...problems.map(({ msg }) => make("li", {}, msg)));
     for (const id of ["resolved", "plan"]) at(id).classList.toggle("old", !valid);
+  }
+}
+
+/** Ask again and again whether the service is ready. */
+export async function watch() {
+  for (;;) {
+    try {
+      const reply = await (await send("/readyz", { accepted: [503] })).json();
+      at("status").textContent =
+        reply.status === "starting" ? `starting (${Math.round(reply.progress * 100)} % of the kernels)` : reply.status;
+    } catch (error) {
+      if (!(error instanceof ServiceError || error instanceof Unreachable || error instanceof SyntaxError)) throw error;
+      at("status").textContent = "not responding";
+    }
+    await pause(document.hidden ? 30000 : 5000);
   }
 }
