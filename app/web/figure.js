@@ -4,7 +4,7 @@ import { entry, nameOf } from "./arithmetic.js";
 import { base, boxOf, coloured, DRAWN, elementAt, hit, isDrawn, isOutput, layout, over } from "./drawing.js";
 import { ARROWS } from "./make.js";
 import { CellField } from "./typing.js";
-import { numberOf } from "./values.js";
+import { numberOf, shortest } from "./values.js";
 import { label, told } from "./words.js";
 
 /** @typedef {import("./arithmetic.js").Element} Element */
@@ -138,11 +138,13 @@ export class LayerDrawing extends HTMLElement {
   mark(shown) {
     this.shown = shown;
     if (!this.scene) return;
-    const { layer, resolved, element, planes, term } = shown;
+    const { layer, resolved, element, planes, values, term } = shown;
     const paths = over(layer, resolved, this.scene, element, planes, term);
     for (const [name, path] of this.paths) path.setAttribute("d", paths[name] ?? "");
+    const number = values ? numberOf(layer, resolved, values, element) : undefined;
+    const is = number === undefined ? "" : ` Its number is ${shortest(layer.dtype, number)}.`;
     const map = this.svg.querySelector(`[data-role="${element.role}"]`);
-    map?.setAttribute("aria-label", `${nameOf(layer.op, element.role)}: ${told(layer, resolved, element)}`);
+    map?.setAttribute("aria-label", `${nameOf(layer.op, element.role)}: ${told(layer, resolved, element)}${is}`);
   }
 
   /** @param {MouseEvent} event @param {"point" | "keep"} name */

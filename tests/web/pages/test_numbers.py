@@ -88,6 +88,9 @@ def test_typing_by_keyboard(open_page: Opener) -> None:
     page.keyboard.type("-1e2")
     page.keyboard.press("Enter")
     expect(page.locator("[data-role=src]")).to_be_focused()
+    expect(page.locator("[data-role=src]")).to_have_accessible_name(
+        re.compile(r"src\[0, 0, 3, 3\] .* number is -100\.$")
+    )
     page.keyboard.press("Enter")
     page.keyboard.type("55")
     page.keyboard.press("Escape")
