@@ -83,12 +83,12 @@ def saved(page: Page, name: str) -> npt.NDArray[Any]:
     with page.expect_download() as download:
         button(page, f"Save {name}.npy").click()
     found: npt.NDArray[Any] = np.load(download.value.path())
-    return found.view(ml_dtypes.bfloat16) if found.dtype.itemsize == 2 else found
+    return found.view(ml_dtypes.bfloat16) if found.dtype.kind == "V" else found
 
 
 def compute(page: Page, data: str = "normal") -> None:
     """Run the layer on generated numbers."""
-    page.get_by_label("Without a file").select_option(data)
+    page.get_by_label("Numbers", exact=True).select_option(data)
     button(page, "Run").click()
     expect(said(page)).to_have_text("Done.")
 
@@ -113,7 +113,8 @@ def test_the_algorithm(open_page: Opener) -> None:
     page = open_page("/#op=ConvolutionBackwardWeights&i=16&o=16&src=9x9&strides=1x1")
     choice, facts = page.get_by_label("Algorithm"), page.locator("run-layer .facts div", has_text="algorithm")
     wrong = page.locator("#wrong-algorithm")
-    expect(page.locator("#resolved div", has_text="by Winograd's algorithm")).to_contain_text("multiply-adds")
+    page.get_by_text("How the service computes it").click()
+    expect(page.locator("#plan div", has_text="by Winograd's algorithm")).to_contain_text("multiply-adds")
     compute(page, "random")
     expect(facts).to_contain_text("direct")
     direct = saved(page, "diff_weights")
