@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     uds: Path | None = Field(
         default=None,
-        description="Unix socket to listen on instead of host and port; whoever can open it can make calls.",
+        description="Unix socket to listen on instead of host and port; for its owner and group, less the umask.",
     )
     ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
     ops_port: int | None = Field(
