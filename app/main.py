@@ -28,6 +28,7 @@ from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
 from app.telemetry.tracing import Tracing
+from convgrad._launch import install_hint
 
 __all__ = ["ROUTERS", "UNFIT", "create_app"]
 
@@ -95,7 +96,7 @@ def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:
     if settings.engine == "local":
         return LocalEngine(segments, workers=settings.worker_count, spare=True)
     if find_spec("ray") is None:
-        raise ValueError("engine ray needs the extra [ray]: ray is not installed")
+        raise ValueError(f"engine ray needs the package ray: {install_hint('ray')}")
     from app.cluster.costs import Costs
     from app.cluster.engine import RayEngine
 

@@ -54,7 +54,7 @@ def local(
     to be compiled. Until then `progress` shows a bar, by default in terminals and notebooks. `timeout` and `retry` are
     those of `Client`.
 
-    Entering raises `ConnectFailed` if the service is not installed (``pip install "convgrad[server]"``) or does not
+    Entering raises `ConnectFailed` if the service is not installed (``pip install ".[server]"`` in a clone) or does not
     start, `TimedOut` if it is not ready after `start_timeout` seconds, and `OSError` if there is no folder for it. A
     call raises `TransportError` if the service has ended.
     """

@@ -38,7 +38,7 @@ from app.pool.engine import no_workers, shutting_down
 from app.settings import Settings
 from app.telemetry.context import ANYONE, current_context
 from app.telemetry.metrics import Telemetry
-from convgrad._errors import DeadlineExceeded, Overloaded
+from convgrad._errors import DeadlineExceeded, Starting
 from schemas.ops import ResolvedOp, require_reference, resolve
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["Service"]
 
 T = TypeVar("T")
+
+# Clients ask again at least this often while the service starts: the estimate of the time left may be wrong.
+_LONGEST_WAIT_S = 30.0
 
 
 class Service:
@@ -98,6 +101,15 @@ class Service:
             return "ready"
         return "starting" if self.engine.failure is None else "failed"
 
+    def starting(self) -> Starting:
+        """Return the error of calls before the first worker is ready: how far that is, and when to try again."""
+        share = self.engine.progress()
+        return Starting(
+            f"the service is starting: {share:.0%} of its kernels are compiled and loaded".replace("%", " %"),
+            retry_after=min(_LONGEST_WAIT_S, max(1.0, round(self.engine.seconds_left(), 1))),
+            data={"reason": "starting", "progress": round(share, 3)},
+        )
+
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the admitted requests to finish; fail the calls of those that have not."""
         self.draining = True
@@ -131,11 +143,7 @@ class Service:
         if not self.engine.ready and self.engine.failure is not None:
             raise no_workers()
         if not self.engine.ready:
-            raise Overloaded(
-                "the service is starting: its kernels are being compiled",
-                retry_after=2,
-                data={"reason": "starting"},
-            )
+            raise self.starting()
         try:
             with self.admission.request(current_context()):
                 self._idle.clear()

@@ -121,6 +121,10 @@ class LocalEngine:
         """Return the share of the warm-up that is done, 0 to 1."""
         return self._launcher.share
 
+    def seconds_left(self) -> float:
+        """Estimate how long the warm-up still takes."""
+        return self._launcher.seconds_left()
+
     @property
     def unfit(self) -> Unfit | None:
         """Why the compiled code does not work on this processor, if so; there are no workers then."""

@@ -287,7 +287,7 @@ def test_without_the_service_it_says_what_to_install(runtime: Path, tmp_path: Pa
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert "ConnectFailed: the service is not installed here: pip install 'convgrad[server]'" in done.stderr
+    assert "ConnectFailed: the service is not installed here: pip install '.[server]' in a clone" in done.stderr
 
 
 def test_it_describes_itself(runtime: Path) -> None:
