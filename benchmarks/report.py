@@ -24,15 +24,16 @@ END = "<!-- end -->"
 WORKERS_GMAC = 0.2
 """The least work per layer for comparing several threads with one."""
 
+LESS_EXACT = 1.001
+"""The least ratio of our error to the peer's that is reported."""
+
 Record = dict[str, Any]
 
 
 def section(records: Sequence[Record]) -> str:
-    """Return the whole section: the machines, a line for each measurement, then a table of layers for each."""
-    parts = [*_machines(records), _overview(records), *_comparisons(records)]
-    for record in records:
-        parts += [f"### {_title(record)}", *_details(record)]
-    return "\n\n".join(parts) + "\n"
+    """Return the whole section: the machines, a line and a note for each measurement, then the times of the layers."""
+    parts = [*_machines(records), _overview(records), "\n".join(_comparisons(records)), "\n".join(_notes(records))]
+    return "\n\n".join([part for part in parts if part] + [*_layers(records)]) + "\n"
 
 
 def insert(text: str, into: str) -> str:
@@ -53,8 +54,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _title(record: Record) -> str:
     settings = record["settings"]
     threads = f"{settings['threads']} thread{'s' if settings['threads'] > 1 else ''}"
-    ops = ", ".join(dict.fromkeys(row["op"] for row in record["layers"]))
-    return f"{settings['dtype']}, {threads}: {ops}"
+    return f"{settings['dtype']}, {threads}: {', '.join(_ops(record))}"
+
+
+def _ops(record: Record) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row["op"] for row in record["layers"]))
 
 
 def _machines(records: Sequence[Record]) -> Iterator[str]:
@@ -127,47 +131,51 @@ def _comparisons(records: Sequence[Record]) -> Iterator[str]:
             if pairs:
                 scope = f" of more than {least} GMAC" if least else ""
                 mean = f"{geometric_mean(pairs):.2f} (geometric mean of {len(pairs)} layers{scope})"
-                yield f"Ours, {dtype} with {threads}, {words}: {mean}, least {min(pairs):.2f}."
+                yield f"* Ours, {dtype} with {threads}, {words}: {mean}, least {min(pairs):.2f}."
+
+
+def _notes(records: Sequence[Record]) -> Iterator[str]:
+    """Yield what to know of each measurement: errors above the peer's, scratch memory, the clock."""
+    for record in records:
+        yield f"* {_title(record)}: {' '.join(_details(record))}"
 
 
 def _details(record: Record) -> Iterator[str]:
     total, settings = record["summary"]["all"], record["settings"]
-    if total["compared"]:
-        worst = ", ".join(f"{name} {ratio:.2f}" for name, ratio in total["worst"])
-        less = ", ".join(f"{name} {ratio:.3f} times" for name, ratio in total["less_exact"])
-        yield f"Five worst: {worst}. RMS error against float64 above the peer's: {less or 'nowhere'}."
-    for name, peak in total["scratch"].items():
-        own, shared = peak["worker_bytes"] / 2**20, peak["shared_bytes"] / 2**20
-        yield f"Peak scratch of `{name}`: {own:.1f} MiB a worker, {shared:.1f} MiB shared by all."
-    notes = [f"Median of up to {settings['runs']} samples in turn, {settings['clock']} clock."]
+    yield f"Up to {settings['runs']} samples, {settings['clock']} clock."
+    less = [f"{name} {ratio:.3f} times" for name, ratio in total.get("less_exact", ()) if ratio >= LESS_EXACT]
+    if less:
+        yield f"RMS error above the peer's: {', '.join(less)}."
+    scratch = [
+        f"`{name}` {peak['worker_bytes'] / 2**20:.1f} MiB a worker"
+        + (f", {peak['shared_bytes'] / 2**20:.1f} MiB shared" if peak["shared_bytes"] else "")
+        for name, peak in total["scratch"].items()
+    ]
+    if scratch:
+        yield f"Scratch: {'; '.join(scratch)}."
     if total["others_busy"] > QUIET:
-        notes.append(f"**Not a quiet hour**: others kept up to {total['others_busy']:.1f} processors busy.")
+        yield f"**Not a quiet hour**: others kept up to {total['others_busy']:.1f} processors busy."
     for kind, word in (("wrong", "Wrong results"), ("differ", "Results that differ from the peer's")):
         if total[kind]:
-            notes.append(f"**{word}**: {', '.join(total[kind])}.")
-    yield " ".join(notes)
-    head = ("layer", "GMAC", "ours ms", "peer ms", "ours GFLOP/s", "peer GFLOP/s", "ours %", "peer %", "ratio")
-    yield _table((*head, "ours error", "peer error"), [_row(row) for row in record["layers"]])
+            yield f"**{word}**: {', '.join(total[kind])}."
 
 
-def _row(row: Record) -> list[str]:
-    ours = better(row, "ours")
-    pairs = [ours]
-    if "ratio" in row:
-        pairs.append(better(row, "peer"))
-    names = [row["best"][who] for who in ("ours", "peer")[: len(pairs)]]
-    columns = (
-        [f"{1e3 * each['median_s']:.3f} {name}" for each, name in zip(pairs, names, strict=True)],
-        [f"{each['gflops']:.1f}" for each in pairs],
-        [f"{100 * each['share']:.1f}" for each in pairs],
-        [f"{each['error_f64']['rms']:.2e}" for each in pairs],
-    )
-    missing = next((entry["error"] for entry in row["peer"].values() if "error" in entry), "")
-    times, rates, shares, errors = ([*cells, ""][:2] for cells in columns)
-    if "ratio" not in row:
-        times[1] = missing
-    ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
-    return [label(row), f"{row['gmac']:.3g}", *times, *rates, *shares, ratio, *errors]
+def _layers(records: Sequence[Record]) -> Iterator[str]:
+    """Yield a table for each set of operations: our time for each layer in the first record, and the ratio in all."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(_ops(record), []).append(record)
+    for ops, group in groups.items():
+        cells: dict[tuple[str, str], list[str]] = {}
+        for number, record in enumerate(group):
+            for row in record["layers"]:
+                first = [label(row), f"{row['gmac']:.3g}", f"{1e3 * better(row, 'ours')['median_s']:.3f}"]
+                line = cells.setdefault((row["name"], row["op"]), first)
+                line += [""] * (3 + number - len(line)) + ([f"{row['ratio']:.2f}"] if "ratio" in row else [])
+        titles = [_title(record).partition(":")[0] for record in group]
+        head = ("layer", "GMAC", f"our ms, {titles[0]}", *titles)
+        rows = [line + [""] * (len(head) - len(line)) for line in cells.values()]
+        yield f"{', '.join(ops)}: our time, and the peer's over ours\n\n{_table(head, rows)}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
