@@ -1,22 +1,24 @@
 """Turn the records of `benchmarks.kernels` into Markdown.
 
-    python -m benchmarks.report OUT.json [MORE.json ..] [--into benchmarks/README.md]
+    python -m benchmarks.report OUT.json [MORE.json ..] [--into benchmarks/README.md] [--layers FILE.csv]
 
-The section goes to standard output or, with --into, between the two marker lines of that file.
+The section goes to standard output or, with --into, between the two marker lines of that file; with --layers a table of
+all layers and measurements goes to a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import QUIET, better, geometric_mean, label
+from benchmarks.summary import QUIET, better, geometric_mean
 
-__all__ = ["BEGIN", "END", "insert", "section"]
+__all__ = ["BEGIN", "END", "insert", "layers", "section"]
 
 BEGIN = "<!-- begin: written by python -m benchmarks.report -->"
 END = "<!-- end -->"
@@ -31,9 +33,23 @@ Record = dict[str, Any]
 
 
 def section(records: Sequence[Record]) -> str:
-    """Return the whole section: the machines, a line and a note for each measurement, then the times of the layers."""
+    """Return the whole section: the machines, then a line and a note for each measurement."""
     parts = [*_machines(records), _overview(records), "\n".join(_comparisons(records)), "\n".join(_notes(records))]
-    return "\n\n".join([part for part in parts if part] + [*_layers(records)]) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def layers(records: Sequence[Record]) -> Iterator[list[str]]:
+    """Yield the rows of the table of layers, the first with the names of the columns; the peer's may be empty."""
+    yield ["layer", "op", "dtype", "threads", "gmac", "ours_ms", "peer_ms", "ratio", "ours_error", "peer_error"]
+    for record in records:
+        settings = record["settings"]
+        for row in record["layers"]:
+            sides = [better(row, side) if side == "ours" or "ratio" in row else None for side in ("ours", "peer")]
+            times = [f"{1e3 * side['median_s']:.3f}" if side else "" for side in sides]
+            errors = [f"{side['error_f64']['rms']:.2e}" if side else "" for side in sides]
+            ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
+            settled = [row["name"], row["op"], settings["dtype"], str(settings["threads"]), f"{row['gmac']:.3g}"]
+            yield [*settled, *times, ratio, *errors]
 
 
 def insert(text: str, into: str) -> str:
@@ -160,32 +176,19 @@ def _details(record: Record) -> Iterator[str]:
             yield f"**{word}**: {', '.join(total[kind])}."
 
 
-def _layers(records: Sequence[Record]) -> Iterator[str]:
-    """Yield a table for each set of operations: our time for each layer in the first record, and the ratio in all."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        groups.setdefault(_ops(record), []).append(record)
-    for ops, group in groups.items():
-        cells: dict[tuple[str, str], list[str]] = {}
-        for number, record in enumerate(group):
-            for row in record["layers"]:
-                first = [label(row), f"{row['gmac']:.3g}", f"{1e3 * better(row, 'ours')['median_s']:.3f}"]
-                line = cells.setdefault((row["name"], row["op"]), first)
-                line += [""] * (3 + number - len(line)) + ([f"{row['ratio']:.2f}"] if "ratio" in row else [])
-        titles = [_title(record).partition(":")[0] for record in group]
-        head = ("layer", "GMAC", f"our ms, {titles[0]}", *titles)
-        rows = [line + [""] * (len(head) - len(line)) for line in cells.values()]
-        yield f"{', '.join(ops)}: our time, and the peer's over ours\n\n{_table(head, rows)}"
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Print the section, or write it into a file; return 2 if there is nothing to read or no place to write to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, nargs="+", help="what benchmarks.kernels wrote with --json")
+    parser.add_argument("--layers", type=Path, help="write the times of all layers to this CSV file")
     parser.add_argument("--into", type=Path, help="replace the section between the markers of this file")
     chosen = parser.parse_args(words)
     try:
-        text = section([record for path in chosen.records for record in json.loads(path.read_text(encoding="utf-8"))])
+        records = [record for path in chosen.records for record in json.loads(path.read_text(encoding="utf-8"))]
+        text = section(records)
+        if chosen.layers is not None:
+            with chosen.layers.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(layers(records))
         if chosen.into is None:
             sys.stdout.write(text)
         else:

@@ -120,7 +120,7 @@ def _index() -> str:
 def _page(operation: Operation) -> str:
     called = find_operation(operation.name)
     drawing = json.loads(_DRAWINGS.read_text(encoding="utf-8"))[operation.name]
-    names = ", ".join(f"`{name}`" for name in operation.names)
+    names = " and ".join(f"`{name}`" for name in operation.names if not name.endswith("-1"))
     lines = [
         _NOTICE,
         "",
@@ -134,7 +134,7 @@ def _page(operation: Operation) -> str:
         "",
         f"![{drawing['title']}](../images/drawings/{operation.name}.svg)",
         "",
-        f"[The same layer in the explorer](http://127.0.0.1:8000/#{drawing['state']}) of a service on this machine.",
+        f"[In the explorer](http://127.0.0.1:8000/#{drawing['state']}) of a service on this machine.",
         "",
         f"Called as {names}, with {_AXES[operation.ranks]} spatial axes.",
         "Specified in " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
@@ -156,7 +156,7 @@ def _page(operation: Operation) -> str:
         "",
         "## Example",
         "",
-        f"For `POST /v1/ops/{operation.name}`, or the `params` of `{operation.name}` in JSON-RPC:",
+        "For `ops.validate`; a call adds data to the tensors.",
         "",
         "```json",
         *_json(call_example(called)),
@@ -204,8 +204,8 @@ def _names(rows: Sequence[AttributeRow]) -> str:
 def _attributes(operation: Operation) -> Iterator[str]:
     own = operation.attributes
     if operation.convolves:
-        yield f"[Those of all convolutions](README.md#attributes-of-convolutions), {_names(_COMMON)}, and"
-        yield "(see [layouts of the weights](README.md#layouts-of-the-weights)):"
+        yield f"[Those of all convolutions](README.md#attributes-of-convolutions): {_names(_COMMON)}."
+        yield "Its own, with the [layouts of the weights](README.md#layouts-of-the-weights):"
         yield ""
         own = tuple(row for row in own if row not in _COMMON)
     yield from _table(("name", "type and values", "meaning"), map(_attribute, own))
