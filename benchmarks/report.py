@@ -151,24 +151,23 @@ def _comparisons(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _notes(records: Sequence[Record]) -> Iterator[str]:
-    """Yield what to know of each measurement: errors above the peer's, scratch memory, the clock."""
+    """Yield what to know of the measurements: samples, scratch memory, and of each what is unusual."""
+    samples = {f"{record['settings']['runs']} ({record['settings']['clock']} clock)": None for record in records}
+    yield f"* Medians of at most so many samples: {', '.join(samples)}."
+    peaks = [peak for record in records for peak in record["summary"]["all"]["scratch"].values()]
+    if peaks:
+        own, shared = (max(peak[name] for peak in peaks) / 2**20 for name in ("worker_bytes", "shared_bytes"))
+        yield f"* Peak scratch: {own:.1f} MiB a worker, {shared:.1f} MiB shared by all."
     for record in records:
-        yield f"* {_title(record)}: {' '.join(_details(record))}"
+        if unusual := " ".join(_unusual(record)):
+            yield f"* {_title(record)}: {unusual}"
 
 
-def _details(record: Record) -> Iterator[str]:
-    total, settings = record["summary"]["all"], record["settings"]
-    yield f"Up to {settings['runs']} samples, {settings['clock']} clock."
+def _unusual(record: Record) -> Iterator[str]:
+    total = record["summary"]["all"]
     less = [f"{name} {ratio:.3f} times" for name, ratio in total.get("less_exact", ()) if ratio >= LESS_EXACT]
     if less:
         yield f"RMS error above the peer's: {', '.join(less)}."
-    scratch = [
-        f"`{name}` {peak['worker_bytes'] / 2**20:.1f} MiB a worker"
-        + (f", {peak['shared_bytes'] / 2**20:.1f} MiB shared" if peak["shared_bytes"] else "")
-        for name, peak in total["scratch"].items()
-    ]
-    if scratch:
-        yield f"Scratch: {'; '.join(scratch)}."
     if total["others_busy"] > QUIET:
         yield f"**Not a quiet hour**: others kept up to {total['others_busy']:.1f} processors busy."
     for kind, word in (("wrong", "Wrong results"), ("differ", "Results that differ from the peer's")):
