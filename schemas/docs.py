@@ -156,7 +156,7 @@ def _page(operation: Operation) -> str:
         "",
         "## Example",
         "",
-        "For `ops.validate`; a call adds data to the tensors.",
+        f"The body of `POST /v1/ops/{operation.name}`, or `params` in JSON-RPC:",
         "",
         "```json",
         *_json(call_example(called)),
@@ -177,12 +177,12 @@ def _formula(formula: str) -> Iterator[str]:
 
 def _json(value: dict[str, dict[str, object]]) -> Iterator[str]:
     """Yield an object with one line for each member of its members."""
-    parts = [
-        f'  "{part}": {{\n' + ",\n".join(f'    "{k}": {json.dumps(v)}' for k, v in members.items()) + "\n  }"
+    lines = {
+        part: ",\n".join(f'    "{name}": {json.dumps(each, separators=(",", ": "))}' for name, each in members.items())
         for part, members in value.items()
-    ]
+    }
     yield "{"
-    yield ",\n".join(parts)
+    yield ",\n".join(f'  "{part}": {{\n{members}\n  }}' for part, members in lines.items())
     yield "}"
 
 
