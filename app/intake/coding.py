@@ -21,8 +21,8 @@ _FIRST = 4 << 10
 # a gigabyte written in blocks of 64 KiB, as bgzip does.
 _MEMBERS_PER_TURN = 64
 _MOST_MEMBERS = 1 << 15
-# What JSON may inflate to, for each byte that it is read from, and in any case. Numbers are parsed a hundred times as
-# slowly as bytes are inflated, and may take four times the memory of their text.
+# What JSON may inflate to, for each byte that it is read from, and in any case: parsing numbers takes much longer than
+# inflating their text, and up to four times its memory.
 _MOST_INFLATED, _INFLATED_FREELY = 32, 1 << 20
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's `wbits`
 
