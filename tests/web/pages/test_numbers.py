@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.web.pages.opening import Opener
-from tests.web.pages.test_run import button, npy, said, saved
+from tests.web.pages.opening import Opener, button, npy, said, saved
 
 ROOT = Path(__file__).parents[3]
 LAYER = "/#op=Convolution&src=5x5&strides=1x1&at=src:2x2"
