@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import ml_dtypes
@@ -20,13 +20,13 @@ from convgrad._errors import Unsupported
 from convgrad._events import Array
 from convgrad._layer import GRADIENTS, Layer, Layout, bias_gradient, client_or_default
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "as_ncx", "in_layout", "layout_of"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-# Names for clients in the arguments of operators. They are unique among processes, so that an exported program never
-# finds another client by its name; and weak, so that clients are closed when no layer has them any more.
+# The names of clients in the arguments of operators, unique among processes: a program that was exported elsewhere
+# never finds another client by one.
 _names: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 _clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -58,13 +58,14 @@ class Backend:
 
     @classmethod
     def of(cls, key: str) -> Backend:
-        """Return the backend with this `key`. Raises `RuntimeError` if its client no longer exists."""
-        name, forward, reference, algorithm = key.split("/")
+        """Return the backend with this `key`. Raises `RuntimeError` if its client is of another process."""
+        name, *settings = key.split("/")
+        forward, reference, algorithm = cast("Any", settings)
         client = _clients.get(name)
         if name and client is None:
             raise RuntimeError(
-                "the client of a compiled layer no longer exists: keep the layer, its backend or its client for as long"
-                " as what was compiled from it"
+                "the client of this layer is not in this process: export layers without one, and choose it by"
+                " convgrad.torch.use"
             )
         return cls(client, forward, reference == "1", algorithm or None)
 
@@ -76,13 +77,12 @@ class Backend:
 
     def run(self, layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the output of a layer, of shape (N, O, X), in the memory format of `src`."""
-        layout = layout_of(src)
         if self.forward == "torch":
-            return _tensor_in(layout, _view(_by_torch(layer, src, weights, bias), layout).contiguous())
-        reference = self._reference(src)
+            return _by_torch(layer, src, weights, bias)
+        layout, reference = layout_of(src), self._reference(src)
         client = client_or_default(self.client)
         found = layer.run(
-            client, _view(src, layout), weights, bias, layout=layout, reference=reference, algorithm=self.algorithm
+            client, in_layout(src, layout), weights, bias, layout=layout, reference=reference, algorithm=self.algorithm
         )
         return _tensor(found, src, layout)
 
@@ -93,17 +93,17 @@ class Backend:
         layout, reference = layout_of(src, diff_dst), self._reference(diff_dst)
         names = [name for name, needed in zip(GRADIENTS, needs, strict=True) if needed]
         found = layer.gradients(
-            client_or_default(self.client), names, _view(src, layout), weights, _view(diff_dst, layout),
+            client_or_default(self.client), names, in_layout(src, layout), weights, in_layout(diff_dst, layout),
             layout=layout, reference=reference, algorithm=self.algorithm,
         )  # fmt: skip
-        whole = {"diff_src": (src, layout), "diff_weights": (weights,), "diff_bias": (diff_dst,)}
-        return [_tensor(found[name], *whole[name]) for name in names]
+        like = {"diff_src": src, "diff_weights": weights, "diff_bias": diff_dst}
+        return [_tensor(found[name], like[name], layout if name == "diff_src" else "NCX") for name in names]
 
     def bias_add(self, src: Tensor, bias: Tensor) -> Tensor:
         """Compute BiasAdd: one value of `bias` added to each channel of `src`."""
         layout, reference = layout_of(src), self._reference(src)
         attributes = {"data_format": layout}
-        inputs = {"src": _view(src, layout), "bias": bias}
+        inputs = {"src": in_layout(src, layout), "bias": bias}
         return _tensor(
             client_or_default(self.client).run("BiasAdd", inputs, attributes, reference=reference), src, layout
         )
@@ -112,7 +112,7 @@ class Backend:
         """Compute BiasAddBackward: the sum of each channel."""
         layout, reference = layout_of(diff_dst), self._reference(diff_dst)
         client = client_or_default(self.client)
-        return _tensor(bias_gradient(client, _view(diff_dst, layout), layout=layout, reference=reference), diff_dst)
+        return _tensor(bias_gradient(client, in_layout(diff_dst, layout), layout=layout, reference=reference), diff_dst)
 
     def _reference(self, tensor: Tensor) -> bool:
         if tensor.dtype not in _DTYPES:
@@ -131,7 +131,8 @@ def layout_of(*tensors: Tensor) -> Layout:
     return "NCX"
 
 
-def _view(tensor: Tensor, layout: Layout) -> Tensor:
+def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor (N, C, X) with the axes of a layout, in the same memory."""
     return tensor if layout == "NCX" else tensor.movedim(1, -1)
 
 
@@ -141,12 +142,12 @@ def _tensor(array: Array, like: Tensor, layout: Layout = "NCX") -> Tensor:
         found = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     else:
         found = torch.from_numpy(array)
-    return _tensor_in(layout, found.to(like.device))
+    return as_ncx(found.to(like.device), layout)
 
 
-def _tensor_in(layout: Layout, found: Tensor) -> Tensor:
-    """Return a tensor of this layout as PyTorch has it, (N, C, X)."""
-    return found if layout == "NCX" else found.movedim(-1, 1)
+def as_ncx(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor of this layout as PyTorch has it, (N, C, X), in the same memory."""
+    return tensor if layout == "NCX" else tensor.movedim(-1, 1)
 
 
 def _by_torch(layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
@@ -174,3 +175,7 @@ def _name(client: Client) -> str:
             _names[client] = uuid.uuid4().hex
             _clients[_names[client]] = client
         return _names[client]
+
+
+# As torch.compiler.assume_constant_result does, which also imports the compiler: two seconds.
+vars(_name)["_dynamo_marked_constant"] = True

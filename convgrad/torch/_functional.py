@@ -11,14 +11,15 @@ Raise `convgrad.ConvgradError`: `InvalidParams` for shapes that do not fit, `Uns
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from convgrad._errors import InvalidParams
 from convgrad._layer import Layer
-from convgrad.torch import _operators
 from convgrad.torch._backend import Backend
+from convgrad.torch._operators import differentiable
 
 __all__ = [
     "bias_add",
@@ -33,6 +34,108 @@ __all__ = [
 
 Ints = int | Sequence[int]
 _DEFAULT = Backend()
+
+
+class _Convolve(torch.autograd.Function):
+    """Convolution or ConvTranspose; one call computes all gradients that are needed."""
+
+    @staticmethod
+    def forward(src: Tensor, weights: Tensor, bias: Tensor | None, layer: Layer, backend: Backend) -> Tensor:
+        return backend.run(layer, src, weights, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        src, weights, _, ctx.layer, ctx.backend = inputs
+        ctx.save_for_backward(src, weights)
+
+    @staticmethod
+    def backward(ctx: Any, diff_dst: Tensor) -> Any:
+        src, weights = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:3]
+        found = iter(_Gradients.apply(src, weights, diff_dst, needs, ctx.layer, ctx.backend))
+        return *(next(found) if needed else None for needed in needs), None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of a convolution that are needed.
+
+    A convolution is linear in its input, its weights and the gradient of its output. So each gradient of a gradient is
+    one of the same operations, on other tensors.
+    """
+
+    @staticmethod
+    def forward(
+        src: Tensor, weights: Tensor, diff_dst: Tensor, needs: Sequence[bool], layer: Layer, backend: Backend
+    ) -> Any:
+        return tuple(backend.gradients(layer, needs, src, weights, diff_dst))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        src, weights, diff_dst, ctx.needs, ctx.layer, ctx.backend = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(src, weights, diff_dst)
+
+    @staticmethod
+    def backward(ctx: Any, *of_gradients: Tensor | None) -> Any:
+        src, weights, diff_dst = ctx.saved_tensors
+        given = iter(of_gradients)
+        of_src, of_weights, of_bias = (next(given) if needed else None for needed in ctx.needs)
+        for_src, for_weights, for_diff_dst = ctx.needs_input_grad[:3]
+        more = ctx.layer, ctx.backend
+        found: list[Tensor | None] = [None, None, None]
+        if of_weights is not None and for_src:
+            (found[0],) = _Gradients.apply(src, of_weights, diff_dst, (True, False, False), *more)
+        if of_src is not None and for_weights:
+            (found[1],) = _Gradients.apply(of_src, weights, diff_dst, (False, True, False), *more)
+        if for_diff_dst:
+            terms = []
+            if of_weights is not None:
+                terms.append(_Convolve.apply(src, of_weights, of_bias, *more))
+            if of_src is not None:
+                terms.append(_Convolve.apply(of_src, weights, None if terms else of_bias, *more))
+            if not terms and of_bias is not None:
+                terms.append(_by_channel(of_bias, diff_dst.shape))
+            found[2] = sum(terms) if terms else None
+        return *found, None, None, None
+
+
+class _BiasAdd(torch.autograd.Function):
+    """BiasAdd."""
+
+    @staticmethod
+    def forward(src: Tensor, bias: Tensor, backend: Backend) -> Tensor:
+        return backend.bias_add(src, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        ctx.backend = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, diff_dst: Tensor) -> Any:
+        for_bias = ctx.needs_input_grad[1]
+        return diff_dst, _BiasGradient.apply(diff_dst, ctx.backend) if for_bias else None, None
+
+
+class _BiasGradient(torch.autograd.Function):
+    """BiasAddBackward."""
+
+    @staticmethod
+    def forward(diff_dst: Tensor, backend: Backend) -> Tensor:
+        return backend.bias_gradient(diff_dst)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, of_bias: Tensor) -> Any:
+        return _by_channel(of_bias, ctx.shape), None
+
+
+_convolve = differentiable("conv", _Convolve)
+_gradients = differentiable("conv_gradients", _Gradients)
+_bias_add = differentiable("bias_add", _BiasAdd)
+_bias_gradient = differentiable("bias_grad", _BiasGradient)
 
 
 def conv(
@@ -140,40 +243,38 @@ def conv_transpose_weight(
 
 def bias_add(input: Tensor, bias: Tensor, *, backend: Backend | None = None) -> Tensor:  # noqa: A002
     """Compute BiasAdd: `bias`, of shape (C), added to every channel of (N, C, X)."""
-    return _operators.bias_add(input, bias, (backend or _DEFAULT).key)
+    return _bias_add(input, bias, backend or _DEFAULT)
 
 
 def bias_grad(grad_output: Tensor, *, backend: Backend | None = None) -> Tensor:
     """Compute BiasAddBackward: the sum of every channel of (N, C, X), of shape (C)."""
-    return _operators.bias_grad(grad_output, (backend or _DEFAULT).key)
+    return _bias_gradient(grad_output, backend or _DEFAULT)
 
 
-def _batched(
-    src: Tensor, weights: Tensor, bias: Tensor | None, layer: Layer, backend: Backend | None
-) -> Tensor:
+def _batched(src: Tensor, weights: Tensor, bias: Tensor | None, layer: Layer, backend: Backend | None) -> Tensor:
     if torch.is_autocast_enabled(src.device.type):
         kind = torch.get_autocast_dtype(src.device.type)
         src, weights, bias = (None if each is None else each.to(kind) for each in (src, weights, bias))
     alone = src.dim() == weights.dim() - 1
-    dst = _operators.convolve(
-        src[None] if alone else src, weights, bias, _operators.numbers(layer), (backend or _DEFAULT).key
-    )
-    return dst[0] if alone else dst
+    result: Tensor = _convolve(src[None] if alone else src, weights, bias, layer, backend or _DEFAULT)
+    return result[0] if alone else result
 
 
 def _gradient(
     which: int, src: Tensor, weights: Tensor, diff_dst: Tensor, layer: Layer, backend: Backend | None
 ) -> Tensor:
-    needs = [index == which for index in range(3)]
-    (gradient,) = _operators.gradients(
-        src, weights, diff_dst, needs, _operators.numbers(layer), (backend or _DEFAULT).key
-    )
-    return gradient
+    needs = tuple(index == which for index in range(3))
+    (result,) = _gradients(src, weights, diff_dst, needs, layer, backend or _DEFAULT)
+    return result
 
 
 def _shaped(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a tensor of which only dtype, device and shape count, without memory for its elements."""
     return like.new_zeros(()).expand(tuple(shape))
+
+
+def _by_channel(values: Tensor, shape: Sequence[int]) -> Tensor:
+    return values.reshape(-1, *(1,) * (len(shape) - 2)).expand(shape)
 
 
 def _layer(weight: Tensor, stride: Ints, padding: Ints | str, dilation: Ints, groups: int) -> Layer:

@@ -1,88 +1,90 @@
-"""The operators `torch.ops.convgrad`: what `torch.compile` needs to know of the calls that the service computes.
+"""What compilers see of the calls of the service: operators of PyTorch, `torch.ops.convgrad`.
 
-Each has an implementation, the shapes, dtypes and strides of its results for tensors without data, and its gradients, in
-terms of these operators, so that there are derivatives of any order. Operators take only tensors, numbers and strings:
-a layer is a list of numbers, and a backend its `key`.
+Their arguments are tensors, numbers and strings: a layer is a list of numbers, a backend its `key`. Those with an
+underscore compute; with their results' shapes and strides alone, where a compiler asks for those. Those without are the
+functions of `convgrad.torch` around them, which have gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from convgrad._client import Client
 from convgrad._layer import Layer, Layout
-from convgrad.torch._backend import Backend, layout_of
+from convgrad.torch._backend import Backend, as_ncx, in_layout, layout_of
 
-__all__ = ["bias_add", "bias_grad", "convolve", "gradients", "numbers"]
+__all__ = ["differentiable"]
 
 
-def numbers(layer: Layer) -> list[int]:
-    """Return a layer as an argument of operators."""
+def _numbers(layer: Layer) -> list[int]:
     extras = layer.output_padding or [0 for _ in layer.strides]
-    return [
-        int(layer.transposed), layer.groups, *layer.strides, *layer.dilations, *layer.pads_begin, *layer.pads_end, *extras
-    ]  # fmt: skip
+    axes = *layer.strides, *layer.dilations, *layer.pads_begin, *layer.pads_end, *extras
+    return [int(layer.transposed), layer.groups, *axes]
 
 
 def _layer(values: Sequence[int]) -> Layer:
     transposed, groups, *rest = values
     rank = len(rest) // 5
-    each = [tuple(rest[start : start + rank]) for start in range(0, len(rest), rank)]
-    return Layer(bool(transposed), *each, groups=groups, weights_format="IOX" if transposed else "OIX")
+    strides, dilations, begin, end, extras = (tuple(rest[axis : axis + rank]) for axis in range(0, len(rest), rank))
+    form = "IOX" if transposed else "OIX"
+    return Layer(bool(transposed), strides, dilations, begin, end, extras, groups, form)
 
 
-@torch.library.custom_op("convgrad::conv", mutates_args=())
-def convolve(src: Tensor, weights: Tensor, bias: Tensor | None, layer: Sequence[int], backend: str) -> Tensor:
-    """Compute Convolution or ConvTranspose."""
-    return Backend.of(backend).run(_layer(layer), src, weights, bias)
+@torch.library.custom_op("convgrad::_conv", mutates_args=())
+def _conv(src: Tensor, weights: Tensor, bias: Tensor | None, layer: Sequence[int], backend: str) -> Tensor:
+    """Compute Convolution or ConvTranspose, in the layout of `src`, which PyTorch does not always choose."""
+    dst = Backend.of(backend).run(_layer(layer), src, weights, bias)
+    layout = layout_of(src)
+    return as_ncx(in_layout(dst, layout).contiguous(), layout)
 
 
-@torch.library.custom_op("convgrad::conv_gradients", mutates_args=())
-def gradients(
+@torch.library.custom_op("convgrad::_conv_gradients", mutates_args=())
+def _conv_gradients(
     src: Tensor, weights: Tensor, diff_dst: Tensor, needs: Sequence[bool], layer: Sequence[int], backend: str
 ) -> list[Tensor]:
     """Compute the gradients of a convolution for those of input, weights and bias that are needed, in one call."""
     return Backend.of(backend).gradients(_layer(layer), needs, src, weights, diff_dst)
 
 
-@torch.library.custom_op("convgrad::bias_add", mutates_args=())
-def bias_add(src: Tensor, bias: Tensor, backend: str) -> Tensor:
+@torch.library.custom_op("convgrad::_bias_add", mutates_args=())
+def _bias_add(src: Tensor, bias: Tensor, backend: str) -> Tensor:
     """Compute BiasAdd."""
     return Backend.of(backend).bias_add(src, bias)
 
 
-@torch.library.custom_op("convgrad::bias_grad", mutates_args=())
-def bias_grad(diff_dst: Tensor, backend: str) -> Tensor:
+@torch.library.custom_op("convgrad::_bias_grad", mutates_args=())
+def _bias_grad(diff_dst: Tensor, backend: str) -> Tensor:
     """Compute BiasAddBackward."""
     return Backend.of(backend).bias_gradient(diff_dst)
 
 
-@convolve.register_fake
+@_conv.register_fake
 def _(src: Tensor, weights: Tensor, bias: Tensor | None, layer: Sequence[int], backend: str) -> Tensor:  # noqa: ARG001
     return _empty(src, _dst_shape(_layer(layer), src.shape, weights.shape), layout_of(src))
 
 
-@gradients.register_fake
-def _(
-    src: Tensor, weights: Tensor, diff_dst: Tensor, needs: Sequence[bool], layer: Sequence[int], backend: str  # noqa: ARG001
-) -> list[Tensor]:
-    made = (
-        lambda: _empty(src, src.shape, layout_of(src, diff_dst)),
-        lambda: weights.new_empty(weights.shape),
-        lambda: diff_dst.new_empty(diff_dst.shape[1:2]),
-    )
-    return [make() for make, needed in zip(made, needs, strict=True) if needed]
+@_conv_gradients.register_fake
+def _(src: Tensor, weights: Tensor, diff_dst: Tensor, needs: Sequence[bool], *how: Any) -> list[Tensor]:  # noqa: ARG001
+    found = []
+    if needs[0]:
+        found.append(_empty(src, src.shape, layout_of(src, diff_dst)))
+    if needs[1]:
+        found.append(weights.new_empty(weights.shape))
+    if needs[2]:
+        found.append(diff_dst.new_empty(diff_dst.shape[1:2]))
+    return found
 
 
-@bias_add.register_fake
+@_bias_add.register_fake
 def _(src: Tensor, bias: Tensor, backend: str) -> Tensor:  # noqa: ARG001
     return _empty(src, src.shape, layout_of(src))
 
 
-@bias_grad.register_fake
+@_bias_grad.register_fake
 def _(diff_dst: Tensor, backend: str) -> Tensor:  # noqa: ARG001
     return diff_dst.new_empty(diff_dst.shape[1:2])
 
@@ -101,77 +103,58 @@ def _dst_shape(layer: Layer, src: Sequence[int], weights: Sequence[int]) -> list
 
 
 def _empty(like: Tensor, shape: Sequence[int], layout: Layout) -> Tensor:
-    if layout == "NCX":
-        return like.new_empty(shape)
     n, channels, *sizes = shape
-    return like.new_empty((n, *sizes, channels)).movedim(-1, 1)
+    return as_ncx(like.new_empty(shape if layout == "NCX" else (n, *sizes, channels)), layout)
 
 
-def _keep_convolution(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
-    src, weights, _, ctx.layer, ctx.backend = inputs
-    ctx.client = Backend.of(ctx.backend).client  # lives as long as the graph
-    ctx.save_for_backward(src, weights)
+class _Operators:
+    """The `Backend` of a compiled call: each of its methods is an operator."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def run(self, layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+        return _conv(src, weights, bias, _numbers(layer), self.key)
+
+    def gradients(
+        self, layer: Layer, needs: Sequence[bool], src: Tensor, weights: Tensor, diff_dst: Tensor
+    ) -> list[Tensor]:
+        return _conv_gradients(src, weights, diff_dst, needs, _numbers(layer), self.key)
+
+    def bias_add(self, src: Tensor, bias: Tensor) -> Tensor:
+        return _bias_add(src, bias, self.key)
+
+    def bias_gradient(self, diff_dst: Tensor) -> Tensor:
+        return _bias_grad(diff_dst, self.key)
 
 
-def _convolution_backward(ctx: Any, diff_dst: Tensor) -> Any:
-    needs = list(ctx.needs_input_grad[:3])
-    found = iter(gradients(*ctx.saved_tensors, diff_dst, needs, ctx.layer, ctx.backend))
-    return *(next(found) if needed else None for needed in needs), None, None
+_library = torch.library.Library("convgrad", "FRAGMENT")
+_clients_of_compiled: set[Client | None] = set()
 
 
-def _keep_gradients(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
-    src, weights, diff_dst, ctx.needs, ctx.layer, ctx.backend = inputs
-    ctx.client = Backend.of(ctx.backend).client
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(src, weights, diff_dst)
+def differentiable(name: str, function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Define the operator of a function; return what applies the operator while compiling, and else the function.
 
-
-def _gradients_backward(ctx: Any, of_gradients: Sequence[Tensor | None]) -> Any:
-    """Compute the gradients of gradients.
-
-    A convolution is linear in its input, its weights and the gradient of its output. So each gradient of a gradient is
-    one of the same operations, on other tensors.
+    The last arguments are the layer, if it has one, and the backend. The function alone is faster, and the only one that
+    `torch.func` takes.
     """
-    src, weights, diff_dst = ctx.saved_tensors
-    given = iter(of_gradients)
-    of_src, of_weights, of_bias = (next(given) if needed else None for needed in ctx.needs)
-    for_src, for_weights, for_diff_dst = ctx.needs_input_grad[:3]
-    more = ctx.layer, ctx.backend
-    found: list[Tensor | None] = [None, None, None]
-    if of_weights is not None and for_src:
-        (found[0],) = gradients(src, of_weights, diff_dst, [True, False, False], *more)
-    if of_src is not None and for_weights:
-        (found[1],) = gradients(of_src, weights, diff_dst, [False, True, False], *more)
-    if for_diff_dst:
-        terms = []
-        if of_weights is not None:
-            terms.append(convolve(src, of_weights, of_bias, *more))
-        if of_src is not None:
-            terms.append(convolve(of_src, weights, None if terms else of_bias, *more))
-        if not terms and of_bias is not None:
-            terms.append(_by_channel(of_bias, diff_dst.shape))
-        found[2] = sum(terms) if terms else None
-    return *found, None, None, None
+    schema = str(getattr(torch.ops.convgrad, f"_{name}").default._schema)
+    _library.define(schema.removeprefix("convgrad::_"))
 
+    def compiled(*arguments: Any) -> Any:
+        *values, key = arguments
+        if not isinstance(values[-1], Tensor):
+            values[-1] = _layer(values[-1])
+        _clients_of_compiled.add(Backend.of(key).client)  # what is compiled has only its name
+        return function.apply(*values, _Operators(key))
 
-def _keep_bias(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
-    ctx.shape, ctx.backend = inputs[0].shape, inputs[-1]
-    ctx.client = Backend.of(ctx.backend).client
+    _library.impl(name, compiled, "CompositeImplicitAutograd")
+    operator = getattr(torch.ops.convgrad, name)
 
+    def apply(*arguments: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return function.apply(*arguments)
+        *values, backend = arguments
+        return operator(*(_numbers(each) if isinstance(each, Layer) else each for each in values), backend.key)
 
-def _bias_add_backward(ctx: Any, diff_dst: Tensor) -> Any:
-    return diff_dst, bias_grad(diff_dst, ctx.backend) if ctx.needs_input_grad[1] else None, None
-
-
-def _bias_grad_backward(ctx: Any, of_bias: Tensor) -> Any:
-    return _by_channel(of_bias, ctx.shape), None
-
-
-def _by_channel(values: Tensor, shape: Sequence[int]) -> Tensor:
-    return values.reshape(-1, *(1,) * (len(shape) - 2)).expand(shape)
-
-
-convolve.register_autograd(_convolution_backward, setup_context=_keep_convolution)
-gradients.register_autograd(_gradients_backward, setup_context=_keep_gradients)
-bias_add.register_autograd(_bias_add_backward, setup_context=_keep_bias)
-bias_grad.register_autograd(_bias_grad_backward, setup_context=_keep_bias)
+    return apply
