@@ -160,12 +160,9 @@ class Server(uvicorn.Server):
             _log.info("stopping at once: %d calls fail", len(self._service.calls))
             self._drain.cancel()
             self.config.timeout_graceful_shutdown = _LAST_REPLIES_S
-            self._drain = asyncio.ensure_future(self._fail_then_exit())
-
-    async def _fail_then_exit(self) -> None:
-        self._service.admitting = False
-        await self._service.engine.stop()  # the calls are answered with 503
-        self.should_exit = True
+            self._service.admitting = False
+            self._drain = asyncio.ensure_future(self._service.engine.stop())  # the calls are answered with 503
+            self.should_exit = True
 
     async def _drain_then_exit(self) -> None:
         service, settings = self._service, self._service.settings
@@ -179,9 +176,8 @@ class Server(uvicorn.Server):
             else:  # the listener stays open, and answers /readyz and new calls with 503
                 service.admitting = False
             await service.drain(settings.drain_s)
-        except asyncio.CancelledError:  # a second signal
-            return
-        self.should_exit = True
+        finally:
+            self.should_exit = True
 
 
 def _address(listener: Any, *, secure: bool) -> str:

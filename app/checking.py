@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ByteSize, ValidationError
+from pydantic_core import ErrorDetails
 
 from app.http.authentication import make_key_ring
 from app.pool.container import cpu_count, memory_bytes
@@ -34,6 +35,7 @@ _RULES = {
     "byte_size": "must be a size, such as 512MiB",
     "byte_size_unit": "must be a size, such as 512MiB",
     "literal_error": "must be {expected}",
+    "string_unicode": "must be text in UTF-8",
     "too_short": "must have at least {min_length} characters",
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
@@ -63,8 +65,7 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
         except ValidationError as error:
             for entry in error.errors(include_url=False, include_input=False):
                 name = str(entry["loc"][0]) if entry["loc"] else "host"
-                rule = _RULES.get(entry["type"], entry["msg"]).format(**entry.get("ctx", {}))
-                broken[name] = rule.removeprefix("host ").replace("'", "")
+                broken[name] = _rule(entry).removeprefix("host ")
     broken = dict(_refused(settings)) | broken
     lines = [f"{_as_given(name, flags)}: {broken[name]}" for name in Settings.model_fields if name in broken]
     renamed = {PREFIX + old.upper(): PREFIX + new.upper() for old, new in RENAMED.items()}
@@ -74,6 +75,14 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
     if lines:
         raise BrokenSettings("\n".join(lines))
     return settings
+
+
+def _rule(entry: ErrorDetails) -> str:
+    """Return what a value must be, in our words."""
+    facts = entry.get("ctx", {})
+    if entry["type"] == "literal_error":
+        facts = {"expected": facts["expected"].replace("'", "")}
+    return _RULES[entry["type"]].format(**facts) if entry["type"] in _RULES else entry["msg"]
 
 
 def _as_given(name: str, flags: Mapping[str, Any]) -> str:

@@ -135,8 +135,8 @@ _clients_of_compiled: set[Client | None] = set()
 def differentiable(name: str, function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Define the operator of a function; return what applies the operator while compiling, and else the function.
 
-    The last arguments are the layer, if it has one, and the backend. The function alone is faster, and the only one that
-    `torch.func` takes.
+    The last arguments are the layer, if it has one, and the backend. `torch.func` takes functions alone, and they are
+    faster.
     """
     schema = str(getattr(torch.ops.convgrad, f"_{name}").default._schema)
     _library.define(schema.removeprefix("convgrad::_"))

@@ -169,8 +169,13 @@ def test_unwise_settings_are_warned_of() -> None:
     assert not list(warnings(read_settings({})))
 
 
-def test_the_defaults_can_be_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container with less memory than a default limit no default contradicts it."""
-    monkeypatch.setattr("app.checking.memory_bytes", lambda: 64 << 20)
-    monkeypatch.setattr("app.settings.memory_bytes", lambda: 64 << 20)
-    read_settings({})
+def test_no_default_contradicts_a_small_machine() -> None:
+    """With less memory for tensors than the default limit of an output, only an explicit limit is refused."""
+    small = ["prlimit", f"--as={1 << 30}", sys.executable, "-m", "app", "--dry-run"]
+    environment = {**os.environ, NAME: "reference"}
+    done = subprocess.run(small, check=False, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "512.0 MiB for tensors, of 1.0 GiB" in done.stdout
+    given = [*small, "--output-limit", "1GiB"]
+    done = subprocess.run(given, check=False, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stderr.startswith("--output-limit 1GiB: is more than the memory for the tensors of all calls")
