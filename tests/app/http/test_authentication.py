@@ -150,9 +150,9 @@ def test_public_addresses_need_a_setting() -> None:
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--host", "0.0.0.0"], "keys_file"),
-        (["--keys-file", "/none/such"], "keys_file"),
-        (["--tls-key", "/none/such"], "tls_certificate"),
+        (["--host", "0.0.0.0"], "--keys-file"),
+        (["--keys-file", "/none/such"], "--keys-file"),
+        (["--tls-key", "/none/such"], "--tls-certificate"),
         (["--tls-certificate", "/none/such"], "No such file"),
     ],
 )
