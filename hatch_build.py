@@ -1,6 +1,6 @@
 """What the wheel holds besides the client: the service, as `convgrad/_service/`.
 
-`app`, `kernels`, `schemas` and `verify` are import names of the service's own process. At the top level of a wheel they
+`app`, `engine`, `kernels`, `schemas` and `verify` are import names of the service's own process. At the top level of a wheel they
 would collide with other people's packages.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_SERVICE = ("app", "kernels", "schemas", "verify")
+_SERVICE = ("app", "engine", "kernels", "schemas", "verify")
 
 
 class ServiceHook(BuildHookInterface[Any]):

@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from app.pool.container import check_address_space
+from engine.container import check_address_space
 
 try:
     check_address_space()

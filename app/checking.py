@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import ByteSize
 
 from app.http.authentication import make_key_ring
-from app.pool.container import cpu_count, memory_bytes
 from app.settings import Settings
+from engine.container import cpu_count, memory_bytes
 from kernels.emit.cache import cache_folder
 from kernels.prepare import read_verdict
 from kernels.target import target

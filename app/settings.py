@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.pool.container import cpu_count, memory_bytes
+from engine.container import cpu_count, memory_bytes
 
 __all__ = ["PREFIX", "Settings", "as_written", "is_loopback", "unknown_variables"]
 
@@ -286,6 +286,11 @@ class Settings(BaseSettings):
     def planned_workers(self) -> int:
         """Number of workers for which calls are cut into units."""
         return self.worker_count + self.ray_workers if self.engine == "ray" else self.worker_count
+
+    @property
+    def full_verification(self) -> int:
+        """Most multiply-adds of a verification by the reference; beyond it, projections verify by default."""
+        return self.work_limit
 
     @cached_property
     def memory_budget(self) -> int:

@@ -23,7 +23,7 @@ from tests.live import listening
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVICE = ("app", "kernels", "schemas", "verify")
+SERVICE = ("app", "engine", "kernels", "schemas", "verify")
 # The packages of the service that a client does without.
 HEAVY = ("fastapi", "llvmlite", "numba", "pydantic", "starlette", "uvicorn")
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.pool.causes import explain, how_it_ended, is_final
-from app.pool.container import cpu_count, name_process, prefer_for_oom_kill
 from app.pool.control import ControlPage
 from app.pool.messages import (
     Exited,
@@ -40,6 +39,7 @@ from app.pool.messages import (
     receive_some,
     send,
 )
+from engine.container import cpu_count, name_process, prefer_for_oom_kill
 
 if TYPE_CHECKING:
     from kernels.prepare import Verdict

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from app.calls import service
-from app.calls.planning import (
+from app.settings import Settings
+from app.telemetry.context import RequestContext
+from convgrad import TooLarge
+from engine.planning import (
     Computation,
     call_bytes,
     check_limits,
@@ -26,9 +29,6 @@ from app.calls.planning import (
     work_of_taps,
     work_of_verification,
 )
-from app.settings import Settings
-from app.telemetry.context import RequestContext
-from convgrad import TooLarge
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from tests.app.resident import Resident
 from tests.app.samples import SMALL
