@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.algorithms import check_algorithm, describe_winograd
@@ -53,13 +54,16 @@ class Preparer:
     def known(self, name: str, attributes: object, metas: object, options: Options) -> Prepared | None:
         """Return the call if it was prepared before."""
         key = self._key(name, attributes, metas, options)
-        found = None if key is None else CACHE.find(key)
-        return None if found is None else found.value
+        entry = None if key is None else CACHE.find(key)
+        if entry is None:
+            return None
+        found: Prepared = entry.value
+        return found if options.deadline_ms is None else replace(found, options=options)
 
     def keep(self, attributes: object, metas: object, prepared: Prepared) -> Prepared:
         """Remember a prepared call, and return it."""
         if (key := self._key(prepared.op.called_as, attributes, metas, prepared.options)) is not None:
-            CACHE.keep(key, prepared)
+            CACHE.keep(key, replace(prepared, options=_without_deadline(prepared.options)))
         return prepared
 
     def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:
@@ -86,7 +90,11 @@ class Preparer:
         parts = _parts(attributes, metas)
         if parts is None or type(name) is not str:
             return None
-        return self._number, name, options, parts
+        return self._number, name, _without_deadline(options), parts
+
+
+def _without_deadline(options: Options) -> Options:
+    return options if options.deadline_ms is None else replace(options, deadline_ms=None)
 
 
 def named(op: ResolvedOp, metas: Metas) -> dict[str, str]:

@@ -21,17 +21,21 @@ from engine.planning import Prepared
 from engine.prepare import Metas, Preparer, describe
 from engine.threads import Job, OnUnit, Stop, run
 from engine.verifying import report_of
-from kernels import Unit, storage_dtype
+from kernels import Unit, box, storage_dtype
 from kernels.plan import Storage
+from kernels.target import target
 from schemas.graphs import LogicalTensor
 from schemas.tensors import TensorMeta
 
-__all__ = ["Array", "Computed", "Engine", "Given", "OnProgress"]
+__all__ = ["Array", "Computed", "Engine", "Given", "OnPart", "OnProgress", "metas_of"]
 
 Array = npt.NDArray[Any]
 
 Given = Mapping[str, "Array | list[int]"]
 """Inputs by name: arrays in C order and native byte order, and lists of integers."""
+
+OnPart = Callable[[int, Unit, Array | None], object]
+"""Called after each unit with the number of its output, and the box of it that is final then, if any."""
 
 OnProgress = Callable[[int, int], object]
 """Called with the number of units that are done, and of all."""
@@ -63,24 +67,22 @@ class Engine:
         self.limits = ProcessLimits(self.threads)
         self._preparer = Preparer(self.limits)
 
-    def compute(
-        self,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: Given,
-        options: Options,
-        stop: Stop,
-        on_unit: OnUnit | None = None,
-    ) -> Computed:
-        """Compute the outputs of an operation."""
-        prepared = self._preparer.prepare(name, attributes, metas_of(inputs), options)
-        return self.run(prepared, inputs, stop, on_unit)
+    def __repr__(self) -> str:
+        return f"threads {self.threads}, target {target()}"
 
-    def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_unit: OnUnit | None = None) -> Computed:
+    def known(self, name: str, attributes: object, metas: object, options: Options) -> Prepared | None:
+        """Return a call that was prepared before; its attributes may have tuples for lists."""
+        return self._preparer.known(name, attributes, metas, options)
+
+    def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:
+        """Check and plan a call."""
+        return self._preparer.prepare(name, attributes, metas, options)
+
+    def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_part: OnPart | None = None) -> Computed:
         """Compute a prepared call."""
         begun = time.perf_counter()
         jobs = _jobs(prepared, inputs)
-        run(jobs, self.threads, stop, on_unit)
+        run(jobs, self.threads, stop, None if on_part is None else _parts_of(prepared, jobs, on_part))
         outputs = {
             prepared.op.wire_name(each.output.name): job.output.view(DTYPES[each.output.dtype].numpy)
             for each, job in zip(prepared.computations, jobs, strict=True)
@@ -90,10 +92,6 @@ class Engine:
     def validate(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> dict[str, Any]:
         """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
         return describe(self._preparer.prepare(name, attributes, metas, options), self.limits)
-
-    def prepare(self, name: str, attributes: Mapping[str, Any], inputs: Given, options: Options) -> Prepared:
-        """Check and plan a call."""
-        return self._preparer.prepare(name, attributes, metas_of(inputs), options)
 
     def verify(
         self,
@@ -129,7 +127,10 @@ class Engine:
         report = _counting(on_progress, prepared.units)
         for node, planned in prepared.nodes:
             given = {row.name: values[node.inputs[row.name]] for row in planned.op.inputs if row.name in node.inputs}
-            (values[node.output],) = self.run(planned, given, stop, report).outputs.values()
+            jobs = _jobs(planned, given)
+            run(jobs, self.threads, stop, report)
+            (output,) = planned.op.outputs
+            values[node.output] = jobs[0].output.view(DTYPES[output.dtype].numpy)
             uses.subtract(node.inputs.values())
             for number in [number for number in values if not uses[number]]:
                 del values[number]
@@ -167,6 +168,16 @@ def _stored(prepared: Prepared, canonical: str, inputs: Given, storage: np.dtype
     return array if array.dtype is storage else array.view(storage)
 
 
+def _parts_of(prepared: Prepared, jobs: list[Job], on_part: OnPart) -> OnUnit:
+    kinds = [DTYPES[each.output.dtype].numpy for each in prepared.computations]
+
+    def report(job: Job, unit: Unit) -> None:
+        number = next(at for at, each in enumerate(jobs) if each is job)
+        on_part(number, unit, None if unit.offset is None else box(job.output.view(kinds[number]), unit))
+
+    return report
+
+
 def _counting(on_progress: OnProgress | None, total: int) -> OnUnit | None:
     if on_progress is None:
         return None
@@ -199,4 +210,5 @@ def _laid_out(prepared: PreparedGraph, number: int, array: Array) -> Array:
 def _strided(tensor: LogicalTensor, memory: Array) -> Array:
     assert tensor.shape is not None
     steps = [step * memory.dtype.itemsize for step in tensor.strides or ()]
-    return np.lib.stride_tricks.as_strided(memory, tensor.shape, steps)
+    view: Array = np.lib.stride_tricks.as_strided(memory, tensor.shape, steps)
+    return view

@@ -198,7 +198,7 @@ def _own_team(work: _Work, threads: int) -> None:
     try:
         helpers += [_own_threads().submit(work.do) for _ in range(threads - 1)]
         work.do()
-    except BaseException as error:  # an interrupt between two units
+    except BaseException as error:  # noqa: BLE001 - an interrupt between two units, which `check` raises
         work.end(error)
     finally:
         wait([helper for helper in helpers if not helper.cancel()])  # one that has not begun finds no work

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from convgrad._base import DEFAULT_TIMEOUT
 from convgrad._client import Client
 from convgrad._events import Health
 from convgrad._local import local
 from convgrad._progress import ProgressBar
+from convgrad._retry import DEFAULT_TIMEOUT
 
 __all__ = ["connected", "draws", "opened", "wait"]
 

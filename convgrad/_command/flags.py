@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from convgrad import __version__
-from convgrad._base import DEFAULT_URL
 from convgrad._command.exits import EXITS, UsageError
 from convgrad._command.keys import add_key_flags
 from convgrad._command.spec import SHAPES, TENSORS, attribute, integers, named, names
+from convgrad._retry import DEFAULT_URL
 
 __all__ = ["COMMANDS", "SHELLS", "Command", "parser"]
 
