@@ -8,7 +8,8 @@ import inspect
 import os
 import sys
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -113,37 +114,36 @@ class AsyncLocalClient(AsyncClient):
 
 def _load(threads: int, target: str | None, progress: bool | None) -> Engine:
     """Load the packages that compute and the kernels, which are compiled if they are not yet."""
-    _choose(target)
-    try:
-        from engine.compiling import ready
-        from engine.process import Engine
-    except ModuleNotFoundError as error:
-        if error.name not in _NEEDS:
-            raise
-        hint = "pip install 'convgrad[compute]'"
-        raise ImportError(f"convgrad.local() computes in this process and needs {error.name}: {hint}") from error
+    with _chosen(target):
+        try:
+            from engine.compiling import ready
+            from engine.process import Engine
+        except ModuleNotFoundError as error:
+            if error.name not in _NEEDS:
+                raise
+            hint = "pip install 'convgrad[compute]'"
+            raise ImportError(f"convgrad.local() computes in this process and needs {error.name}: {hint}") from error
+        engine = Engine(threads)
+        if target not in (None, engine.target):
+            raise ValueError(f"target {target} comes too late: this process has loaded the kernels for {engine.target}")
     shown = progress
     if shown is None:
         shown = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     with ProgressBar(sys.stderr, "kernels") if shown else nullcontext() as bar:
         ready(None if bar is None else lambda done, total: bar.trying("compiling", done / total))
-    return Engine(threads)
+    return engine
 
 
-def _choose(target: str | None) -> None:
-    """Choose the target of this process, before the kernels are loaded; raises `ValueError`."""
-    if target is None:
-        return
+@contextmanager
+def _chosen(target: str | None) -> Iterator[None]:
+    """Choose the target of this process while its kernels are imported; undo it if that fails."""
     before = os.environ.get(_TARGET)
-    os.environ[_TARGET] = target
     try:
-        from kernels.target import target as chosen
-
-        if chosen().name != target:
-            raise ValueError(f"target {target} comes too late: this process has loaded the kernels for {chosen()}")
+        if target is not None:
+            os.environ[_TARGET] = target
+        yield
     except BaseException:
-        if before is None:
-            del os.environ[_TARGET]
-        else:
+        os.environ.pop(_TARGET, None)
+        if before is not None:
             os.environ[_TARGET] = before
         raise

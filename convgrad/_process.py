@@ -41,10 +41,6 @@ from engine.options import Options, parse_options
 from engine.planning import Prepared
 from engine.process import Computed, Engine, metas_of
 from engine.threads import Stop
-from kernels import Unit
-from kernels.target import target
-from schemas.describe import describe, list_operations
-from schemas.tensors import TensorMeta
 
 __all__ = ["AsyncProcess", "Process"]
 
@@ -116,11 +112,11 @@ class Process:
             case ValidateGraph(graph, options):
                 return engine.validate_graph(_graph(graph, options, None))
             case ListOperations():
-                return list_operations()
+                return engine.operations()
             case Describe(op):
-                return describe(op)
+                return engine.describe(op)
             case CheckHealth():
-                return Health(True, {"status": "ready", "target": str(target())})
+                return Health(True, {"status": "ready", "target": engine.target})
         raise AssertionError(request)
 
     def prepared(self, request: Compute) -> tuple[Prepared, dict[str, Any]]:
@@ -232,15 +228,15 @@ class _Delivery:
         self._step = max(1, prepared.units // _PROGRESS_STEPS)
         self._put = put
 
-    def __call__(self, output: int, unit: Unit, box: Array | None) -> None:
+    def __call__(self, output: int, offset: tuple[int, ...] | None, box: Array | None) -> None:
         """Note that a unit is done; `box` is the part of the output that is final then."""
         self._done += 1
         self._left[output] -= 1
         if self._done % self._step == 0 or self._done == self._total:
             self._put(Progress(self._done, self._total))
-        if box is not None and unit.offset is not None:
+        if box is not None and offset is not None:
             box.flags.writeable = False
-            tile = Tile(self._names[output], self._tiles[output], unit.offset, box.shape, box)
+            tile = Tile(self._names[output], self._tiles[output], offset, box.shape, box)
             self._tiles[output] += 1
             self._waiting[output].append(tile)
         while self._current < len(self._names):
@@ -326,6 +322,5 @@ def _described(inputs: Inputs) -> dict[str, Any]:
         if core.is_list(name, value) or isinstance(value, Mapping):
             found[name] = json.loads(json_bytes({"": value}))[""]
         else:
-            sent = part(value)
-            found[name] = TensorMeta(sent.dtype.name, sent.shape)
+            found[name] = part(value).describe()
     return found

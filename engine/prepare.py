@@ -63,7 +63,8 @@ class Preparer:
     def keep(self, attributes: object, metas: object, prepared: Prepared) -> Prepared:
         """Remember a prepared call, and return it."""
         if (key := self._key(prepared.op.called_as, attributes, metas, prepared.options)) is not None:
-            CACHE.keep(key, replace(prepared, options=_without_deadline(prepared.options)))
+            chosen = _without_deadline(prepared.options)
+            CACHE.keep(key, prepared if chosen is prepared.options else replace(prepared, options=chosen))
         return prepared
 
     def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:

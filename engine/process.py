@@ -24,6 +24,8 @@ from engine.verifying import report_of
 from kernels import Unit, box, storage_dtype
 from kernels.plan import Storage
 from kernels.target import target
+from schemas.describe import describe as describe_operation
+from schemas.describe import list_operations
 from schemas.graphs import LogicalTensor
 from schemas.tensors import TensorMeta
 
@@ -34,8 +36,8 @@ Array = npt.NDArray[Any]
 Given = Mapping[str, "Array | list[int]"]
 """Inputs by name: arrays in C order and native byte order, and lists of integers."""
 
-OnPart = Callable[[int, Unit, Array | None], object]
-"""Called after each unit with the number of its output, and the box of it that is final then, if any."""
+OnPart = Callable[[int, "tuple[int, ...] | None", "Array | None"], object]
+"""Called after each unit with the number of its output, and offset and content of the box that is then final."""
 
 OnProgress = Callable[[int, int], object]
 """Called with the number of units that are done, and of all."""
@@ -68,7 +70,7 @@ class Engine:
         self._preparer = Preparer(self.limits)
 
     def __repr__(self) -> str:
-        return f"threads {self.threads}, target {target()}"
+        return f"threads {self.threads}, target {self.target}"
 
     def known(self, name: str, attributes: object, metas: object, options: Options) -> Prepared | None:
         """Return a call that was prepared before; its attributes may have tuples for lists."""
@@ -108,6 +110,19 @@ class Engine:
         (job,) = jobs = _jobs(prepared, inputs)
         run(jobs, self.threads, stop, _counting(on_progress, prepared.units))
         return report_of(prepared, job.output.data, prepared.stats(time.perf_counter() - begun))
+
+    def operations(self) -> list[dict[str, Any]]:
+        """List the operations, as JSON."""
+        return list_operations()
+
+    def describe(self, op: str) -> dict[str, Any]:
+        """Return the table of an operation, as JSON."""
+        return describe_operation(op)
+
+    @property
+    def target(self) -> str:
+        """The name of the processor whose code runs."""
+        return str(target())
 
     def validate_graph(self, call: GraphCall) -> dict[str, Any]:
         """Describe a graph as JSON."""
@@ -164,7 +179,7 @@ def _jobs(prepared: Prepared, inputs: Given) -> list[Job]:
 
 def _stored(prepared: Prepared, canonical: str, inputs: Given, storage: np.dtype[Any]) -> Storage:
     """Return an input as the kernels read it: f16 and bf16 as the integers with the same bits."""
-    array: Any = inputs[prepared.names.get(canonical, canonical)]
+    array: Storage = inputs[prepared.names.get(canonical, canonical)]  # type: ignore[assignment] # those are arrays
     return array if array.dtype is storage else array.view(storage)
 
 
@@ -173,7 +188,7 @@ def _parts_of(prepared: Prepared, jobs: list[Job], on_part: OnPart) -> OnUnit:
 
     def report(job: Job, unit: Unit) -> None:
         number = next(at for at, each in enumerate(jobs) if each is job)
-        on_part(number, unit, None if unit.offset is None else box(job.output.view(kinds[number]), unit))
+        on_part(number, unit.offset, None if unit.offset is None else box(job.output.view(kinds[number]), unit))
 
     return report
 

@@ -1,4 +1,4 @@
-"""The memo of resolved calls."""
+"""Calls are checked and planned once, and remembered by their arguments."""
 
 from __future__ import annotations
 
@@ -6,15 +6,44 @@ from typing import Any
 
 import pytest
 
-from schemas.memo import Memo, key_of
-from schemas.ops import TensorMeta, resolve
-from tests.schemas.calls import GRADIENT, attributes, gradient, refused, tensor
+from convgrad._errors import ConvgradError
+from engine.limits import ProcessLimits
+from engine.options import Options, parse_options
+from engine.prepare import Preparer
+from schemas.ops import TensorMeta
+from tests.schemas.calls import GRADIENT, attributes, gradient
 
 
-def test_the_same_call_is_the_same_object() -> None:
-    """A call that was resolved once is not resolved again."""
-    given = attributes(weights_format="IOX")
-    assert resolve(GRADIENT, given, gradient()) is resolve(GRADIENT, dict(given), gradient())
+@pytest.fixture
+def preparer() -> Preparer:
+    """A preparer that remembers nothing yet."""
+    return Preparer(ProcessLimits(2))
+
+
+RIGHT = attributes(weights_format="IOX", groups=1)
+
+
+def test_a_call_is_prepared_once(preparer: Preparer) -> None:
+    """The same call gives the same object, also with tuples for lists, as callers in Python write them."""
+    first = preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    assert preparer.prepare(GRADIENT, dict(RIGHT), gradient(), Options()) is first
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in RIGHT.items()}
+    assert preparer.known(GRADIENT, tuples, gradient(), Options()) is first
+
+
+def test_a_deadline_is_of_one_call(preparer: Preparer) -> None:
+    """A call that differs by its deadline alone is known, and keeps its own deadline."""
+    first = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 7}))
+    second = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 8}))
+    assert second.computations is first.computations
+    assert (first.options.deadline_ms, second.options.deadline_ms) == (7, 8)
+
+
+def test_limits_are_not_shared(preparer: Preparer) -> None:
+    """What one set of limits allows is checked again for another one."""
+    preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    with pytest.raises(ConvgradError, match="multiply-adds"):
+        Preparer(ProcessLimits(2, work_limit=1)).prepare(GRADIENT, RIGHT, gradient(), Options())
 
 
 @pytest.mark.parametrize(
@@ -28,48 +57,41 @@ def test_the_same_call_is_the_same_object() -> None:
         ({}, {"weights_shape": [4, 6, 3.0, 3]}),
     ],
 )
-def test_equal_values_of_other_types_are_other_calls(given: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """An invalid call is rejected even if a valid call that compares equal in Python was resolved before."""
-    right = attributes(weights_format="IOX", groups=1)
-    resolve(GRADIENT, right, gradient())
-    assert refused(GRADIENT, right | given, gradient(**inputs))
+def test_equal_values_of_other_types_are_other_calls(
+    preparer: Preparer, given: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    """An invalid call is rejected even if a valid call that compares equal in Python was prepared before."""
+    preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    with pytest.raises(ConvgradError):
+        preparer.prepare(GRADIENT, RIGHT | given, gradient(**inputs), Options())
 
 
-def test_attributes_and_inputs_do_not_mix() -> None:
+def test_attributes_and_inputs_do_not_mix(preparer: Preparer) -> None:
     """A weights_shape given as an attribute and one given as an input are different calls."""
-    shape = [4, 6, 3, 3]
-    src = {"src": tensor(1, 4, 5)}
-    assert key_of(GRADIENT, {"weights_shape": shape}, src) != key_of(GRADIENT, {}, {"weights_shape": shape} | src)
+    shape = gradient()["weights_shape"]
+    rest = {name: value for name, value in gradient().items() if name != "weights_shape"}
+    as_input = preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    as_attribute = preparer.prepare(GRADIENT, RIGHT | {"weights_shape": shape}, rest, Options())
+    assert as_input.op == as_attribute.op
+    assert as_input is not as_attribute
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "inputs"),
+    ("given", "inputs"),
     [
-        (1, {}, {}),
-        ("x", None, {}),
-        ("x", {}, []),
-        ("x", {"a": {}}, {}),
-        ("x", {"a": [[1]]}, {}),
-        ("x", {"a": [1] * 13}, {}),
-        ("x", {"a": "x" * 65}, {}),
-        ("x", {"a" * 65: 1}, {}),
-        ("x", {3: 1}, {}),
-        ("x", {"a": None}, {}),
-        ("x", {str(index): 1 for index in range(17)}, {}),
-        ("x", {}, {"src": {"dtype": "f32", "shape": [1]}}),
+        (None, {}),
+        ({}, []),
+        ({"a": {}}, {}),
+        ({"a": [[1]]}, {}),
+        ({"a": [1] * 13}, {}),
+        ({"a": "x" * 65}, {}),
+        ({"a" * 65: 1}, {}),
+        ({3: 1}, {}),
+        ({"a": None}, {}),
+        ({str(index): 1 for index in range(17)}, {}),
+        ({}, {"src": {"dtype": "f32", "shape": [1]}}),
     ],
 )
-def test_unusual_calls_have_no_key(name: Any, given: Any, inputs: Any) -> None:
-    """Calls that are large or not plain are not remembered."""
-    assert key_of(name, given, inputs) is None
-
-
-def test_a_full_memo_drops_the_oldest() -> None:
-    """The memo holds a fixed number of calls, the latest ones."""
-    op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
-    memo = Memo(2)
-    for key in ("a", "b", "c"):
-        memo.put(key, op)
-    assert [memo.get(key) for key in ("a", "b", "c")] == [None, op, op]
-    memo.put(None, op)
-    assert memo.get(None) is None
+def test_unusual_calls_are_not_remembered(preparer: Preparer, given: Any, inputs: Any) -> None:
+    """Calls that are large or not plain are looked up without an error, and are not known."""
+    assert preparer.known(GRADIENT, given, inputs, Options()) is None
