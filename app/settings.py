@@ -190,7 +190,12 @@ class Settings(BaseSettings):
         le=86_400,
         description="Longest time of one call, in seconds, whatever deadline it requests.",
     )
-    checks: int = Field(default=4, ge=1, description="Sealed checks per key or address that may be open at a time.")
+    checks: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Sealed checks per key or address that may be open at a time; of 256 in all.",
+    )
     check_cases: int = Field(default=200, ge=1, le=500, description="Most cases of a sealed check.")
     check_case_s: float = Field(
         default=60.0, gt=0, le=86_400, description="Seconds to answer a case of a sealed check, from when it is drawn."

@@ -87,6 +87,7 @@ CHECK_METHODS: dict[str, CheckMethod] = {
         ("check",),
         {
             "check": _CHECK,
+            "verdict": {"enum": ["passed", "incomplete", "failed"]},
             "passed": {"type": "boolean"},
             "counts": _of("object", "Number of cases by status."),
             "cases": _of("array", "Status, seed and SHA-256 of the result of each case.", items={"type": "object"}),

@@ -82,8 +82,8 @@ class Service:
         self.telemetry = telemetry or Telemetry()
         self.calls: set[Any] = set()
         """The calls that are waiting or computing."""
-        self.closing: set[asyncio.Future[None]] = set()
-        """The ends of calls that still wait for workers."""
+        self.closing: set[asyncio.Future[Any]] = set()
+        """The ends of calls that still wait for workers, and the verdicts of sealed checks."""
         self.call_numbers = itertools.count(1)
 
     @property

@@ -7,11 +7,12 @@ import json
 import os
 import selectors
 import signal
+import site
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from convgrad._check import isolation
 from convgrad._check.problems import Problem, Takes
 from convgrad._dtypes import dtype as dtype_of
 
@@ -60,13 +62,21 @@ class Outcome:
 
 
 class KernelProcess:
-    """Runs one kernel; `takes` is what the kernel takes. Starting raises `ValueError` if it can't be used."""
+    """Runs one kernel; `takes` is what the kernel takes. Starting raises `ValueError` if it can't be used.
+
+    With `hidden`, texts that the kernel must not find, it is isolated as far as the system can, unless it is a URL.
+    """
 
     def __init__(
-        self, kernel: str, *, arrays: str = "numpy", takes: Mapping[str, Any], limit: float, api_key: str | None = None
-    ) -> None:
+        self, kernel: str, *, arrays: str = "numpy", takes: Mapping[str, Any], limit: float, api_key: str | None = None,
+        hidden: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         self._first = {"kernel": kernel, "arrays": arrays, "takes": dict(takes), "api_key": api_key}
         self._limit = limit
+        self._hidden = hidden
+        self._isolates = hidden is not None and not kernel.startswith(("http://", "https://"))
+        self.isolation: list[str] = []
+        """The `MEASURES` in force."""
         self._process: subprocess.Popen[bytes] | None = None
         self.restarts = -1
         self.takes = self._start()
@@ -75,23 +85,28 @@ class KernelProcess:
         if sys.platform == "win32":
             raise ValueError("convgrad check needs Linux or macOS")
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # too
         # What malloc gives and what was freed is never zero, and large blocks are not fresh pages, which are.
         poisoned = {"MALLOC_PERTURB_": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "PYTHONUNBUFFERED": "1"}
         path = [os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "convgrad._check.host"],
+        command = [sys.executable, "-m", "convgrad._check.host"]
+        if self._isolates:
+            command = [sys.executable, "-I", "-S", isolation.__file__, self._folder.name, *command]
+        self._process = subprocess.Popen(  # noqa: S603
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
             bufsize=0,
-            env={**os.environ, **poisoned, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            env={**self._environment(), **poisoned, "PYTHONPATH": os.pathsep.join(filter(None, path))},
             start_new_session=True,  # so that what it starts can be ended with it, and Ctrl-C is for the command
         )
         self._buffer = b""
         self.restarts += 1
-        head = None
-        if self._send(self._first):
-            head = self._receive(_START_S)
+        head = self._receive(_START_S) if self._isolates else {"isolation": []}
+        if head is not None:
+            self.isolation = head["isolation"]
+            head = self._receive(_START_S) if self._send(self._first) else None
         if head is None:
             fault = self._ended(f"did not load within {_START_S:g} s").text
             raise ValueError(f"the kernel can't be loaded: it {fault}")
@@ -99,6 +114,21 @@ class KernelProcess:
             self.close()
             raise ValueError(head["error"])
         return Takes.from_json(head["takes"])
+
+    def _environment(self) -> dict[str, str]:
+        """Return the variables for the process; where it is isolated, caches and files go to its folder."""
+        if self._hidden is None:
+            return dict(os.environ)
+        found = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("CONVGRAD_")
+            and not name.lower().endswith("_proxy")
+            and not any(text in value for text in self._hidden)
+        }
+        if self._isolates:
+            found |= {"PYTHONUSERBASE": site.getuserbase(), "HOME": self._folder.name, "TMPDIR": self._folder.name}
+        return found
 
     @contextlib.contextmanager
     def limited(self, seconds: float | None) -> Iterator[None]:
@@ -198,6 +228,7 @@ class KernelProcess:
             assert stream is not None
             with contextlib.suppress(OSError):
                 stream.close()
+        self._folder.cleanup()
 
     def __enter__(self) -> KernelProcess:
         return self

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from convgrad._check.isolation import MEASURES, unreadable
 from convgrad._check.problems import Problem
 from convgrad._check.process import KernelProcess, Memory
 from convgrad._client import Client
@@ -35,25 +36,36 @@ def check(options: argparse.Namespace) -> int:
     check_folders(options)
     options.url, options.local = options.sealed, False
     label = options.kernel.encode("ascii", "replace").decode()[:200]
-    for name in ("CONVGRAD_URL", "CONVGRAD_API_KEY"):
-        os.environ.pop(name, None)  # the kernel's process must not find its way to the reference
-    with connected(options) as client:
+    hidden = [text for text in (options.sealed, options.api_key) if text]
+    with unreadable(), connected(options) as client:
         takes, arrays = takes_of(options, client), options.arrays or "numpy"
         with (
             KernelProcess(
-                options.kernel, arrays=arrays, takes=takes, limit=options.limit, api_key=options.kernel_api_key
+                options.kernel, arrays=arrays, takes=takes, limit=options.limit, api_key=options.kernel_api_key,
+                hidden=hidden,
             ) as process,
             progress(options) as on_progress,
-        ):
+        ):  # fmt: skip
             document = _checked(process, client, cases=options.cases, label=label, on_progress=on_progress)
     if options.report:
         Path(options.report).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    return _told(document, options, document)
+    status = _told(document, options, document)
+    if not options.quiet:
+        print(f"  {_isolation(process)}", file=sys.stderr if options.json else sys.stdout)
+    return status
+
+
+def _isolation(process: KernelProcess) -> str:
+    """Return what the kernel's process could not do, and what it could."""
+    in_force = {True: "could not", False: "COULD"}
+    found = {can: [text for name, text in MEASURES.items() if (name in process.isolation) is can] for can in in_force}
+    said = [f"{in_force[can]} {', or '.join(texts)}" for can, texts in found.items() if texts]
+    return f"the kernel's process {'; it '.join(said)}"
 
 
 def _verify(options: argparse.Namespace) -> int:
     """Ask the service whether it signed a document, and print the document's result."""
-    document = json.loads(Path(options.verify_signature).read_bytes())
+    document = json.loads(Path(options.verify_signature).read_bytes(), object_pairs_hook=_unique)
     options.url = options.sealed or options.url
     with connected(options) as client:
         found = client.verify_signature(document)
@@ -64,6 +76,14 @@ def _verify(options: argparse.Namespace) -> int:
     elif not options.quiet:
         print(f"the signature of {options.verify_signature} is NOT valid: {_REASONS.get(found['reason'])}")
     return FAILED
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of an object; raises `ValueError` if one is there twice, as a reader may take the other."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("an object of the document has the same name twice")
+    return members
 
 
 _REASONS = {
@@ -117,7 +137,8 @@ def _text(document: dict[str, Any]) -> str:
     counts, asked = document["counts"], document["asked"]
     counted = [f"{counts.get('passed', 0)} of {asked} cases passed"]
     counted += [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "passed"]
-    lines = [f"{document['label']}: {'passed' if document['passed'] else 'FAILED'}; {', '.join(counted)}"]
+    verdict = document.get("verdict") or ("passed" if document["passed"] else "failed")  # the format before had none
+    lines = [f"{document['label']}: {verdict if verdict == 'passed' else verdict.upper()}; {', '.join(counted)}"]
     lines += [
         f"  case {case['case']} {case['status']}: {case['op']} {case['dtype']}, {case['kind']}, {case['name']}"
         for case in document["cases"]

@@ -8,15 +8,14 @@ a time, until that is answered or its time is over.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,16 +32,20 @@ from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, number
 from schemas.tables import find_operation, operation_names
 from schemas.tensors import TensorSpec
 
-__all__ = ["OUTCOMES", "SealedCase", "SealedCheck", "SealedChecks", "is_check_id", "refused"]
+__all__ = ["OUTCOMES", "Judging", "SealedCase", "SealedCheck", "SealedChecks", "is_check_id", "refused"]
 
-FORMAT = "convgrad-sealed-check/1"
+FORMAT = "convgrad-sealed-check/2"
 """The format of the signed document."""
+
+Judging = Coroutine[Any, Any, dict[str, Any]]
+"""Judges an answer, sets the status of its case, and returns the reply."""
 
 OUTCOMES = ("unsupported", "failed")
 """What a caller may report for a case instead of a result."""
 
 _CASES = 50
 _MOST_CHECKS = 256
+"""Open checks of all owners; as many finished ones are kept."""
 _LABEL = re.compile(r"[ -~]{0,200}")
 _ID = re.compile(r"[0-9a-f]{32}")
 _RETRY_AFTER_S = 5
@@ -65,13 +68,12 @@ class SealedCase:
     until: float
     inputs: dict[str, Segment] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
-    sent: bool = False
-    """Whether a reply with the inputs was sent to its end."""
     as_seed: bool = False
     status: str = "open"
-    result_sha256: str | None = None
-    replies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The reply by outcome or SHA-256 of the result, until the next case is drawn: a lost reply can be sent again."""
+    answer: str | None = None
+    """The outcome or SHA-256 of the result that was submitted first. No other is taken, even if judging fails."""
+    verdict: asyncio.Future[dict[str, Any]] | None = None
+    """The reply to the answer, until the next case is drawn: a lost reply can be sent again."""
     varied: bool = False
     """Whether the elements of the result differ, so that no constant equals it."""
 
@@ -91,18 +93,35 @@ class SealedCase:
         """Bytes of the inputs that are in memory."""
         return sum(segment.size for segment in self.inputs.values())
 
-    def require_open(self) -> None:
-        """Raise `InvalidParams` if the case is late or has been answered."""
+    def require_answerable(self) -> None:
+        """Raise `InvalidParams` if the case takes no answer, nor the same one again."""
         self.expire()
         if self.status == "late":
             raise refused("case", f"the time for case {self.number} is over", "late")
-        if self.status != "open":
-            raise refused("case", f"case {self.number} has been answered", "answered")
+        if self.status != "open" and self.verdict is None:
+            raise self._answered()
 
-    def require_sent(self) -> None:
-        """Raise `InvalidParams` unless all inputs have been sent."""
-        if not self.sent:
-            raise refused("case", f"the inputs of case {self.number} have not all been sent yet", "not_given")
+    def submit(self, answer: str, judge: Callable[[], Judging]) -> asyncio.Future[dict[str, Any]]:
+        """Return the verdict on an answer, judged now or before; raises `InvalidParams` after another answer."""
+        self.require_answerable()
+        if self.answer not in (None, answer):
+            raise self._answered()
+        if self.verdict is None:
+            self.verdict = asyncio.ensure_future(self._judged(judge()))
+            self.answer, self.status = answer, "judging"
+            self.verdict.add_done_callback(lambda verdict: verdict.cancelled() or verdict.exception())
+        return self.verdict
+
+    async def _judged(self, judging: Judging) -> dict[str, Any]:
+        try:
+            return await judging
+        finally:
+            if self.status == "judging":  # it could not be judged
+                self.status, self.verdict = "open", None
+                self.expire()
+
+    def _answered(self) -> InvalidParams:
+        return refused("case", f"case {self.number} has been answered", "answered")
 
     def expire(self) -> None:
         """Mark the case late and free its inputs if the time for an answer is over."""
@@ -114,12 +133,6 @@ class SealedCase:
         if self.status == "open":
             self.close(status)
 
-    def reopen(self) -> None:
-        """Take an answer again if the last one could not be judged."""
-        if self.status == "judging":
-            self.status = "open"
-            self.expire()
-
     def close(self, status: str) -> None:
         """Set the final status, and free the inputs."""
         self.status = status
@@ -128,14 +141,12 @@ class SealedCase:
         while self.inputs:
             self.inputs.popitem()[1].release()
 
-    def judge(self, reply: dict[str, Any], result: memoryview) -> None:
-        """Note the verdict on a result, which is in the reply."""
+    def judge(self, passed: bool, result: memoryview) -> None:
+        """Note the verdict on a result."""
         elements = np.frombuffer(result, dtype(self.case.problem.dtype).numpy).astype(np.float64)
         finite = elements[np.isfinite(elements)]
         self.varied = bool((finite[1:] != finite[:1]).any())
-        self.result_sha256 = hashlib.sha256(result).hexdigest()
-        self.replies[self.result_sha256] = reply
-        self.close("passed" if reply["passed"] else "failed")
+        self.close("passed" if passed else "failed")
 
     def as_entry(self) -> dict[str, Any]:
         """Return its entry in the signed document."""
@@ -145,7 +156,7 @@ class SealedCase:
             "kind": case.kind, "name": case.name, "sent": "seed" if self.as_seed else "tensors",
             "seed": f"{case.seed:032x}",
         }  # fmt: skip
-        return entry | ({} if self.result_sha256 is None else {"result_sha256": self.result_sha256})
+        return entry | ({} if self.answer in (None, *OUTCOMES) else {"result_sha256": self.answer})
 
 
 @dataclass(eq=False)
@@ -182,6 +193,12 @@ class SealedCheck:
             return last if last.status == "open" else None
         return None
 
+    async def settled(self) -> Self:
+        """Wait until no answer is being judged; return the check."""
+        if judging := [case.verdict for case in self.cases[-1:] if case.verdict is not None]:
+            await asyncio.wait(judging)
+        return self
+
     def require_unfinished(self) -> None:
         """Raise `InvalidParams` once the check is finished."""
         if self.document is not None:
@@ -190,14 +207,20 @@ class SealedCheck:
     def summary(self) -> dict[str, Any]:
         """Return the document to be signed. It has no floats, which other languages would format differently."""
         counted = Counter(case.status for case in self.cases)
-        taken = counted["passed"] + counted["unsupported"] == self.asked
+        verdict = self._verdict(counted)
         return {
             "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "key": self.key,
             "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(), "asked": self.asked,
-            "passed": taken and any(case.varied for case in self.cases if case.status == "passed"),
+            "verdict": verdict, "passed": verdict == "passed",
             "counts": {"not_given": self.asked - len(self.cases), **counted},
             "cases": [case.as_entry() for case in self.cases],
         }  # fmt: skip
+
+    def _verdict(self, counted: Counter[str]) -> str:
+        if counted.keys() - {"passed", "unsupported"}:
+            return "failed"
+        varied = any(case.varied for case in self.cases if case.status == "passed")
+        return "passed" if varied and counted["passed"] == self.asked else "incomplete"
 
 
 class SealedChecks:
@@ -207,6 +230,7 @@ class SealedChecks:
         self._settings = settings
         self._segments = segments
         self._checks: dict[str, SealedCheck] = {}
+        """By id: the open ones, and finished ones in the order in which they were finished."""
         self._drawing = asyncio.Lock()
         key = settings.check_key
         self.signer = Signer(None if key is None else key.get_secret_value())
@@ -215,16 +239,12 @@ class SealedChecks:
         """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
         settings, owner = self._settings, context.tenant
         takes, asked, label = _read(given, settings.check_cases)
-        mine = list(self._of(owner))
-        over = max(0, len(mine) - settings.checks + 1)
-        for finished in [check for check in mine if check.document is not None][:over]:
-            self.drop(finished)
-            mine.remove(finished)
         data = {"reason": "checks", "limit": settings.checks}
-        if len(mine) >= settings.checks:
+        unfinished = [check for check in self._checks.values() if check.document is None]
+        if sum(check.owner == owner for check in unfinished) >= settings.checks:
             message = f"this key or address may have {settings.checks} open checks: finish or delete one"
             raise RateLimited(message, retry_after=_RETRY_AFTER_S, data=data)
-        if len(self._checks) >= _MOST_CHECKS:
+        if len(unfinished) >= _MOST_CHECKS:
             message = f"{_MOST_CHECKS} checks are open, as many as the service keeps"
             raise Overloaded(message, retry_after=_RETRY_AFTER_S, data=data | {"limit": _MOST_CHECKS})
         check = SealedCheck(owner, context.key, takes, asked, label)
@@ -261,7 +281,7 @@ class SealedChecks:
                 drawn.close("late")
                 raise
             for last in check.cases[-1:]:
-                last.replies.clear()
+                last.verdict = None
             check.cases.append(drawn)
             drawn.timer = asyncio.get_running_loop().call_later(self._settings.check_case_s, drawn.end, "late")
             return drawn
@@ -286,6 +306,12 @@ class SealedChecks:
             if current is not None:
                 current.close("unanswered")
             check.document = self.signer.signed(check.summary())
+            check.cases.clear()
+            self._checks[check.id] = self._checks.pop(check.id)
+            finished = [each for each in self._checks.values() if each.document is not None]
+            mine = [each for each in finished if each.owner == check.owner]
+            for oldest in (*mine[: -self._settings.checks], *finished[:-_MOST_CHECKS]):
+                self.drop(oldest)
         return check.document
 
     def drop(self, check: SealedCheck) -> None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
 
 from app.calls.outputs import HeldTensor
-from app.calls.sealed.checks import OUTCOMES, SealedCase, SealedCheck, is_check_id, refused
+from app.calls.sealed.checks import OUTCOMES, Judging, SealedCase, SealedCheck, is_check_id, refused
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
-from app.calls.work import Answered, Result, Work
+from app.calls.work import Answered, Event, Result, Work, finish
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject, check_begun_inputs
 from app.intake.tensors import Tensor
@@ -37,7 +37,6 @@ Place = Callable[[Any], Any]
 """Adds the path's parameters to the body."""
 
 _SENT = ("tensors", "seed")
-_LOOP_TURNS_TO_WAIT = 16
 
 
 class CheckTask(Immediate):
@@ -97,15 +96,10 @@ class Submit(Task):
     def _find(self, given: Mapping[str, Any]) -> None:
         self._check = self.service.sealed_checks.find(current_context(), given["check"])
         self._case = self._check.case(given["case"])
-        if not self._case.replies:  # else this may be the same answer again
-            self._case.require_open()
+        self._case.require_answerable()
 
     async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
-        # The reply may have been sent before its task has ended.
-        for _ in range(0 if self._case.sent else _LOOP_TURNS_TO_WAIT):
-            await asyncio.sleep(0)
-        self._case.require_sent()
         if self._outcome is not None or not (complete or request.inputs):
             return None
         asked = self._case.case.problem
@@ -115,72 +109,60 @@ class Submit(Task):
         whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
         return await prepare_verification(self.service, whole)
 
-    def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
-        """Return the verification, or the earlier reply if this answer was given before."""
-        if (reply := self._replied(prepared, tensors)) is not None:
-            return Answered(Result(reply))
-        self._case.require_open()
+    def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Verdict:  # noqa: ARG002
+        """Return the wait for the verdict; it is made whether or not the client waits for it."""
+        answer = str(self._outcome)
+        if prepared is not None:
+            (result,) = tensors.values()
+            answer = hashlib.sha256(result.view[: tensor_bytes(prepared.op.output)]).hexdigest()
+        verdict, closing = self._case.submit(answer, lambda: self._judge(prepared, tensors)), self.service.closing
+        closing.add(verdict)
+        verdict.add_done_callback(closing.discard)
+        return Verdict(verdict)
+
+    def _judge(self, prepared: Prepared | None, tensors: Mapping[str, Segment]) -> Judging:
+        """Begin to judge; the tensors are owned at once, since those of the request are freed with it."""
         if prepared is None:
-            answer = str(self._outcome)
-            self._case.close(answer)
-            self._case.replies[answer] = {"check": self._check.id, "case": self._case.number, "outcome": answer}
-            return Answered(Result(self._case.replies[answer]))
-        inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
-        call = self.service, prepared, {**tensors, **inputs}, lease
-        return Judgement(*call, check=self._check, case=self._case, given=next(iter(tensors.values())))
+            return self._noted()
+        lease = self.service.lease()
+        owned = {name: lease.share(segment) for name, segment in {**tensors, **self._case.inputs}.items()}
+        return self._judged(prepared, owned, lease)
 
-    def _replied(self, prepared: Prepared | None, tensors: Mapping[str, Segment]) -> dict[str, Any] | None:
-        """Return the reply to an answer that was given before; its sender repeats it if the reply was lost."""
-        replies, answers = self._case.replies, [str(self._outcome)]
-        if replies and prepared is not None:
-            size = tensor_bytes(prepared.op.output)
-            answers = [hashlib.sha256(segment.view[:size]).hexdigest() for segment in tensors.values()]
-        return next((replies[answer] for answer in answers if answer in replies), None)
+    async def _noted(self) -> dict[str, Any]:
+        self._case.close(str(self._outcome))
+        return self._reply({"outcome": self._outcome})
+
+    async def _judged(self, prepared: Prepared, owned: Mapping[str, Segment], lease: Lease) -> dict[str, Any]:
+        result = next(iter(owned.values())).view[: tensor_bytes(prepared.op.output)]
+        with lease:
+            async with Verification(self.service, prepared, owned, lease) as verification:
+                await finish(verification)
+                report = verification.result().document
+                self._case.judge(bool(report["passed"]), result)
+        return self._reply(report)
+
+    def _reply(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        return {"check": self._check.id, "case": self._case.number, **members}
 
 
-class Judgement(Verification):
-    """A verification that records its verdict in the check; if it fails, the case takes another answer."""
+class Verdict(Work):
+    """The wait for a verdict, which is made whether or not anybody waits for it."""
 
-    def __init__(self, *call: Any, check: SealedCheck, case: SealedCase, given: Segment) -> None:
-        super().__init__(*call)
-        self.check, self.case, self.given = check, case, given
-        self._reply: Result
+    streams = "nothing"
+    output_bytes = 0
 
-    async def __aenter__(self) -> Self:
-        """Queue the verification; raises `InvalidParams` if another one has begun."""
-        self.case.require_open()
-        self.case.status = "judging"
-        try:
-            return await super().__aenter__()
-        except BaseException:
-            self.case.reopen()
-            raise
+    def __init__(self, verdict: asyncio.Future[dict[str, Any]]) -> None:
+        self._verdict = verdict
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.case.reopen()
-        await super().__aexit__(kind, error, trace)
-
-    def _ended(self, start: float) -> None:
-        super()._ended(start)
-        size = tensor_bytes(self.prepared.op.output)
-        reply = {"check": self.check.id, "case": self.case.number, **super().result().document}
-        self.case.judge(reply, self.given.view[:size])
-        self._reply = Result(reply)
+    async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
+        """Wait for the verdict; raises what judging raised."""
+        await asyncio.shield(self._verdict)
+        return
+        yield
 
     def result(self) -> Result:
         """Return the report."""
-        return self._reply
-
-
-class _SentCase(Answered):
-    """The reply with a case; marks the case as sent once the whole reply has been sent."""
-
-    def __init__(self, case: SealedCase, result: Result) -> None:
-        super().__init__(result)
-        self._case = case
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._case.sent = self._case.sent or error is None
+        return Result(self._verdict.result())
 
 
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
@@ -192,7 +174,7 @@ async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
 
 async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     sent, encoding = _choice(given, "send", _SENT), _choice(given, "encoding", ENCODINGS)
-    check = _found(service, given)
+    check = await _found(service, given).settled()
     case = await service.sealed_checks.next(check)
     if case is None:
         return Answered(Result({"check": check.id, "case": None, "cases": check.asked}))
@@ -204,14 +186,14 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     }  # fmt: skip
     if sent == "seed":
         case.as_seed = True
-        return _SentCase(case, Result({**document, "generate": case.case.as_json()}, member="inputs"))
+        return Answered(Result({**document, "generate": case.case.as_json()}, member="inputs"))
     check_encoding(Options(encoding), [(name, spec.shape) for name, spec in case.specs.items()])
     inputs = [HeldTensor(name, spec, case.inputs[name].share()) for name, spec in case.specs.items()]
-    return _SentCase(case, Result(document, inputs, encoding, "inputs"))
+    return Answered(Result(document, inputs, encoding, "inputs"))
 
 
 async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(Result(service.sealed_checks.finish(_found(service, given))))
+    return Answered(Result(service.sealed_checks.finish(await _found(service, given).settled())))
 
 
 async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
