@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from convgrad._async_client import AsyncClient
@@ -114,15 +115,13 @@ class AsyncLocalClient(AsyncClient):
 
 def _load(threads: int, target: str | None, progress: bool | None) -> Engine:
     """Load the packages that compute and the kernels, which are compiled if they are not yet."""
+    if missing := [name for name in _NEEDS if find_spec(name) is None]:
+        hint = "pip install 'convgrad[compute]'"
+        raise ImportError(f"convgrad.local() computes in this process and needs {' and '.join(missing)}: {hint}")
     with _chosen(target):
-        try:
-            from engine.compiling import ready
-            from engine.process import Engine
-        except ModuleNotFoundError as error:
-            if error.name not in _NEEDS:
-                raise
-            hint = "pip install 'convgrad[compute]'"
-            raise ImportError(f"convgrad.local() computes in this process and needs {error.name}: {hint}") from error
+        from engine.compiling import ready
+        from engine.process import Engine
+
         engine = Engine(threads)
         if target not in (None, engine.target):
             raise ValueError(f"target {target} comes too late: this process has loaded the kernels for {engine.target}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,11 @@ from engine.container import cpu_count
 from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph
 from engine.limits import ProcessLimits, free_memory
 from engine.options import Options
-from engine.planning import Prepared
+from engine.planning import Computation, Prepared
 from engine.prepare import Metas, Preparer, describe
 from engine.threads import Job, OnUnit, Stop, run
 from engine.verifying import report_of
 from kernels import Unit, box, storage_dtype
-from kernels.plan import Storage
 from kernels.target import target
 from schemas.describe import describe as describe_operation
 from schemas.describe import list_operations
@@ -83,13 +82,12 @@ class Engine:
     def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_part: OnPart | None = None) -> Computed:
         """Compute a prepared call."""
         begun = time.perf_counter()
-        jobs = _jobs(prepared, inputs)
-        run(jobs, self.threads, stop, None if on_part is None else _parts_of(prepared, jobs, on_part))
-        outputs = {
-            prepared.op.wire_name(each.output.name): job.output.view(DTYPES[each.output.dtype].numpy)
-            for each, job in zip(prepared.computations, jobs, strict=True)
-        }
-        return Computed(prepared, outputs, time.perf_counter() - begun)
+        _check_room(prepared)
+        arrays = [np.empty(each.output.shape, DTYPES[each.output.dtype].numpy) for each in prepared.computations]
+        jobs = [_job(prepared, each, inputs, array) for each, array in zip(prepared.computations, arrays, strict=True)]
+        run(jobs, self.threads, stop, None if on_part is None else _delivering(jobs, arrays, on_part))
+        names = [prepared.op.wire_name(each.output.name) for each in prepared.computations]
+        return Computed(prepared, dict(zip(names, arrays, strict=True)), time.perf_counter() - begun)
 
     def validate(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> dict[str, Any]:
         """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
@@ -107,9 +105,12 @@ class Engine:
         """Return the report on a result, which is among the inputs under the name of an output."""
         prepared = self._preparer.prepare_verification(name, attributes, metas_of(inputs), options)
         begun = time.perf_counter()
-        (job,) = jobs = _jobs(prepared, inputs)
-        run(jobs, self.threads, stop, _counting(on_progress, prepared.units))
-        return report_of(prepared, job.output.data, prepared.stats(time.perf_counter() - begun))
+        (computation,) = prepared.computations
+        _check_room(prepared)
+        report = np.empty(computation.plan.problem.output_shape, np.uint8)
+        job = _job(prepared, computation, inputs, report)
+        run([job], self.threads, stop, _counting(on_progress, prepared.units))
+        return report_of(prepared, report.data, prepared.stats(time.perf_counter() - begun))
 
     def operations(self) -> list[dict[str, Any]]:
         """List the operations, as JSON."""
@@ -128,9 +129,7 @@ class Engine:
         """Describe a graph as JSON."""
         return describe_graph(call, {}, self.limits)
 
-    def run_graph(
-        self, call: GraphCall, inputs: Mapping[str, Array], stop: Stop, on_progress: OnProgress | None = None
-    ) -> dict[int, Array]:
+    def run_graph(self, call: GraphCall, inputs: Mapping[str, Array], stop: Stop) -> dict[int, Array]:
         """Compute the nodes of a graph in order; return the wanted tensors by id."""
         prepared = prepare_graph(call, metas_of(inputs), self.limits)
         values = {int(name): array for name, array in inputs.items()}
@@ -139,13 +138,9 @@ class Engine:
         uses = Counter(prepared.wanted)
         for node, _ in prepared.nodes:
             uses.update(node.inputs.values())
-        report = _counting(on_progress, prepared.units)
         for node, planned in prepared.nodes:
             given = {row.name: values[node.inputs[row.name]] for row in planned.op.inputs if row.name in node.inputs}
-            jobs = _jobs(planned, given)
-            run(jobs, self.threads, stop, report)
-            (output,) = planned.op.outputs
-            values[node.output] = jobs[0].output.view(DTYPES[output.dtype].numpy)
+            (values[node.output],) = self.run(planned, given, stop).outputs.values()
             uses.subtract(node.inputs.values())
             for number in [number for number in values if not uses[number]]:
                 del values[number]
@@ -160,35 +155,28 @@ def metas_of(inputs: Given) -> dict[str, TensorMeta | list[int]]:
     }
 
 
-def _jobs(prepared: Prepared, inputs: Given) -> list[Job]:
-    """Allocate the outputs and scratch of a call."""
+def _check_room(prepared: Prepared) -> None:
+    """Raise `TooLarge` if the machine lacks the memory for outputs and scratch."""
     needed = sum([each.nbytes + each.plan.scratch_bytes for each in prepared.computations])
     if needed > _LARGE and needed > (free := free_memory()):
         message = f"the call needs {needed} bytes for outputs and scratch, but this machine has {free} free"
         raise TooLarge(message, data={"reason": "memory", "limit": free, "value": needed})
-    jobs = []
-    for each in prepared.computations:
-        problem = each.plan.problem
-        storage = storage_dtype(problem.dtype)
-        given = [_stored(prepared, name, inputs, storage) for name in each.inputs]
-        output = np.empty(problem.output_shape, problem.output_dtype)
-        scratch = np.empty(each.plan.scratch_bytes, np.uint8) if each.plan.scratch_bytes else None
-        jobs.append(Job(each.plan, given, output, scratch))
-    return jobs
 
 
-def _stored(prepared: Prepared, canonical: str, inputs: Given, storage: np.dtype[Any]) -> Storage:
-    """Return an input as the kernels read it: f16 and bf16 as the integers with the same bits."""
-    array: Storage = inputs[prepared.names.get(canonical, canonical)]  # type: ignore[assignment] # those are arrays
-    return array if array.dtype is storage else array.view(storage)
+def _job(prepared: Prepared, computation: Computation, inputs: Given, output: Array) -> Job:
+    """Return what computes an output into an array; the kernels read and write f16 and bf16 as their 16 bits."""
+    plan, names = computation.plan, prepared.names
+    storage = storage_dtype(plan.problem.dtype)
+    given: list[Any] = [inputs[names.get(name, name)] for name in computation.inputs]
+    stored = [array if array.dtype is storage else array.view(storage) for array in given]
+    scratch = np.empty(plan.scratch_bytes, np.uint8) if plan.scratch_bytes else None
+    return Job(plan, stored, output if output.dtype is storage else output.view(plan.problem.output_dtype), scratch)
 
 
-def _parts_of(prepared: Prepared, jobs: list[Job], on_part: OnPart) -> OnUnit:
-    kinds = [DTYPES[each.output.dtype].numpy for each in prepared.computations]
-
+def _delivering(jobs: Sequence[Job], arrays: Sequence[Array], on_part: OnPart) -> OnUnit:
     def report(job: Job, unit: Unit) -> None:
         number = next(at for at, each in enumerate(jobs) if each is job)
-        on_part(number, unit.offset, None if unit.offset is None else box(job.output.view(kinds[number]), unit))
+        on_part(number, unit.offset, None if unit.offset is None else box(arrays[number], unit))
 
     return report
 

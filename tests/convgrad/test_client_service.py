@@ -1,4 +1,4 @@
-"""The client and the command against the real service."""
+"""The client against the real service and in this process, and the command."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ LAYER = Case(
 )
 
 
-@pytest.fixture(scope="module")
-def live(service: LiveService) -> Iterator[Client]:
-    """A client for the real service."""
-    with Client(service.url) as client:
+@pytest.fixture(scope="module", params=["service", "process"])
+def live(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client of the real service, and one that computes in this process: they are exchangeable."""
+    where = convgrad.local() if request.param == "process" else Client(request.getfixturevalue("service").url)
+    with where as client:
         yield client
 
 
