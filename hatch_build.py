@@ -1,8 +1,8 @@
 """What the wheel holds besides the client: the packages that compute and serve, in `convgrad/_service/`.
 
 `app`, `engine`, `kernels`, `schemas` and `verify` are common names: at the top level of a wheel they would collide with
-other people's packages. So the wheel has them as `convgrad._service.app` and so on, and imports them by these names. All
-imports of the sources begin a line; `tests/test_packaging.py` checks that none is left out.
+other people's packages. So the wheel has them as `convgrad._service.app` and so on, and imports them by these names.
+All imports of the sources begin a line; `tests/test_packaging.py` checks that none is left out.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def test_every_outside_package_is_declared() -> None:
     known = sys.stdlib_module_names | declared | set(PACKAGES)
     strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
                  if i.split(".")[0] not in known}  # fmt: skip
-    assert strangers == {"convgrad.testing imports pytest"}, "whoever imports the fixture has pytest"
+    assert strangers == {"convgrad._pytest imports pytest"}, "pytest imports its plugin"
     eager = {i for p in ("app", "convgrad") for m in of(p) for i in imports(m, eager=True) if i.split(".")[0] in lazy}
     assert not eager, "an optional package is imported only where it is used"
 
