@@ -55,7 +55,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     telemetry = Telemetry(Tracing(settings.otlp_endpoint))
     unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     service = Service(settings, make_engine(settings, segments), segments, telemetry, unfit)
-    telemetry.registry.register(ServiceMetrics(service))
+    telemetry.state.register(ServiceMetrics(service))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

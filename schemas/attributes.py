@@ -180,8 +180,10 @@ def _field_type(row: AttributeRow) -> Any:
     if row.kind == "string":
         return Literal[row.choices]
     # Strict: neither a bool nor a float with an integral value is an integer here.
-    integer = Annotated[int, Field(strict=True, ge=row.minimum, le=INT64_MAX)]
-    return integer if row.kind == "s64" else Annotated[tuple[integer, ...], Field(max_length=MAX_DIMS)]
+    integer = Annotated[int, Field(strict=True, ge=row.minimum, le=INT64_MAX, examples=[row.minimum])]
+    if row.kind == "s64":
+        return integer
+    return Annotated[tuple[integer, ...], Field(max_length=MAX_DIMS, examples=[[row.minimum] * 2])]
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.tables import operation_names
+from schemas.tables import OPERATIONS
 
 __all__ = ["CHECK_METHODS", "CheckMethod"]
 
@@ -36,7 +36,7 @@ _CHECK = _of("string", "Id of the check.")
 _CASE = _of(["integer", "null"], "Number of the case, from 0 on; null after the last.")
 _CASES = _of("integer", "Number of cases of the check, by default 50.", minimum=1)
 _LISTS = {
-    "ops": list(operation_names()),
+    "ops": [row.name for row in OPERATIONS],
     "dtypes": ["f32", "f16", "bf16", "f64"],
     "ranks": [1, 2, 3],
     "data_formats": ["NCX", "NXC"],

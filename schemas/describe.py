@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from schemas.examples import call_example, described
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, WEIGHTS_FORMATS, AttributeRow, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
@@ -19,7 +20,7 @@ def list_operations() -> list[dict[str, Any]]:
     return [
         {
             "op": operation.name,
-            "aliases": list(operation.names[1:]),
+            "aliases": operation.aliases,
             "summary": operation.summary,
             "inputs": [row.name for row in operation.inputs],
             "outputs": [row.name for row in operation.outputs],
@@ -54,7 +55,7 @@ def describe(op: str) -> dict[str, Any]:
             "weights": weights_layouts(called),
         },
         "pages": list(operation.pages),
-        "example": example(called),
+        "example": call_example(called),
     }
 
 
@@ -106,26 +107,6 @@ def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
 
 
 def example(called: CalledOperation) -> dict[str, Any]:
-    """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`."""
-    names = called.wire_names
-    attributes: dict[str, Any] = {"data_format": "NCX"}
-    if called.operation.convolves:
-        attributes = {
-            "strides": [2, 2],
-            "pads_begin": [1, 1],
-            "pads_end": [1, 1],
-            "dilations": [1, 1],
-            **attributes,
-            names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
-        }
-    # The same layer in both directions: the transposed convolution turns 4 x 4 into 8 x 8.
-    large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
-    src, dst = (small, large) if called.operation.transposed else (large, small)
-    shapes = {"src": src, "diff_dst": dst, "weights": weights}
-    if called.operation.name == "BiasAdd":
-        shapes["bias"] = src[1:2]
-    given: dict[str, Any] = {name: {"dtype": "f32", "shape": shape} for name, shape in shapes.items()}
-    given |= {"weights_shape": weights, "dst_shape": src}
-    rows = [row for row in called.operation.inputs if row.only_for is None]
-    inputs = {names[row.name]: given[row.name] for row in rows if row.name in given}
-    return {"attributes": attributes, "inputs": inputs}
+    """Return the small call without the data of its tensors, as `ops.validate` takes it."""
+    call = call_example(called)
+    return {"attributes": call["attributes"], "inputs": described(call["inputs"])}

@@ -14,8 +14,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from schemas.describe import example, weights_layouts
+from schemas.describe import weights_layouts
 from schemas.docstrings import CLIENT, with_attributes
+from schemas.examples import call_example
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, AttributeRow, Operation, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
@@ -145,10 +146,10 @@ def _page(operation: Operation) -> str:
         *(["## Layouts of the weights", "", *_layouts(called), ""] if operation.convolves else []),
         "## Example",
         "",
-        f"For `ops.validate` or `POST /v1/ops/{operation.name}/validate`; a call adds data to the tensors.",
+        f"For `POST /v1/ops/{operation.name}`, or the `params` of `{operation.name}` in JSON-RPC:",
         "",
         "```json",
-        *_json(example(called)),
+        *_json(call_example(called)),
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -2,7 +2,8 @@
 
 `openapi.json` has the document's components, and `pages`: for each its paths and what the document says about them.
 `problems` lists the statuses whose replies are problem objects (`call` stands for those of every call, `check` for
-those of a sealed check), or is `oip`, for the errors of that protocol. `method` names the equivalent JSON-RPC method.
+those of a sealed check), or is `oip`, for the errors of that protocol. `example` names the method whose example is that
+of the page too, and `method` the JSON-RPC method of a sealed check, which describes the page as well.
 
 A body of an operation's path has the plain form of a call, which generated clients can type: the names of the new
 edition, no wrapped values. The service accepts the others too, and OpenRPC describes them.
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,19 @@ from pydantic_core import core_schema
 
 from convgrad._errors import PROBLEM_JSON
 from schemas.checks import CHECK_METHODS
+from schemas.describe import example
+from schemas.examples import infer_example, infer_reply, verified_example
+from schemas.method_examples import EXAMPLE_OPERATION, Example, method_examples
 from schemas.rows import Operation
-from schemas.tables import OPERATIONS, find_operation, operation_names, verified
+from schemas.tables import OPERATIONS, find_operation, verified
 from schemas.wire import (
+    OPERATION_NAME,
     AnyCall,
     CallReply,
     Problem,
     ValidateReply,
     VerifyReply,
+    other_names,
     request_model,
     validate_model,
     verify_model,
@@ -47,6 +53,8 @@ _OPERATION_PAGES = {
     "/validate": (validate_model, "validate_", "Check a call of {name} without computing it."),
     "/verify": (verify_model, "verify_", "Compare results of {name} with the float64 reference."),
 }
+# What `openapi.json` says about pages for this module only.
+_NOT_SHOWN = ("paths", "problems", "method", "example", "links")
 _JSON, _FORM = "application/json", "multipart/form-data"
 
 Page = dict[str, Any]
@@ -60,9 +68,8 @@ class _WithoutDefaults(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
 
-@cache
 def openapi_document(version: str) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of the service. It is cached: don't modify it."""
+    """Return the OpenAPI 3.1 document of the service."""
     static = json.loads(_STATIC.read_text(encoding="utf-8"))
     components, paths = static["components"], dict[str, dict[str, Page]]()
     for page in static["pages"]:
@@ -78,8 +85,16 @@ def openapi_document(version: str) -> dict[str, Any]:
         general["requestBody"]["content"][_FORM] = _form(names)
         for row in OPERATIONS:
             parameters = [static["parameter"]]
-            page = {"tags": general["tags"], "responses": general["responses"], "parameters": parameters}
+            page = {"tags": general["tags"], "responses": deepcopy(general["responses"]), "parameters": parameters}
             paths[f"/v1/ops/{row.name}{suffix}"] = {"post": page | _operation_page(row, suffix)}
+    for page in static["pages"]:
+        for method, path in map(str.split, page["paths"]):
+            _add_examples(paths[path][method], _page_examples(page.get("example", page.get("method"))))
+    for row in OPERATIONS:
+        called = find_operation(row.name)
+        _add_examples(paths[f"/v1/ops/{row.name}"]["post"], {"small": method_examples()[row.name]})
+        _add_examples(paths[f"/v1/ops/{row.name}/validate"]["post"], {"small": Example(example(called), None)})
+        _add_examples(paths[f"/v1/ops/{row.name}/verify"]["post"], {"small": Example(verified_example(called), None)})
     models = [
         make(find_operation(row.name), plain=True) for make, *_ in _OPERATION_PAGES.values() for row in OPERATIONS
     ]
@@ -103,13 +118,17 @@ def openapi_document(version: str) -> dict[str, Any]:
 
 def _page(given: Page, static: dict[str, Any]) -> Page:
     """Return what the paths of a page have in common, with its errors."""
-    page = {name: value for name, value in given.items() if name not in ("paths", "problems", "method")}
+    page = {name: value for name, value in given.items() if name not in _NOT_SHOWN}
     responses = page.get("responses", {})
     if "method" in given:
         page |= _check(given["method"], responses)
         responses = page["responses"]
-    elif "200" not in responses:
+    elif not {"200", "400"} & responses.keys():
         responses = {"200": {"description": "The reply.", "content": {_JSON: {"schema": {}}}}, **responses}
+    if "links" in given:
+        places = {"check": "$response.body#/check"}
+        links = {name: {"operationId": name, "parameters": places} for name in given["links"]}
+        responses["200"] = {**responses["200"], "links": links}
     problems = given.get("problems", [])
     if problems == "oip":
         content = {_JSON: {"schema": {"$ref": _REF.format(model="OipError")}}}
@@ -124,15 +143,46 @@ def _page(given: Page, static: dict[str, Any]) -> Page:
 
 def _place(name: str) -> dict[str, Any]:
     """Describe a parameter of a path."""
-    schema: dict[str, Any] = {"type": "string"}
-    place = {"name": name, "in": "path", "required": True, "schema": schema}
+    place: dict[str, Any] = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
     if name in ("op", "model"):
-        schema["enum"] = list(operation_names())
-        return place | {"description": "Name or alias of an operation."}
+        return place | OPERATION_NAME | {"example": EXAMPLE_OPERATION}
     if name == "version":
-        schema["enum"] = ["1"]
-        return place | {"description": "The only version of every model."}
-    return place
+        schema = {"type": "string", "enum": ["1"]}
+        return place | {"schema": schema, "description": "The only version of every model.", "example": "1"}
+    if name == "check":
+        return place | {"description": "The id that `POST /v1/checks` returned."}
+    return place | {"description": "A name that the caller chooses.", "example": "example"}
+
+
+def _page_examples(name: str | None) -> Mapping[str, Example]:
+    """Return the bodies and replies of a page that has the example of a method, or those of its own."""
+    called = find_operation(EXAMPLE_OPERATION)
+    if name is None:
+        return {}
+    if name == "infer":
+        return {"small": Example(infer_example(called), infer_reply(called))}
+    params, result = method_examples()[EXAMPLE_OPERATION if name == "rpc" else name]
+    if name == "rpc":
+        asked = {"jsonrpc": "2.0", "id": 1, "method": EXAMPLE_OPERATION, "params": params}
+        listed = {"jsonrpc": "2.0", "id": 2, "method": "ops.list"}
+        reply = {"jsonrpc": "2.0", "result": result, "id": 1}
+        others = {"jsonrpc": "2.0", "result": method_examples()["ops.list"].result, "id": 2}
+        return {"call": Example(asked, reply), "batch": Example([asked, listed], [reply, others])}
+    body = {param: value for param, value in params.items() if param not in ("op", "check")}
+    return {"small": Example(body["document"] if name == "check.verify_signature" else body, result)}
+
+
+def _add_examples(page: Page, examples: Mapping[str, Example]) -> None:
+    """Add examples by name to the bodies and the JSON reply of a page."""
+    for kind, body in page.get("requestBody", {}).get("content", {}).items() if examples else ():
+        if kind in (_JSON, _FORM):
+            values = {
+                name: {"request": each.params} if kind == _FORM else each.params for name, each in examples.items()
+            }
+            body["examples"] = {name: {"value": value} for name, value in values.items()}
+    replies = {name: {"value": each.result} for name, each in examples.items() if each.result is not None}
+    if replies:
+        page["responses"]["200"]["content"][_JSON]["examples"] = replies
 
 
 def _check(name: str, responses: dict[str, Any]) -> Page:
@@ -166,7 +216,8 @@ def _operation_page(row: Operation, suffix: str) -> Page:
     }
     return {
         "summary": summary,
-        "description": description or row.summary,
+        "description": f"{description or row.summary}\n\n{other_names(row)}",
+        "x-aliases": row.aliases,
         "operationId": prefix + row.snake_name,
         "requestBody": {"required": True, "content": content},
     }

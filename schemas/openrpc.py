@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.checks import CHECK_METHODS, CheckMethod
-from schemas.describe import example
-from schemas.tables import CalledOperation, find_operation, operation_names
+from schemas.method_examples import Example, method_examples
+from schemas.rows import Operation
+from schemas.tables import OPERATIONS, find_operation
 from schemas.wire import (
+    OPERATION_NAME,
     CallOptions,
     CallReply,
     ProblemError,
     ValidateReply,
     VerifyReply,
+    other_names,
     request_model,
     validate_model,
     verify_model,
@@ -46,12 +48,9 @@ RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
 _REF = "#/components/schemas/{model}"
 
 
-@cache
 def openrpc_document(*, version: str = "1") -> dict[str, Any]:
-    """Return the OpenRPC 1.3 document of the service: a method for each name of each operation, and `ops.*`.
-
-    The document is cached: don't modify it.
-    """
+    """Return the OpenRPC 1.3 document of the service: a method for each operation, and those of the service."""
+    methods = [*map(_operation, OPERATIONS), *_service_methods()]
     return {
         "openrpc": "1.3.2",
         "info": {
@@ -61,7 +60,7 @@ def openrpc_document(*, version: str = "1") -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
         "servers": [{"name": "this service", "url": "/rpc"}],
-        "methods": [*(_operation(find_operation(name)) for name in operation_names()), *_service_methods()],
+        "methods": [method | _examples(method, method_examples()[method["name"]]) for method in methods],
         "components": {
             "schemas": _schemas(),
             "errors": {name: {"code": code, "message": text} for code, name, text in RPC_ERRORS},
@@ -81,15 +80,14 @@ def _errors(*left_out: str) -> list[dict[str, str]]:
     return [{"$ref": f"#/components/errors/{name}"} for _, name, _ in RPC_ERRORS if name not in left_out]
 
 
-def _operation(called: CalledOperation) -> dict[str, Any]:
-    request = request_model(called)
-    canonical = called.operation.name
+def _operation(row: Operation) -> dict[str, Any]:
+    request = request_model(find_operation(row.name))
     return {
-        "name": called.called_as,
-        "summary": called.operation.summary,
-        "description": called.operation.formula
-        + ("" if called.called_as == canonical else f"\n\nAnother name of `{canonical}`."),
-        "tags": [{"name": canonical}],
+        "name": row.name,
+        "summary": row.summary,
+        "description": f"{row.formula}\n\n{other_names(row)}",
+        "x-aliases": row.aliases,
+        "tags": [{"name": row.name}],
         "paramStructure": "either",
         "params": [
             _param("attributes", _member(request, "attributes"), "Attributes, in either spelling."),
@@ -101,6 +99,16 @@ def _operation(called: CalledOperation) -> dict[str, Any]:
     }
 
 
+def _examples(method: dict[str, Any], example: Example) -> dict[str, Any]:
+    params = [
+        {"name": param["name"], "value": example.params[param["name"]]}
+        for param in method["params"]
+        if param["name"] in example.params
+    ]
+    result = {"name": method["result"]["name"], "value": example.result}
+    return {"examples": [{"name": "small", "params": params, "result": result}]}
+
+
 def _member(request: type[BaseModel], name: str) -> dict[str, str]:
     model = request.model_fields[name].annotation
     assert isinstance(model, type)
@@ -109,37 +117,24 @@ def _member(request: type[BaseModel], name: str) -> dict[str, str]:
 
 
 def _service_methods() -> list[dict[str, Any]]:
-    op = _param("op", {"type": "string", "enum": list(operation_names())}, "Name or alias of an operation.")
-    bodies = [validate_model(called) for called in _spelled()]
-    verifications = [verify_model(called) for called in _spelled()]
+    op: dict[str, Any] = {"name": "op", "required": True, **OPERATION_NAME}
+    bodies = [validate_model(find_operation(row.name)) for row in OPERATIONS]
+    verifications = [verify_model(find_operation(row.name)) for row in OPERATIONS]
     anything: dict[str, Any] = {"type": "object"}
-    validated = example(find_operation("ConvTransposeBackwardWeights"))
     return [
         _method("ops.list", "List the operations.", [], {"type": "array", "items": anything}),
         _method("ops.describe", "Return the table of an operation as data.", [op], anything),
-        {
-            **_method(
-                "ops.validate",
-                "Check a call without computing it: resolved attributes, output shapes, plan and cost.",
-                [
-                    op,
-                    _param("attributes", _any_of(bodies, "attributes"), "Attributes of the operation."),
-                    _param("inputs", _any_of(bodies, "inputs"), "Inputs: dtype and shape are enough."),
-                    _param("options", _ref(CallOptions), "As in the call itself.", required=False),
-                ],
-                _ref(ValidateReply),
-            ),
-            "examples": [
-                {
-                    "name": "a transposed convolution of 4 x 4 to 8 x 8",
-                    "params": [
-                        {"name": "op", "value": "ConvTransposeBackwardWeights"},
-                        {"name": "attributes", "value": validated["attributes"]},
-                        {"name": "inputs", "value": validated["inputs"]},
-                    ],
-                }
+        _method(
+            "ops.validate",
+            "Check a call without computing it: resolved attributes, output shapes, plan and cost.",
+            [
+                op,
+                _param("attributes", _any_of(bodies, "attributes"), "Attributes of the operation."),
+                _param("inputs", _any_of(bodies, "inputs"), "Inputs: dtype and shape are enough."),
+                _param("options", _ref(CallOptions), "As in the call itself.", required=False),
             ],
-        },
+            _ref(ValidateReply),
+        ),
         {
             **_method(
                 "ops.verify",
@@ -214,15 +209,10 @@ def _any_of(bodies: Sequence[type[BaseModel]], name: str) -> dict[str, Any]:
     return {"anyOf": [_member(body, name) for body in bodies]}
 
 
-def _spelled() -> list[CalledOperation]:
-    """Return each operation once for each of its dialects."""
-    found = [find_operation(name) for name in operation_names() if not name.endswith("-1")]
-    return list({(called.operation.name, called.dialect): called for called in found}.values())
-
-
 def _schemas() -> dict[str, Any]:
     models: list[type[BaseModel]] = [CallReply, ValidateReply, VerifyReply, ProblemError, CallOptions]
-    for called in _spelled():
+    for row in OPERATIONS:
+        called = find_operation(row.name)
         models += [request_model(called), validate_model(called), verify_model(called)]
     _, made = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     found: dict[str, Any] = made["$defs"]

@@ -159,6 +159,11 @@ class Operation(InputRows, Spelled):
         return tuple(name + suffix for name in plain for suffix in ("", "-1"))
 
     @property
+    def aliases(self) -> list[str]:
+        """Every name but the canonical one."""
+        return [*self.names[1:]]
+
+    @property
     def snake_name(self) -> str:
         """The name of functions that compute the operation: `convolution_backward_data`."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()

@@ -38,9 +38,10 @@ __all__ = [
 ]
 
 WireDType = Literal["f32", "f16", "bf16", "f64", "s32"]
-Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
-Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
-Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
+# Tools that make up a value take the largest number, and any text for base64, unless they are given an example.
+Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX, examples=[1])]
+Shape = Annotated[list[Size], Field(max_length=MAX_DIMS, examples=[[1, 1, 2]])]
+Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"}, examples=["AACAPwAAAEA="])]
 
 MAX_NUMBERS = 1_000_000
 """The most elements of a tensor that is a list of numbers in JSON."""
@@ -105,7 +106,9 @@ class DataTensor(_Closed):
 
     dtype: WireDType
     shape: Shape
-    data: Base64 | list[Any] = Field(description=f"Little-endian elements in C order, as base64. {_NUMBERS}")
+    data: Base64 | list[Any] = Field(
+        description=f"Little-endian elements in C order, as base64. {_NUMBERS}", examples=[[[[1, 2]]]]
+    )
 
 
 class NpyTensor(_Closed):

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from schemas.attributes import attributes_model, plain_attributes_model
-from schemas.describe import example
-from schemas.rows import Dialect, TensorRow
-from schemas.tables import CalledOperation, find_operation, verified
+from schemas.rows import MAX_DIMS, Dialect, Operation, TensorRow
+from schemas.tables import OPERATIONS, CalledOperation, find_operation, verified
 from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [
+    "OPERATION_NAME",
     "AnyCall",
     "CallOptions",
     "CallReply",
@@ -26,10 +26,24 @@ __all__ = [
     "Stats",
     "ValidateReply",
     "VerifyReply",
+    "other_names",
     "request_model",
     "validate_model",
     "verify_model",
 ]
+
+
+OPERATION_NAME: dict[str, Any] = {
+    "description": "Name of an operation. Its other names, `x-aliases`, are accepted too.",
+    "schema": {"type": "string", "enum": [row.name for row in OPERATIONS]},
+    "x-aliases": {row.name: row.aliases for row in OPERATIONS},
+}
+"""The parameter that names an operation, as both documents describe it."""
+
+
+def other_names(row: Operation) -> str:
+    """Return the sentence about the aliases of an operation, which are no methods or paths of their own."""
+    return f"Also called as {', '.join(f'`{name}`' for name in row.aliases)}."
 
 
 class _Reply(BaseModel):
@@ -274,7 +288,6 @@ def _request(
     name = row.spelled(dialect)
     called, described = find_operation(name), kind == "Validate"
     tensor: Any = DataTensor | NpyTensor | TensorDescription if described else DataTensor | NpyTensor
-    examples = [example(called)] if described else None
     attributes: Any = plain_attributes_model(called) if plain else attributes_model(called)
     needed = not plain or any(field.is_required() for field in attributes.model_fields.values())
     return create_model(
@@ -292,7 +305,7 @@ def _request(
                 __doc__=f"Inputs of {name}.",
                 **_inputs(verified(called) if kind == "Verify" else called, tensor, plain=plain),
             ),
-            Field(examples=[entry["inputs"] for entry in examples] if examples else None),
+            ...,
         ),
         options=(CallOptions | None, Field(default=None)),
     )
@@ -316,5 +329,6 @@ def _inputs(called: CalledOperation, tensor: Any, *, plain: bool) -> dict[str, A
 
 
 def _input_type(row: TensorRow, tensor: Any) -> Any:
-    sizes = Annotated[list[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(max_length=12)]
+    size = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1, examples=[1])]
+    sizes = Annotated[list[size], Field(max_length=MAX_DIMS, examples=[[2, 1, 2, 2]])]
     return (sizes | tensor | None) if row.dtypes == "s32" else (tensor | None)

@@ -1,4 +1,4 @@
-"""Pages for operators and tools: health, readiness, metrics and the OpenRPC document."""
+"""Pages for operators and tools: health, readiness, metrics and the documents of the APIs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from app.api.documents import OPENAPI, OPENRPC
 from app.api.routing import service_of
 from convgrad import __version__
 from kernels.target import target
-from schemas.openapi import openapi_document
-from schemas.openrpc import openrpc_document
 
 __all__ = ["health", "router"]
 
@@ -48,17 +47,10 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return metrics in the Prometheus text format or OpenMetrics."""
     service = service_of(request)
-    body, content_type = service.telemetry.page(request.headers.get("accept", ""))
+    body, content_type = await service.telemetry.page(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 
 
-@router.get("/openrpc.json")
-async def openrpc(_: Request) -> dict[str, Any]:
-    """Describe the JSON-RPC API as an OpenRPC document."""
-    return openrpc_document()
-
-
-@router.get("/openapi.json")
-async def openapi(_: Request) -> Any:
-    """Describe the other APIs as an OpenAPI document."""
-    return openapi_document(__version__)
+# The OpenRPC document describes the JSON-RPC API, the OpenAPI document the others.
+router.get("/openrpc.json")(OPENRPC.reply)
+router.get("/openapi.json")(OPENAPI.reply)

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from app.api.answer import Decode, Encode, answer, decode, decode_optional
+from app.api.documents import OPERATION_LIST, description_of
 from app.api.routing import service_of
 from app.calls.sealed.tasks import CheckTask, Submit
 from app.calls.service import Service
@@ -16,7 +17,6 @@ from app.http.exchange import exchange_of
 from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
 from app.replies.result import send_result
-from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
 
 __all__ = ["REPLY_TYPES", "router"]
@@ -37,15 +37,15 @@ REPLY_TYPES = tuple(_ENCODERS)
 
 
 @router.get("/ops")
-async def list_all(_: Request) -> Any:
+async def list_all(request: Request) -> None:
     """List the operations with their aliases."""
-    return list_operations()
+    await OPERATION_LIST.reply(request)
 
 
 @router.get("/ops/{op}")
-async def describe_one(_: Request, op: str) -> Any:
+async def describe_one(request: Request, op: str) -> None:
     """Describe one operation: attributes, inputs, outputs and layouts, as data."""
-    return describe(op)
+    await description_of(find_operation(op).called_as).reply(request)
 
 
 @router.post("/ops/{op}")

@@ -1,22 +1,29 @@
 """Metrics for Prometheus: one registry per service, served at `/metrics`.
 
-Requests and calls are counted when they end; the counters of engine and memory are read on demand.
+Requests and calls are counted when they end; the counters of engine and memory are read on demand. The text is made off
+the event loop, at most once a second, for all who ask for it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import asyncio
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
+from app.sharing import Shared
 from app.telemetry.tracing import Tracing
 from convgrad._errors import Overloaded
 from kernels.plan import algorithm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from prometheus_client.metrics_core import Metric
 
     from app.telemetry.context import RequestContext
     from kernels import Plan
@@ -27,6 +34,8 @@ __all__ = ["Telemetry"]
 # From the time of a small call to the default deadline, about two steps per decade.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
+_OPENMETRICS = "application/openmetrics-text"
+_MADE_EVERY_S = 1.0
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # lines with the time when each series began
 
@@ -36,9 +45,13 @@ class Telemetry:
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         self.tracing = tracing or Tracing()
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self.registry)
+        self.state = CollectorRegistry()
+        """Collectors of what only the event loop may read."""
+        self._counted = CollectorRegistry()
+        self.registry = _registry(self._counted, self.state)
+        """All metrics."""
+        ProcessCollector(registry=self._counted)
+        self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self._counted)
         self._requests = self._counter("requests", "HTTP requests, by API and outcome.", "api", "outcome")
         self._calls = self._counter(
             "calls",
@@ -57,6 +70,9 @@ class Telemetry:
             "Time of a request in one phase: receive, decode, queue, compute, encode.",
             *("api", "part"),
         )
+
+        self._text = Shared(partial(self._made, generate_latest), _MADE_EVERY_S)
+        self._openmetrics = Shared(partial(self._made, openmetrics.generate_latest), _MADE_EVERY_S)
 
     def request_done(self, context: RequestContext) -> None:
         """Count a finished request."""
@@ -98,15 +114,37 @@ class Telemetry:
             },
         )
 
-    def page(self, accept: str) -> tuple[bytes, str]:
+    async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the text format that `accept` prefers, and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        if _OPENMETRICS in accept:
+            return await self._openmetrics.get(), openmetrics.CONTENT_TYPE_LATEST
+        return await self._text.get(), CONTENT_TYPE_PLAIN_0_0_4
+
+    async def _made(self, encode: Callable[[CollectorRegistry], bytes]) -> bytes:
+        state = _Families(list(self.state.collect()))
+        return await asyncio.to_thread(encode, _registry(self._counted, state))
 
     # Each returns the metric for some labels, of which there are few: `labels` takes as long as counting.
 
     def _counter(self, name: str, what: str, *labels: str) -> Callable[..., Counter]:
-        return cache(Counter(f"convgrad_{name}", what, labels, registry=self.registry).labels)
+        return cache(Counter(f"convgrad_{name}", what, labels, registry=self._counted).labels)
 
     def _histogram(self, name: str, what: str, *labels: str) -> Callable[..., Histogram]:
-        return cache(Histogram(f"convgrad_{name}", what, labels, registry=self.registry, buckets=_SECONDS).labels)
+        return cache(Histogram(f"convgrad_{name}", what, labels, registry=self._counted, buckets=_SECONDS).labels)
+
+
+class _Families(Collector):
+    """Metrics that were read before."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
+
+
+def _registry(*collectors: Collector) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    return registry

@@ -133,7 +133,7 @@ async def index(request: Request) -> Any:
 async def load(request: Request, model: str) -> Any:
     """Load a model; does nothing, since all models are built in."""
     find_operation(model)
-    if (await _document(request)).get("parameters"):
+    if (await _document(request)).get("parameters") not in (None, {}):
         raise Unsupported("the operations are built in and can't be loaded with a configuration or files")
     return {}
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
+from app.api.documents import OPENRPC, OPERATION_LIST, description_of
 from app.calls.sealed.tasks import CheckTask, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.intake import graphs, requests
-from app.replies.body import json_bytes
 from convgrad._errors import UnknownOperation
 from schemas.broken_rules import broken_rule, invalid_params
 from schemas.checks import CHECK_METHODS
-from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
-from schemas.openrpc import openrpc_document
 from schemas.rpc import bind_params
 from schemas.tables import CalledOperation, find_operation, operation_names
 
@@ -63,7 +60,7 @@ class TaskMethod:
 
 
 Method = TaskMethod | Callable[[Params], Any]
-"""A method with a task, or a function that returns a JSON value, or its text."""
+"""A method with a task, or a function that returns a JSON value, its text, or an awaitable of one of them."""
 
 
 def _plain(answer: Callable[..., Any], *names: str) -> Method:
@@ -71,13 +68,8 @@ def _plain(answer: Callable[..., Any], *names: str) -> Method:
     return lambda params: answer(**bind_params(params, names, required=names))
 
 
-@cache
-def _discover() -> bytes:
-    return json_bytes(openrpc_document())
-
-
-def _describe(op: object) -> dict[str, Any]:
-    return describe(_called(op).called_as)
+async def _describe(op: object) -> bytes:
+    return await description_of(_called(op).called_as).content()
 
 
 def _called(op: object) -> CalledOperation:
@@ -110,13 +102,13 @@ def _check(name: str) -> TaskMethod:
 
 METHODS: dict[str, Method] = {
     **{name: _operation(find_operation(name)) for name in operation_names()},
-    "ops.list": _plain(list_operations),
+    "ops.list": _plain(OPERATION_LIST.content),
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _of_named(Validate),
     "ops.verify": _of_named(Verify),
     "graph.run": TaskMethod(lambda service, _: RunGraph(service), graphs.MEMBERS, ("graph",)),
     "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), graphs.MEMBERS, ("graph",)),
     **{name: _check(name) for name in CHECK_METHODS},
-    "rpc.discover": _plain(_discover),
+    "rpc.discover": _plain(OPENRPC.content),
 }
 """Every method by its name."""

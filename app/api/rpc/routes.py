@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any, TypeGuard
 
 from fastapi import APIRouter, Request
@@ -277,6 +278,7 @@ class _Message:
             raise _unknown(item.method, self._methods)
         if not isinstance(method, TaskMethod):
             value = method(item.params)
+            value = await value if isawaitable(value) else value
             return value if isinstance(value, bytes) else json_bytes(value)
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)

@@ -76,7 +76,7 @@ def send_some(resident: Resident, sock: socket.socket, request: Request) -> byte
 
 def cancelled_calls(resident: Resident) -> float:
     """Return how many calls were counted as cancelled."""
-    metrics, _ = resident.service.telemetry.page("text/plain")
+    metrics, _ = resident.run(resident.service.telemetry.page("text/plain"))
     calls = [line for line in metrics.decode().splitlines() if line.startswith("convgrad_calls_total{")]
     return sum(float(line.split()[-1]) for line in calls if 'outcome="cancelled"' in line)
 
