@@ -29,7 +29,7 @@ def opened(options: argparse.Namespace) -> Client:
     """Return the client that the flags describe, without waiting for the service unless it is local."""
     timeout = DEFAULT_TIMEOUT if options.timeout is None else options.timeout
     if getattr(options, "local", False):
-        return local(timeout=timeout, progress=False if options.quiet else None).open()
+        return local(progress=False if options.quiet else None).open()
     if options.key and not options.cert:
         raise ValueError("--key needs --cert, the certificate that it belongs to")
     return Client(
