@@ -14,12 +14,16 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from app.interrupts import end_in_one_line
+
+if __name__ == "__main__":
+    end_in_one_line()
+
 # This process does not compute, and NumPy's threads would count against a limit on processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import ValidationError
 
 from engine.container import check_address_space
 
@@ -32,14 +36,15 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
 
 from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
-from app.checking import check_tls_files, describe
-from app.flags import parse_settings
+from app.checking import BrokenSettings, describe, read_settings, warnings
+from app.flags import parse_flags
 from app.http.listener import Listener, bind
 from app.http.protocol import http_protocol
 from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
-from app.settings import Settings, unknown_variables
+from app.settings import Settings
 from app.telemetry.logs import configure
+from convgrad._command.exits import UsageError
 from kernels.emit.cache import refused_folder
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
@@ -49,6 +54,8 @@ _log = logging.getLogger("convgrad")
 
 # Longer than the keep-alive of clients and most proxies, so that they close idle connections before we do.
 _KEEP_ALIVE_S = 75
+# How long clients have to read their replies after a second signal.
+_LAST_REPLIES_S = 1
 
 
 class Server(uvicorn.Server):
@@ -132,22 +139,30 @@ class Server(uvicorn.Server):
         """Stop listening and computing; the ops port answers until the end."""
         await super().shutdown(sockets)
         if self._ops is not None:
-            await self._ops.stop(at_once=self.force_exit)
+            await self._ops.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start draining, or exit at once if already draining."""
-        if self._loop is None or self._service.draining:
-            self.force_exit = True
+        """Start draining, or stop at once if already draining."""
+        if self._loop is None:
             self.should_exit = True
             return
+        self._loop.call_soon_threadsafe(self._stop_at_once if self._service.draining else self._begin_drain)
         self._service.draining = True
-        self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
         _log.info("draining: %d calls are running", len(self._service.calls))
         if self._listener is not None:
             self._listener.drain()
         self._drain = asyncio.ensure_future(self._drain_then_exit())
+
+    def _stop_at_once(self) -> None:
+        if self._drain is not None and not self.should_exit:
+            _log.info("stopping at once: %d calls fail", len(self._service.calls))
+            self._drain.cancel()
+            self.config.timeout_graceful_shutdown = _LAST_REPLIES_S
+            self._service.admitting = False
+            self._drain = asyncio.ensure_future(self._service.engine.stop())  # the calls are answered with 503
+            self.should_exit = True
 
     async def _drain_then_exit(self) -> None:
         service, settings = self._service, self._service.settings
@@ -176,33 +191,27 @@ def _address(listener: Any, *, secure: bool) -> str:
 def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI], None] | None = None) -> int:
     """Serve until a signal; returns the exit status. `prepare` is called with the application before it serves."""
     try:
-        settings, check = parse_settings(sys.argv[1:] if arguments is None else arguments)
-    except ValidationError as error:
-        for entry in error.errors(include_url=False, include_input=False):
-            where = "".join(f"{part}: " for part in entry["loc"])
-            print(where + entry["msg"].removeprefix("Value error, "), file=sys.stderr)  # noqa: T201
+        flags, dry_run = parse_flags(sys.argv[1:] if arguments is None else arguments)
+        settings = read_settings(flags)
+    except (BrokenSettings, UsageError) as error:
+        print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
-    for line in unknown_variables(os.environ):
+    for line in warnings(settings):
         _log.warning("%s", line)
     if reason := refused_folder(os.environ):
         _log.warning("%s", reason)
+    if dry_run:
+        print("\n".join(describe(settings)))  # noqa: T201
+        return 0
     try:
         app = create_app(settings)
         if prepare is not None:
             prepare(app)
         config = _server_config(settings, app)
-        check_tls_files(settings)
         config.load()
-        if check:
-            print("\n".join(describe(settings)))  # noqa: T201
-            return 0
         listener = listen_for_operators(settings)
-    except ssl.SSLError as error:
-        files = "tls_certificate, tls_key and tls_client_ca must be PEM files of a certificate, its key and its CAs"
-        print(f"{files}: {error.reason or error}", file=sys.stderr)  # noqa: T201
-        return 2
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a port that is taken, a file that has changed since
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     service: Service = app.state.service

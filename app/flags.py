@@ -9,24 +9,18 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import ByteSize, Field, SecretStr
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliImplicitFlag,
-    CliSettingsSource,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import CliImplicitFlag, CliSettingsSource, SettingsConfigDict
 
-from app.settings import Settings, as_written
+from app.settings import RENAMED, Settings, as_flag, as_written
+from convgrad._command.parser import Parser
 
-__all__ = ["parse_settings"]
+__all__ = ["parse_flags"]
 
 _EXITS = "exit status: 0 stopped by a signal, 2 invalid setting or file, 3 the address is taken, 4 no worker can start"
 # What a value is called, by the type of its setting; those that end in `_s` are seconds.
 _WORDS: Mapping[type, str] = {int: "NUMBER", ByteSize: "SIZE", str: "TEXT", SecretStr: "TEXT", bool: "true|false"}
 _NAMED = {"host": "ADDRESS", "ops_host": "ADDRESS", "port": "PORT", "ops_port": "PORT", "otlp_endpoint": "URL"}
+_RENAMED = {as_flag(old): as_flag(new) for old, new in RENAMED.items()} | {"--check": "--dry-run"}
 
 
 class _Flags(Settings):
@@ -35,29 +29,29 @@ class _Flags(Settings):
     Sizes take units, such as 512MiB; a LIST is separated by commas.
     """
 
-    model_config = SettingsConfigDict(cli_prog_name="convgrad serve", cli_kebab_case=True, env_ignore_empty=False)
+    # An empty variable is unset, but an empty flag is a value: `--host ""` means every address.
+    model_config = SettingsConfigDict(cli_kebab_case=True, env_ignore_empty=False)
 
-    check: CliImplicitFlag[bool] = Field(
+    dry_run: CliImplicitFlag[bool] = Field(
         default=False,
-        exclude=True,
         description="Check the settings and the files they name, print what the service would do, exit with 0 or 2.",
     )
 
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Treat an empty variable as unset, but an empty flag as a value: `--host ""` means every address."""
-        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
 
+def parse_flags(arguments: Sequence[str]) -> tuple[dict[str, Any], bool]:
+    """Return the settings that are given as flags, as they are written, and whether it is a dry run.
 
-def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
-    """Read settings from flags and the environment, flags first; also return whether to check them only."""
-    source = CliSettingsSource[Any](_Flags, add_argument_method=_add_in_words)
-    source.root_parser.description = inspect.getdoc(_Flags)
-    source.root_parser.epilog = _EXITS
-    flags = CliApp.run(_Flags, cli_args=list(arguments), cli_settings_source=source)
-    return Settings(**flags.model_dump(exclude_unset=True)), flags.check
+    Raises `UsageError`.
+    """
+    parser = Parser(
+        prog="convgrad serve",
+        description=inspect.getdoc(_Flags),
+        epilog=_EXITS,
+        renamed=_RENAMED,
+    )
+    source = CliSettingsSource[Any](_Flags, root_parser=parser, add_argument_method=_add_in_words)
+    values = source(args=list(arguments))()
+    return values, bool(values.pop("dry_run", False))
 
 
 def _add_in_words(parser: Any, *names: str, **settings: Any) -> Any:

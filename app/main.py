@@ -28,6 +28,7 @@ from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
 from app.telemetry.tracing import Tracing
+from convgrad._launch import install_hint
 
 __all__ = ["ROUTERS", "UNFIT", "create_app"]
 
@@ -93,9 +94,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:
     """Create the engine that the settings name; raises ValueError when its package is not installed."""
     if settings.engine == "local":
-        return LocalEngine(segments, workers=settings.worker_count)
+        return LocalEngine(segments, workers=settings.worker_count, spare=True)
     if find_spec("ray") is None:
-        raise ValueError("engine ray needs the extra [ray]: ray is not installed")
+        raise ValueError(f"engine ray needs the package ray: {install_hint('ray')}")
     from app.cluster.costs import Costs
     from app.cluster.engine import RayEngine
 

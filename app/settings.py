@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from convgrad._command.parser import suggestion
 from engine.container import cpu_count, memory_bytes
 
-__all__ = ["PREFIX", "Settings", "as_written", "is_loopback", "unknown_variables"]
+__all__ = ["PREFIX", "RENAMED", "Settings", "as_flag", "as_written", "is_loopback", "unknown_variables"]
 
 PREFIX = "CONVGRAD_"
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 # Variables with this prefix that other programs read: kernels and their tools, client, scripts, docker-compose.yml.
 _OTHERS = (
     *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
@@ -33,13 +43,26 @@ _OTHERS = (
     *("RAY_CPUS", "RAY_NODES", "RAY_SHM", "RAY_STORE", "RAY_TOKEN_FILE"),
 )
 
+RENAMED = {
+    "checks": "sealed_checks",
+    "check_cases": "sealed_cases",
+    "check_case_s": "sealed_case_s",
+    "check_s": "sealed_check_s",
+    "check_memory": "sealed_memory",
+    "check_key": "sealed_key",
+}
+"""The new names of settings that had another one."""
+
 
 def _split(value: object) -> object:
     """Split a list written with commas, or parse one written as JSON."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
-        return json.loads(value)
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("must be a list, separated by commas or in JSON") from None
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -48,13 +71,18 @@ def _at_least(least: int, reason: str, *, or_zero: bool = False) -> Callable[[By
         if value >= least or (or_zero and not value):
             return value
         smallest = f"{ByteSize(least).human_readable(separator=' ')}{', or 0' if or_zero else ''}"
-        raise ValueError(f"must be at least {smallest}, but is {int(value)}: {reason}")
+        raise ValueError(f"must be at least {smallest}: {reason}")
 
     return check
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""A list of words, separated by commas."""
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(map(_ORIGIN.fullmatch, origins)):
+        raise ValueError("must be origins such as https://example.org, without a path, or * for any")
+    return origins
+
+
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_origins)]
 
 _BODY = AfterValidator(_at_least(_KIB, "even a call with one small tensor has some hundred bytes"))
 _MEMORY = AfterValidator(
@@ -86,7 +114,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     uds: Path | None = Field(
         default=None,
-        description="Unix socket to listen on instead of host and port; whoever can open it can make calls.",
+        description="Unix socket to listen on instead of host and port; for its owner and group, less the umask.",
     )
     ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
     ops_port: int | None = Field(
@@ -190,25 +218,25 @@ class Settings(BaseSettings):
         le=86_400,
         description="Longest time of one call, in seconds, whatever deadline it requests.",
     )
-    checks: int = Field(
+    sealed_checks: int = Field(
         default=4,
         ge=1,
         le=64,
         description="Sealed checks per key or address that may be open at a time; of 256 in all.",
     )
-    check_cases: int = Field(default=200, ge=1, le=500, description="Most cases of a sealed check.")
-    check_case_s: float = Field(
+    sealed_cases: int = Field(default=200, ge=1, le=500, description="Most cases of a sealed check.")
+    sealed_case_s: float = Field(
         default=60.0, gt=0, le=86_400, description="Seconds to answer a case of a sealed check, from when it is drawn."
     )
-    check_s: float = Field(
+    sealed_check_s: float = Field(
         default=3600.0, gt=0, le=604_800, description="Seconds after which a sealed check is forgotten."
     )
-    check_memory: ByteSize = Field(
+    sealed_memory: ByteSize = Field(
         default=ByteSize(64 << 20),
         ge=1,
         description="Memory for the inputs of the open cases of a key or address, in bytes; part of memory_limit.",
     )
-    check_key: SecretStr | None = Field(
+    sealed_key: SecretStr | None = Field(
         default=None,
         min_length=16,
         description="Secret that signs the documents of sealed checks; by default random, until the service restarts.",
@@ -236,7 +264,9 @@ class Settings(BaseSettings):
         description="Accepted names in the Host header, separated by commas; localhost covers all loopback names, * "
         "any name. Defaults to localhost on a loopback address without keys, otherwise to any.",
     )
-    cors: Names = Field(default=(), description="Origins that browsers may call from, separated by commas; * for any.")
+    cors: Origins = Field(
+        default=(), description="Origins that browsers may call from, separated by commas; * for any."
+    )
     oip_shared_memory: bool = Field(
         default=False,
         description="Let clients on this host pass tensors to /v2 in POSIX shared memory of the service's user.",
@@ -257,15 +287,27 @@ class Settings(BaseSettings):
             return int(float(value))
         return value
 
+    @field_validator("tls_key", "tls_key_password", "tls_client_ca")
+    @classmethod
+    def _needs_certificate(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("tls_certificate", ...) is None:
+            raise ValueError("needs --tls-certificate")
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must be a URL that begins with http:// or https://")
+        return value
+
     @model_validator(mode="after")
     def _not_open_by_accident(self) -> Self:
         if not (self.public or self.has_keys or self.uds or self.tls_client_ca or is_loopback(self.host)):
             raise ValueError(
-                f"host {self.host} is not a loopback address and no API keys are set: set keys_file, "
-                "or set public to true if access is restricted in another way"
+                "host must be a loopback address while there are no API keys: set --keys-file, "
+                "or --public true if access is restricted in another way"
             )
-        if self.tls_certificate is None and (self.tls_key or self.tls_client_ca):
-            raise ValueError("tls_key and tls_client_ca require tls_certificate")
         return self
 
     @property
@@ -305,11 +347,15 @@ class Settings(BaseSettings):
 
 def unknown_variables(names: Iterable[str]) -> Iterator[str]:
     """Yield a warning, with the closest known name, for each variable that has our prefix but is not known."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields] + [PREFIX + name for name in _OTHERS]
+    known = [PREFIX + name.upper() for name in (*Settings.model_fields, *_OTHERS)]
     for name in names:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
-            close = difflib.get_close_matches(name.upper(), known, 1, 0.0)
-            yield f"{name} is not a setting and is ignored; did you mean {close[0]}?"
+            yield f"{name} is not a setting and is ignored{suggestion(name.upper(), known)}"
+
+
+def as_flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
 
 
 def as_written(value: object) -> str:

@@ -1,22 +1,24 @@
 """Turn the records of `benchmarks.kernels` into Markdown.
 
-    python -m benchmarks.report OUT.json [MORE.json ..] [--into benchmarks/README.md]
+    python -m benchmarks.report OUT.json [MORE.json ..] [--into benchmarks/README.md] [--layers FILE.csv]
 
-The section goes to standard output or, with --into, between the two marker lines of that file.
+The section goes to standard output or, with --into, between the two marker lines of that file; with --layers a table of
+all layers and measurements goes to a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import QUIET, better, geometric_mean, label
+from benchmarks.summary import QUIET, better, geometric_mean
 
-__all__ = ["BEGIN", "END", "insert", "section"]
+__all__ = ["BEGIN", "END", "insert", "layers", "section"]
 
 BEGIN = "<!-- begin: written by python -m benchmarks.report -->"
 END = "<!-- end -->"
@@ -24,15 +26,30 @@ END = "<!-- end -->"
 WORKERS_GMAC = 0.2
 """The least work per layer for comparing several threads with one."""
 
+LESS_EXACT = 1.001
+"""The least ratio of our error to the peer's that is reported."""
+
 Record = dict[str, Any]
 
 
 def section(records: Sequence[Record]) -> str:
-    """Return the whole section: the machines, a line for each measurement, then a table of layers for each."""
-    parts = [*_machines(records), _overview(records), *_comparisons(records)]
+    """Return the whole section: the machines, then a line and a note for each measurement."""
+    parts = [*_machines(records), _overview(records), "\n".join(_comparisons(records)), "\n".join(_notes(records))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def layers(records: Sequence[Record]) -> Iterator[list[str]]:
+    """Yield the rows of the table of layers, the first with the names of the columns; the peer's may be empty."""
+    yield ["layer", "op", "dtype", "threads", "gmac", "ours_ms", "peer_ms", "ratio", "ours_error", "peer_error"]
     for record in records:
-        parts += [f"### {_title(record)}", *_details(record)]
-    return "\n\n".join(parts) + "\n"
+        settings = record["settings"]
+        for row in record["layers"]:
+            sides = [better(row, side) if side == "ours" or "ratio" in row else None for side in ("ours", "peer")]
+            times = [f"{1e3 * side['median_s']:.3f}" if side else "" for side in sides]
+            errors = [f"{side['error_f64']['rms']:.2e}" if side else "" for side in sides]
+            ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
+            settled = [row["name"], row["op"], settings["dtype"], str(settings["threads"]), f"{row['gmac']:.3g}"]
+            yield [*settled, *times, ratio, *errors]
 
 
 def insert(text: str, into: str) -> str:
@@ -53,8 +70,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _title(record: Record) -> str:
     settings = record["settings"]
     threads = f"{settings['threads']} thread{'s' if settings['threads'] > 1 else ''}"
-    ops = ", ".join(dict.fromkeys(row["op"] for row in record["layers"]))
-    return f"{settings['dtype']}, {threads}: {ops}"
+    return f"{settings['dtype']}, {threads}: {', '.join(_ops(record))}"
+
+
+def _ops(record: Record) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row["op"] for row in record["layers"]))
 
 
 def _machines(records: Sequence[Record]) -> Iterator[str]:
@@ -127,57 +147,47 @@ def _comparisons(records: Sequence[Record]) -> Iterator[str]:
             if pairs:
                 scope = f" of more than {least} GMAC" if least else ""
                 mean = f"{geometric_mean(pairs):.2f} (geometric mean of {len(pairs)} layers{scope})"
-                yield f"Ours, {dtype} with {threads}, {words}: {mean}, least {min(pairs):.2f}."
+                yield f"* Ours, {dtype} with {threads}, {words}: {mean}, least {min(pairs):.2f}."
 
 
-def _details(record: Record) -> Iterator[str]:
-    total, settings = record["summary"]["all"], record["settings"]
-    if total["compared"]:
-        worst = ", ".join(f"{name} {ratio:.2f}" for name, ratio in total["worst"])
-        less = ", ".join(f"{name} {ratio:.3f} times" for name, ratio in total["less_exact"])
-        yield f"Five worst: {worst}. RMS error against float64 above the peer's: {less or 'nowhere'}."
-    for name, peak in total["scratch"].items():
-        own, shared = peak["worker_bytes"] / 2**20, peak["shared_bytes"] / 2**20
-        yield f"Peak scratch of `{name}`: {own:.1f} MiB a worker, {shared:.1f} MiB shared by all."
-    notes = [f"Median of up to {settings['runs']} samples in turn, {settings['clock']} clock."]
+def _notes(records: Sequence[Record]) -> Iterator[str]:
+    """Yield what to know of the measurements: samples, scratch memory, and of each what is unusual."""
+    samples = {f"{record['settings']['runs']} ({record['settings']['clock']} clock)": None for record in records}
+    yield f"* Medians of at most so many samples: {', '.join(samples)}."
+    peaks = [peak for record in records for peak in record["summary"]["all"]["scratch"].values()]
+    if peaks:
+        own, shared = (max(peak[name] for peak in peaks) / 2**20 for name in ("worker_bytes", "shared_bytes"))
+        yield f"* Peak scratch: {own:.1f} MiB a worker, {shared:.1f} MiB shared by all."
+    for record in records:
+        if unusual := " ".join(_unusual(record)):
+            yield f"* {_title(record)}: {unusual}"
+
+
+def _unusual(record: Record) -> Iterator[str]:
+    total = record["summary"]["all"]
+    less = [f"{name} {ratio:.3f} times" for name, ratio in total.get("less_exact", ()) if ratio >= LESS_EXACT]
+    if less:
+        yield f"RMS error above the peer's: {', '.join(less)}."
     if total["others_busy"] > QUIET:
-        notes.append(f"**Not a quiet hour**: others kept up to {total['others_busy']:.1f} processors busy.")
+        yield f"**Not a quiet hour**: others kept up to {total['others_busy']:.1f} processors busy."
     for kind, word in (("wrong", "Wrong results"), ("differ", "Results that differ from the peer's")):
         if total[kind]:
-            notes.append(f"**{word}**: {', '.join(total[kind])}.")
-    yield " ".join(notes)
-    head = ("layer", "GMAC", "ours ms", "peer ms", "ours GFLOP/s", "peer GFLOP/s", "ours %", "peer %", "ratio")
-    yield _table((*head, "ours error", "peer error"), [_row(row) for row in record["layers"]])
-
-
-def _row(row: Record) -> list[str]:
-    ours = better(row, "ours")
-    pairs = [ours]
-    if "ratio" in row:
-        pairs.append(better(row, "peer"))
-    names = [row["best"][who] for who in ("ours", "peer")[: len(pairs)]]
-    columns = (
-        [f"{1e3 * each['median_s']:.3f} {name}" for each, name in zip(pairs, names, strict=True)],
-        [f"{each['gflops']:.1f}" for each in pairs],
-        [f"{100 * each['share']:.1f}" for each in pairs],
-        [f"{each['error_f64']['rms']:.2e}" for each in pairs],
-    )
-    missing = next((entry["error"] for entry in row["peer"].values() if "error" in entry), "")
-    times, rates, shares, errors = ([*cells, ""][:2] for cells in columns)
-    if "ratio" not in row:
-        times[1] = missing
-    ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
-    return [label(row), f"{row['gmac']:.3g}", *times, *rates, *shares, ratio, *errors]
+            yield f"**{word}**: {', '.join(total[kind])}."
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the section, or write it into a file; return 2 if there is nothing to read or no place to write to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, nargs="+", help="what benchmarks.kernels wrote with --json")
+    parser.add_argument("--layers", type=Path, help="write the times of all layers to this CSV file")
     parser.add_argument("--into", type=Path, help="replace the section between the markers of this file")
     chosen = parser.parse_args(words)
     try:
-        text = section([record for path in chosen.records for record in json.loads(path.read_text(encoding="utf-8"))])
+        records = [record for path in chosen.records for record in json.loads(path.read_text(encoding="utf-8"))]
+        text = section(records)
+        if chosen.layers is not None:
+            with chosen.layers.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(layers(records))
         if chosen.into is None:
             sys.stdout.write(text)
         else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from convgrad import _launch as launch
-from convgrad._command import calls, check, completion, pages, sealed
 from convgrad._command.exits import REPORTED, failed, pipe_closed
 from convgrad._command.exits import say as _say
-from convgrad._command.flags import Command, parser
 
 __all__ = ["main"]
 
@@ -29,12 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(given: list[str]) -> int:
-    if given and given[0] in _MODULES:
-        return _delegate(_MODULES[given[0]], given[1:])
     try:
-        options = parser(_COMMANDS).parse_args(given)
-        command: Command = options.command
-        return command(options)
+        if given and given[0] in _MODULES:
+            return _delegate(_MODULES[given[0]], given[1:])
+        # Late: it takes most of a second, in which Ctrl-C is an error like any other.
+        from convgrad._command.dispatch import dispatch
+
+        return dispatch(given)
     except BrokenPipeError:
         raise
     except REPORTED as error:
@@ -54,21 +52,3 @@ def _delegate(module: str, arguments: Sequence[str]) -> int:
 
 _MODULES = {"serve": "app", "keys": "app.http.keys"}
 """The modules of the service that are subcommands."""
-
-
-def _check(options: argparse.Namespace) -> int:
-    """Check a kernel, here or by a sealed check."""
-    return (sealed.check if options.sealed or options.verify_signature else check.check)(options)
-
-
-_COMMANDS: dict[str, Command] = {
-    "run": calls.run,
-    "validate": calls.validate,
-    "verify": calls.verify,
-    "check": _check,
-    "ops": pages.ops,
-    "describe": pages.describe,
-    "health": pages.health,
-    "bench": calls.bench,
-    "completion": completion.completion,
-}

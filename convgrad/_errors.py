@@ -57,6 +57,7 @@ __all__ = [
     "RateLimited",
     "ServiceError",
     "ShuttingDown",
+    "Starting",
     "TimedOut",
     "TooLarge",
     "TransportError",
@@ -216,6 +217,10 @@ class Overloaded(_RetryLater):
     """The queue or the memory of the service is full."""
 
     code = "overloaded"
+
+
+class Starting(Overloaded):
+    """The service is compiling or loading its kernels; clients get it as `Overloaded` with `data["progress"]`."""
 
 
 class RateLimited(_RetryLater):

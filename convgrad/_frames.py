@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from convgrad._errors import BrokenStream, ProtocolError
 
-__all__ = ["MAGIC", "MEDIA_TYPE", "Frame", "FrameDecoder", "encode"]
+__all__ = ["MAGIC", "MEDIA_TYPE", "Frame", "FrameDecoder", "encode", "encode_pieces"]
 
 MAGIC = 0x31474743
 MEDIA_TYPE = "application/x-tensor-stream"
@@ -45,11 +45,20 @@ def encode(header: dict[str, Any], body: Bytes = b"") -> list[Bytes]:
 
     The body must be contiguous and must not change until it has been sent.
     """
-    text = _JSON.encode(header).encode()
     data = _flat(body)
-    head = _HEAD.pack(MAGIC, len(text), len(data)) + text
-    crc = _CRC.pack(zlib.crc32(data, zlib.crc32(text)))
-    return [head, data, crc] if len(data) else [head + crc]
+    head, *rest = encode_pieces(header, len(data), [data] if len(data) else [])
+    return [head, *rest] if len(data) else [b"".join((head, *rest))]
+
+
+def encode_pieces(header: dict[str, Any], length: int, body: Iterable[Bytes]) -> Iterator[Bytes]:
+    """Yield the pieces of one frame whose body of `length` bytes is made piece by piece."""
+    text = _JSON.encode(header).encode()
+    crc = zlib.crc32(text)
+    yield _HEAD.pack(MAGIC, len(text), length) + text
+    for piece in body:
+        crc = zlib.crc32(piece, crc)
+        yield piece
+    yield _CRC.pack(crc)
 
 
 class FrameDecoder:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["NotInstalled", "command", "environment", "service_root"]
+__all__ = ["NotInstalled", "command", "environment", "install_hint", "service_root"]
 
 _NEEDS = ("fastapi", "numba", "pydantic_settings", "uvicorn")
 _FILES = ("app/__main__.py", "schemas/__init__.py")
@@ -31,11 +31,9 @@ def service_root() -> Path:
     for folder in (package / "_service", package.parent, Path.cwd(), *map(Path, sys.path)):
         if all((folder / file).is_file() for file in _FILES):
             if missing := [name for name in _NEEDS if find_spec(name) is None]:
-                raise NotInstalled(f"the service needs {', '.join(missing)}: pip install '{_distribution(folder)}'")
+                raise NotInstalled(f"the service needs {', '.join(missing)}: {install_hint('server')}")
             return folder.resolve()
-    raise NotInstalled(
-        "the service is not installed here: pip install 'convgrad[server]', or run it from a checkout or its image"
-    )
+    raise NotInstalled(f"the service is not installed here: {install_hint('server')}, or run its image")
 
 
 def command(arguments: Sequence[str], module: str = "app") -> list[str]:
@@ -50,5 +48,9 @@ def environment(root: Path, base: Mapping[str, str]) -> dict[str, str]:
     return {**base, "PYTHONPATH": path}
 
 
-def _distribution(root: Path) -> str:
-    return f"{root}[server]" if (root / "pyproject.toml").is_file() else "convgrad[server]"
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra: from the clone, because no package index has this package."""
+    clone = Path(__file__).resolve().parent.parent
+    if (clone / "pyproject.toml").is_file():
+        return f"pip install '{clone}[{extra}]'"
+    return f"pip install '.[{extra}]' in a clone of its repository"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from convgrad._async_client import AsyncClient
 from convgrad._base import BaseClient
 from convgrad._client import Client
+from convgrad._launch import install_hint
 from convgrad._progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def local(*, threads: int = 0, target: str | None = None, progress: bool | None 
     The first time on a machine the kernels are compiled, which takes half a minute to a minute on two processors;
     `progress` shows a bar meanwhile, by default in terminals and notebooks.
 
-    The first call raises `ImportError` if a package that computes is missing (``convgrad[compute]``), and
+    The first call raises `ImportError` if a package that computes is missing (the extra ``compute``), and
     `RuntimeError` if the compiled code does not work on this processor. `ValueError` is raised for an unknown
     target, or one that comes too late, and `TypeError` for an unknown argument.
     """
@@ -116,7 +117,7 @@ class AsyncLocalClient(AsyncClient):
 def _load(threads: int, target: str | None, progress: bool | None) -> Engine:
     """Load the packages that compute and the kernels, which are compiled if they are not yet."""
     if missing := [name for name in _NEEDS if find_spec(name) is None]:
-        hint = "pip install 'convgrad[compute]'"
+        hint = install_hint("compute")
         raise ImportError(f"convgrad.local() computes in this process and needs {' and '.join(missing)}: {hint}")
     with _chosen(target):
         from engine.compiling import ready

@@ -21,6 +21,7 @@ from schemas.broken_rules import dims as written
 from schemas.ops import ResolvedOp, TensorSpec
 from verify.fast import fast_scratch, plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
+from verify.report import report_work
 from verify.unit import plan_verification, verification_macs, verification_scratch
 
 __all__ = [
@@ -53,6 +54,10 @@ _TAP_MACS = 1 << 18
 """Overhead of a verification for one tap of one image, in multiply-adds that take as long: 26 to 40 µs, where NumPy
 does 7 to 21 GMAC/s (Zen 4, layers of 16 to 256 channels)."""
 
+_SHORT_WORK, _SHORT_UNIT, _SHORT_UNUSUAL = 1 << 28, 1 << 27, 1 << 24
+"""Most work of a call of the reference kernel whose units are short, and most multiply-adds of a short unit of other
+kernels, which do one a nanosecond where shapes are unusual."""
+
 _REFERENCE_MACS = 1 << 30
 """Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
 
@@ -72,6 +77,8 @@ class Computation:
     output: TensorSpec
     plan: Plan
     inputs: tuple[str, ...]
+    short: bool
+    """Whether each unit takes some ten milliseconds at most."""
 
     @property
     def nbytes(self) -> int:
@@ -238,7 +245,7 @@ def plan_call(
         if reference:
             _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=limits.planned_workers, reference=reference)
-        computations.append(Computation(spec, chosen, _inputs_of(op, spec)))
+        computations.append(Computation(spec, chosen, _inputs_of(op, spec), _is_short(problem, chosen)))
     _limit(
         "scratch",
         call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
@@ -258,7 +265,8 @@ def is_fast(op: ResolvedOp, limits: Limits, asked: bool | None) -> bool:
 
 def work_of_verification(op: ResolvedOp, *, fast: bool) -> int:
     """Return the multiply-adds of a verification, with the overhead of its filter taps."""
-    macs = projected_macs(problem_of(op)) if fast else verification_macs(op.dtype, op.macs)
+    problem = problem_of(op)
+    macs = projected_macs(problem) if fast else verification_macs(op.dtype, op.macs) + report_work(problem)
     return macs + work_of_taps(op)
 
 
@@ -277,7 +285,9 @@ def plan_verification_call(op: ResolvedOp, limits: Limits, *, explain: bool, fas
         chosen = plan_verification(problem, workers=limits.worker_count, explain=explain)
     needed = call_bytes(op) + chosen.scratch_bytes
     _limit("scratch", needed, limits.memory_budget, "bytes of tensors and scratch", op, _largest)
-    return Computation(op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name))
+    return Computation(
+        op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name), not fast and op.macs <= _SHORT_WORK
+    )
 
 
 def _inputs_of(op: ResolvedOp, output: TensorSpec) -> tuple[str, ...]:
@@ -293,6 +303,15 @@ def verification_cost(op: ResolvedOp, limits: Limits) -> dict[str, Any]:
     needed = call_bytes(op) + tensor_bytes(op.output) + scratch
     allowed = units <= _REFERENCE_UNITS and needed <= limits.memory_budget and macs <= limits.work_limit
     return {"gmac": macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed, "fast": fast}
+
+
+def _is_short(problem: ConvProblem, chosen: Plan) -> bool:
+    """Whether each unit takes some ten milliseconds at most."""
+    if chosen.kernel == REFERENCE.name:
+        work = verification_macs(problem.dtype, problem.macs) + _TAP_MACS * problem.n * prod(problem.kernel)
+        return work <= _SHORT_WORK
+    most = _SHORT_UNIT if _is_quick(problem.dims, reference=False) else _SHORT_UNUSUAL
+    return max([unit.macs for unit in chosen.units], default=0) <= most
 
 
 def _reference_units(problem: ConvProblem) -> int:

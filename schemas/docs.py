@@ -18,7 +18,7 @@ from schemas.describe import weights_layouts
 from schemas.docstrings import CLIENT, with_attributes
 from schemas.examples import call_example
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, AttributeRow, Operation, TensorRow
-from schemas.tables import OPERATIONS, CalledOperation, find_operation
+from schemas.tables import OPERATIONS, find_operation
 
 __all__ = ["main", "pages", "stale"]
 
@@ -29,10 +29,11 @@ _EXTRAS = (
     "",
     'A call computes the first one unless `options.outputs` names others, such as `["diff_weights", "diff_bias"]`.',
 )
-_SYMBOLS = (
-    "n is an image, i and o are channels of `src` and `dst` (i_l and o_l within their group), x and y are positions, k",
-    "is a tap of the weights. I and O are the numbers of channels, and g is `groups`.",
-)
+_CONVOLUTIONS = [operation for operation in OPERATIONS if operation.convolves]
+_COMMON = [
+    row for row in _CONVOLUTIONS[0].attributes if all(row in operation.attributes for operation in _CONVOLUTIONS)
+]
+"""The attributes that all convolutions have, which the index describes."""
 # Characters of code that a screen of 400 pixels shows in a line.
 _WIDTH = 40
 _NOTICE = "<!-- Made from schemas/tables.py by scripts/docs. Change the table, not this page. -->"
@@ -93,6 +94,25 @@ def _index() -> str:
                 for row in OPERATIONS
             ),
         ),
+        "",
+        f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same; also {', '.join(REFERENCE_DTYPES)} with",
+        "`options.reference` and in verifications.",
+        "",
+        "In formulas n is an image, i and o are channels of `src` and `dst` (i_l and o_l within their group), x and y",
+        "positions, k a tap of the weights. I and O are the numbers of channels, g is `groups`, X the spatial axes.",
+        "",
+        "## Attributes of convolutions",
+        "",
+        *_table(("name", "type and values", "meaning"), map(_attribute, _COMMON)),
+        "",
+        'Values may also be wrapped as in dumps of oneDNN Graph: `{"type": "s64[]", "value": [2, 2]}`.',
+        "",
+        "## Layouts of the weights",
+        "",
+        *_layouts(),
+        "",
+        "With more than one group both readings of the pages of transposed convolutions are accepted: the shape of the",
+        "weights shows which axis is divided, and the reply's `groups_axis` names it.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -100,7 +120,7 @@ def _index() -> str:
 def _page(operation: Operation) -> str:
     called = find_operation(operation.name)
     drawing = json.loads(_DRAWINGS.read_text(encoding="utf-8"))[operation.name]
-    names = ", ".join(f"`{name}`" for name in operation.names)
+    names = " and ".join(f"`{name}`" for name in operation.names if not name.endswith("-1"))
     lines = [
         _NOTICE,
         "",
@@ -112,25 +132,16 @@ def _page(operation: Operation) -> str:
         *_formula(operation.formula),
         "```",
         "",
-        *([*_SYMBOLS, ""] if operation.convolves else []),
         f"![{drawing['title']}](../images/drawings/{operation.name}.svg)",
         "",
-        f"[The same layer in the explorer](http://127.0.0.1:8000/#{drawing['state']}) of a service on this machine.",
-        "[Other questions](../explorer.md) that it answers.",
+        f"[In the explorer](http://127.0.0.1:8000/#{drawing['state']}) of a service on this machine.",
         "",
-        f"Called as {names}.",
-        f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with {_AXES[operation.ranks]} spatial axes.",
-        f"With `options.reference` and in verifications they may be {', '.join(REFERENCE_DTYPES)}.",
+        f"Called as {names}, with {_AXES[operation.ranks]} spatial axes.",
         "Specified in " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
         "",
         "## Attributes",
         "",
-        *_table(
-            ("name", "type and values", "meaning"),
-            (_attribute(row) for row in operation.attributes),
-        ),
-        "",
-        'Values may also be wrapped as in dumps of oneDNN Graph: `{"type": "s64[]", "value": [2, 2]}`.',
+        *_attributes(operation),
         "",
         "## Inputs",
         "",
@@ -143,10 +154,9 @@ def _page(operation: Operation) -> str:
         *_table(("name", "meaning"), ((_spellings(row), row.doc) for row in operation.outputs)),
         *(_EXTRAS if operation.extras else ()),
         "",
-        *(["## Layouts of the weights", "", *_layouts(called), ""] if operation.convolves else []),
         "## Example",
         "",
-        f"For `POST /v1/ops/{operation.name}`, or the `params` of `{operation.name}` in JSON-RPC:",
+        f"The body of `POST /v1/ops/{operation.name}`, or `params` in JSON-RPC:",
         "",
         "```json",
         *_json(call_example(called)),
@@ -167,12 +177,12 @@ def _formula(formula: str) -> Iterator[str]:
 
 def _json(value: dict[str, dict[str, object]]) -> Iterator[str]:
     """Yield an object with one line for each member of its members."""
-    parts = [
-        f'  "{part}": {{\n' + ",\n".join(f'    "{k}": {json.dumps(v)}' for k, v in members.items()) + "\n  }"
+    lines = {
+        part: ",\n".join(f'    "{name}": {json.dumps(each, separators=(",", ": "))}' for name, each in members.items())
         for part, members in value.items()
-    ]
+    }
     yield "{"
-    yield ",\n".join(parts)
+    yield ",\n".join(f'  "{part}": {{\n{members}\n  }}' for part, members in lines.items())
     yield "}"
 
 
@@ -185,6 +195,20 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
 
 def _spellings(row: AttributeRow | TensorRow) -> str:
     return f"`{row.name}`" + (f" (`{row.old_name}`)" if row.old_name else "")
+
+
+def _names(rows: Sequence[AttributeRow]) -> str:
+    return ", ".join(f"`{row.name}`" for row in rows)
+
+
+def _attributes(operation: Operation) -> Iterator[str]:
+    own = operation.attributes
+    if operation.convolves:
+        yield f"[Those of all convolutions](README.md#attributes-of-convolutions): {_names(_COMMON)}."
+        yield "Its own, with the [layouts of the weights](README.md#layouts-of-the-weights):"
+        yield ""
+        own = tuple(row for row in own if row not in _COMMON)
+    yield from _table(("name", "type and values", "meaning"), map(_attribute, own))
 
 
 def _attribute(row: AttributeRow) -> tuple[str, ...]:
@@ -207,19 +231,15 @@ def _input(row: TensorRow) -> tuple[str, ...]:
     return _spellings(row), required, row.doc
 
 
-def _layouts(called: CalledOperation) -> Iterator[str]:
-    layouts = weights_layouts(called)
-    if called.operation.transposed:
-        yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes. With more than one"
-        yield "group both readings of the pages are accepted: the shape of the weights shows which axis is"
-        yield "divided, and the reply's `groups_axis` names it."
-    else:
-        yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes."
-    yield ""
-    axes = list(next(iter(layouts.values())))
-    head = ("format", *(f"`groups_axis` {axis}" for axis in axes))
+def _layouts() -> Iterator[str]:
+    straight, transposed = (weights_layouts(find_operation(name)) for name in ("Convolution", "ConvTranspose"))
+    head = ("format", "convolution", *(f"transposed, `groups_axis` {axis}" for axis in transposed["XIO"]))
     yield from _table(
-        head, ((f"`{name}`", *(f"`{shapes[axis]}`" for axis in axes)) for name, shapes in layouts.items())
+        head,
+        (
+            (f"`{name}`", *(f"`{shape}`" for shape in (*straight[name].values(), *transposed[name].values())))
+            for name in straight
+        ),
     )
 
 

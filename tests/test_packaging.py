@@ -161,10 +161,10 @@ def test_without_what_computes_it_says_what_to_install(installed: Path, tmp_path
     """Where Numba is missing, a local client names it and the extra."""
     without = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
     done = run_python(installed, f"{without}; import convgrad; convgrad.local().open()", tmp_path)
-    assert done.stderr.endswith(
-        "ImportError: convgrad.local() computes in this process and needs numba and pydantic:"
-        " pip install 'convgrad[compute]'\n"
+    needs = (
+        "ImportError: convgrad.local() computes in this process and needs numba and pydantic: pip install '.[compute]'"
     )
+    assert needs in done.stderr
 
 
 def test_the_wheel_creates_keys(installed: Path, tmp_path: Path) -> None:

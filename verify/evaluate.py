@@ -1,28 +1,28 @@
 """Results of problems in float64, of inputs that may be changed first.
 
-A forward operation is computed as the reference kernel does. Weight gradients are computed image by image, for all taps
-at once, so that each value is widened and changed once: the tensor with fewer channels is laid out once for each tap,
-shifted, and one matrix product with the other tensor gives all taps.
+A forward operation is computed as the reference kernel does. Weight gradients are computed image by image, or for many
+small images at once, and for all taps together, so that each value is widened and changed once: the tensor with fewer
+channels is laid out once for each tap, shifted, and one matrix product with the other tensor gives all taps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
-from typing import TypeVar
+from itertools import product
+from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.chains.units import arrange
 from kernels.plan import Stop, Storage, box
-from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, Change, channels_first, read, taps, widen
+from kernels.problem import ConvProblem, Dims
+from kernels.reference import REFERENCE, Change, channels_first, read, widen
+from verify.stopping import until
 
-__all__ = ["CHUNK", "evaluate", "gradients", "pixel_chunks"]
+__all__ = ["CHUNK", "evaluate", "evaluation_work", "gradients", "pixel_chunks"]
 
 Array = npt.NDArray[np.float64]
-T = TypeVar("T")
 
 CHUNK = 1 << 15
 """Values that are widened at a time: with what is computed from them, they stay in a processor's second cache."""
@@ -30,61 +30,89 @@ CHUNK = 1 << 15
 _LAID_OUT = 1 << 22
 """Most values of a tensor that is laid out for each tap."""
 
+_CALL, _COPY = 1 << 16, 16
+"""Multiply-adds that take as long as the calls for one tap, some ten microseconds, and as laying out a value."""
 
-def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change: Change | None = None) -> Array | None:
-    """Return the result of a problem in float64, of changed inputs if so; None when `stop` said so."""
+
+def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change: Change | None = None) -> Array:
+    """Return the result of a problem in float64, of changed inputs if so."""
     if problem.computes == "diff_weights":
-        found = gradients(problem, inputs, stop, [change])
-        return None if found is None else found[0]
+        return gradients(problem, inputs, stop, [change])[0]
     result = np.zeros(problem.output_shape)
-    for unit in REFERENCE.units(problem, 1)[0] if result.size else ():
-        if stop():
-            return None
-        values = REFERENCE.values(problem, unit, inputs, stop, change=change)
-        if values is None:
-            return None
-        box(result, unit)[...] = values
+    for unit in until(stop, REFERENCE.units(problem, 1)[0] if result.size else ()):
+        box(result, unit)[...] = REFERENCE.values(problem, unit, inputs, stop, change=change)
     return result
-
-
-class _Stopped(Exception):  # noqa: N818 - it is no error
-    """`stop` said so."""
-
-
-def _until(stop: Stop, items: Iterable[T]) -> Iterator[T]:
-    """Yield items; raises `_Stopped`. Thousands of taps would take seconds."""
-    for item in items:
-        if stop():
-            raise _Stopped
-        yield item
 
 
 def gradients(
     problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
-) -> list[Array] | None:
-    """Return the weight gradients of inputs that are changed in each of these ways; None when `stop` said so."""
-    try:
-        return _gradients(problem, inputs, stop, changes)
-    except _Stopped:
-        return None
-
-
-def _gradients(
-    problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, changes: Sequence[Change | None]
 ) -> list[Array]:
-    dims = problem.dims
+    """Return the weight gradients of inputs that are changed in each of these ways."""
+    dims, step = problem.dims, _images_at_once(problem)
     count = prod(dims.kernel)
     totals = [np.zeros((dims.groups, count, dims.wide_channels, dims.narrow_channels)) for _ in changes]
     if totals and totals[0].size:
-        for image in range(problem.n):
-            some = [tensor[image : image + 1] for tensor in inputs[:2]]
+        for first in range(0, problem.n, step):
+            some = [tensor[first : first + step] for tensor in inputs[:2]]
             for total, change in zip(totals, changes, strict=True):
-                total += _of_image(problem, some, stop, change)
+                total += _of_images(problem, some, stop, change)
     return [arrange(total, problem) for total in totals]
 
 
-def _of_image(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:
-    """Return the gradient of one image as (groups, taps, wide channels, narrow channels)."""
+def _few_wide(dims: Dims) -> bool:
+    """Whether the wide tensor has fewer channels, and is the one that is laid out for each tap."""
+    return (dims.wide_channels, prod(dims.narrow)) < (dims.narrow_channels, prod(dims.wide))
+
+
+def _laid_out(dims: Dims) -> int:
+    """Return how many values one image takes that is laid out for each tap."""
+    channels, pixels = (
+        (dims.wide_channels, dims.narrow) if _few_wide(dims) else (dims.narrow_channels, dims.wide)
+    )  # fmt: skip
+    return dims.groups * _met(dims) * channels * prod(pixels)
+
+
+def _images_at_once(problem: ConvProblem) -> int:
+    """Return how many images are small enough to be computed together: one of them takes thousands of calls."""
+    dims = problem.dims
+    size = dims.groups * max(dims.wide_channels * prod(dims.wide), dims.narrow_channels * prod(dims.narrow))
+    return max(1, min(problem.n, CHUNK // max(1, size), _LAID_OUT // max(1, _laid_out(dims))))
+
+
+def evaluation_work(problem: ConvProblem) -> int:
+    """Return the multiply-adds that take as long as `evaluate`, with the calls of NumPy around them."""
+    dims = problem.dims
+    if problem.computes != "diff_weights":
+        return problem.macs + _CALL * (problem.n + _met(dims))
+    laid_out, calls = _laid_out(dims), ceil(problem.n / _images_at_once(problem)) * _met(dims)
+    many = dims.narrow_channels if _few_wide(dims) else dims.wide_channels
+    macs = problem.n * laid_out * (many + _COPY) if laid_out <= _LAID_OUT else problem.macs
+    return macs + _CALL * calls
+
+
+def _met(dims: Dims) -> int:
+    """Count the taps in which pixels meet."""
+    return prod([int((dims.meetings(axis) > 0).sum()) for axis in range(3)])
+
+
+def _taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield each tap in which pixels meet: its flat index, and its slices of narrow and wide pixels."""
+    axes = []
+    for axis, stride in enumerate(dims.strides):
+        each = []
+        for tap, (low, high) in enumerate(dims.tap_ranges(axis).tolist()):
+            first, last = (dims.wide_at(axis, tap, narrow) for narrow in (low, high - 1))
+            if low < high:
+                each.append((tap, slice(low, high), slice(first, last + 1, stride)))
+        axes.append(each)
+    _, height, width = dims.kernel
+    for (z, *at_z), (y, *at_y), (x, *at_x) in product(*axes):
+        narrow, wide = zip(at_z, at_y, at_x, strict=True)
+        yield (z * height + y) * width + x, narrow, wide
+
+
+def _of_images(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:
+    """Return the gradient of some images as (groups, taps, wide channels, narrow channels)."""
     found = _all_taps(problem, tensors, stop, change)
     if found is not None and np.isfinite(found).all():
         return found
@@ -93,39 +121,49 @@ def _of_image(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, chan
 
 def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array | None:
     """Lay out the tensor with fewer channels for each tap, zeros where there is none; None if it would be too large."""
-    dims = problem.dims
+    dims, few_wide = problem.dims, _few_wide(problem.dims)
     wide, narrow = problem.places
-    few_wide = (dims.wide_channels, prod(dims.narrow)) < (dims.narrow_channels, prod(dims.wide))
-    few, many, channels, pixels = (
-        (wide, narrow, dims.wide_channels, dims.narrow) if few_wide else (narrow, wide, dims.narrow_channels, dims.wide)
-    )
-    shape = (dims.groups, prod(dims.kernel), channels)
-    if prod(shape) * prod(pixels) > _LAID_OUT:
+    few, many = (wide, narrow) if few_wide else (narrow, wide)
+    if _laid_out(dims) > _LAID_OUT:
         return None
-    values = channels_first(read(tensors[few], problem.dtype, change, few), problem, dims.groups)[0]
-    laid_out = np.zeros((*shape, *pixels))
-    for tap, at_narrow, at_wide in _until(stop, taps(dims)):
+    values = _by_channel(read(tensors[few], problem.dtype, change, few), problem)
+    places, met = [], _met(dims)
+    laid_out = np.zeros((*values.shape[:1], met, *values.shape[1:3], *(dims.narrow if few_wide else dims.wide)))
+    for row, (tap, at_narrow, at_wide) in enumerate(until(stop, _taps(dims))):
         source, target = (at_wide, at_narrow) if few_wide else (at_narrow, at_wide)
-        laid_out[:, tap][:, :, *target] = values[:, :, *source]
-    rows = laid_out.reshape(dims.groups, shape[1] * channels, -1)
+        laid_out[:, row][:, :, :, *target] = values[:, :, :, *source]
+        places.append(tap)
+    rows = laid_out.reshape(dims.groups, met * values.shape[1], prod(laid_out.shape[3:]))
     found = np.zeros((dims.groups, rows.shape[1], dims.narrow_channels if few_wide else dims.wide_channels))
     with np.errstate(invalid="ignore", over="ignore"):
-        for some, others in _until(stop, pixel_chunks(tensors[many], problem, change, many)):
+        for some, others in until(stop, _chunks(problem, tensors[many], change, many)):
             found += rows[:, :, some] @ others.transpose(0, 2, 1)
-    by_tap = found.reshape(*shape, -1)
-    return by_tap if few_wide else by_tap.transpose(0, 1, 3, 2)
+    by_tap = found.reshape(dims.groups, met, values.shape[1], found.shape[2])
+    total = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
+    total[:, places] = by_tap if few_wide else by_tap.transpose(0, 1, 3, 2)
+    return total
+
+
+def _by_channel(tensor: Array, problem: ConvProblem) -> Array:
+    """View a data tensor as (groups, channels of a group, images, D, H, W)."""
+    return np.moveaxis(channels_first(tensor, problem, problem.dims.groups), 0, 2)
+
+
+def _chunks(problem: ConvProblem, tensor: Storage, change: Change | None, place: int) -> Iterable[tuple[slice, Array]]:
+    """Yield some pixels of one image at a time, or all of several small images at once."""
+    if len(tensor) == 1:
+        return pixel_chunks(tensor, problem, change, place)
+    values = _by_channel(read(tensor, problem.dtype, change, place), problem)
+    return [(slice(None), values.reshape(*values.shape[:2], -1))]
 
 
 def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:
     dims = problem.dims
     found = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
-    a, b = (
-        channels_first(read(tensors[place], problem.dtype, change, place), problem, dims.groups)[0]
-        for place in problem.places
-    )
-    for tap, at_narrow, at_wide in _until(stop, taps(dims)):
-        a_part = a[:, :, *at_wide].reshape(dims.groups, dims.wide_channels, -1)
-        b_part = b[:, :, *at_narrow].reshape(dims.groups, dims.narrow_channels, -1)
+    a, b = (_by_channel(read(tensors[place], problem.dtype, change, place), problem) for place in problem.places)
+    for tap, at_narrow, at_wide in until(stop, _taps(dims)):
+        a_part = a[:, :, :, *at_wide].reshape(dims.groups, dims.wide_channels, -1)
+        b_part = b[:, :, :, *at_narrow].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):
             found[:, tap] = a_part @ b_part.transpose(0, 2, 1)
     return found

@@ -17,6 +17,7 @@ from verify.parts import Part, origin, part_of
 from verify.projections import Projected, Projection, projected_macs
 from verify.report import as_json, report_on
 from verify.rules import Compared
+from verify.stopping import Stopped, raising
 from verify.sums import sums_of
 from verify.unit import Verification, write_output
 
@@ -67,44 +68,44 @@ class FastKernel:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Project one block, or write the report."""
-        if stop():
+        try:
+            self._run(task, unit, inputs, output, scratch, raising(stop))
+        except Stopped:
             return False
+        return True
+
+    def _run(
+        self, task: FastVerification, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> None:  # fmt: skip
+        stop()
         assert scratch is not None
         problem, (*given, result) = task.problem, inputs
         projection = Projection(problem, task.seed)
         slots = scratch.view(np.float64).reshape(projection.blocks, projection.slots)
         stage, block = unit.part
         if stage == 0:
-            return projection.run(block, given, result, slots[block], stop)
-        report = _report(task, projection, given, result, slots, stop)
-        if report is None:
-            return False
-        write_output(as_json(report), output)
-        return True
+            projection.run(block, given, result, slots[block], stop)
+        else:
+            write_output(as_json(_report(task, projection, given, result, slots, stop)), output)
 
 
 def _report(
     task: FastVerification, projection: Projection, inputs: Sequence[Storage], result: Storage,
     slots: np.ndarray[Any, Any], stop: Stop,
-) -> dict[str, Any] | None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     problem = task.problem
     projected = projection.judge(inputs, slots, stop)
-    if projected is None:
-        return None
     if projected.passed:
         rng = np.random.default_rng([task.seed, 4])
         around = tuple([int(rng.integers(size)) for size in problem.output_shape])
         long = problem.macs > _LONG * prod(problem.output_shape) and not task.explain
-        part: Part | None = part_of(problem, inputs, around, _OF_LONG if long else _AT_RANDOM)
+        part = part_of(problem, inputs, around, _OF_LONG if long else _AT_RANDOM)
     else:
         part = projection.suspect(inputs, result, stop)
-    report = None if part is None else _part_report(task, part, result, stop)
-    if part is None or report is None:
-        return None
+    report = _part_report(task, part, result, stop)
     if not projected.passed and report["passed"] and report["difficulty"] > 1:
         projected = projection.judge(inputs, slots, stop, report["difficulty"])
-        if projected is None:
-            return None
     return report | {
         "shape": list(problem.output_shape),
         "elements": prod(problem.output_shape),
@@ -125,16 +126,14 @@ def _described(projection: Projection, projected: Projected, part: Part, element
     }  # fmt: skip
 
 
-def _part_report(task: FastVerification, part: Part, result: Storage, stop: Stop) -> dict[str, Any] | None:
+def _part_report(task: FastVerification, part: Part, result: Storage, stop: Stop) -> dict[str, Any]:
     """Judge a part of the result in full, with the indexes of the whole tensors."""
     problem, first = part.problem, origin(part.place)
     sums = sums_of(problem, part.inputs, stop)
-    if sums is None:
-        return None
     some = np.ascontiguousarray(result[part.place])
     compared = Compared(problem, part.inputs, some, sums.high, None, sums.spread, task.explain)
     report = report_on(compared, stop, whole=task.problem.output_shape, first=first)
-    if report is None or report["worst"] is None:
+    if report["worst"] is None:
         return report
     worst = report["worst"]
     worst["index"] = [at + start for at, start in zip(worst["index"], first, strict=True)]

@@ -14,16 +14,17 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
-from verify.evaluate import evaluate
+from verify.evaluate import evaluate, evaluation_work
 from verify.layout import along_channels, channel_axis, is_bias, pixel_axes, tap_axes, weights_axis
 from verify.parts import Part, only_tap, part_of
 from verify.rules import Compared, Shares
+from verify.stopping import until
 
 __all__ = ["hints"]
 
 Array = npt.NDArray[np.float64]
-Guess = tuple[str, Callable[[], "Array | None"]]
-"""What a result would be said to be, and its values in that case; None when stopped."""
+Guess = tuple[str, Callable[[], Array]]
+"""What a result would be said to be, and its values in that case."""
 
 _LEAST, _MOST = 8, 1 << 21
 """Elements of a result that is looked at: a few agree by chance, and many take too long."""
@@ -34,8 +35,11 @@ _FAR = 2
 _PART = 2048
 """Elements that are computed again, with a mistake in the problem."""
 
-_WORK = 1 << 26
-"""Most multiply-adds of one guess."""
+_SAMPLED = 1 << 14
+"""Elements of a result, spread over it, that are compared with a rearranged reference."""
+
+_WORK, _PIECES_WORK = 1 << 26, 1 << 30
+"""Most work of one guess, as `evaluation_work` counts it, and of all pieces of the sums."""
 
 _COPIED = 1 << 23
 """Most values of an input that is rearranged as a whole."""
@@ -51,8 +55,8 @@ _UNEXPLAINED_FEW = 1e-6
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop) -> list[str] | None:
-    """Return what the wrong result equals, in sentences; mostly none. None when `stop` said so.
+def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop) -> list[str]:
+    """Return what the wrong result equals, in sentences; mostly none.
 
     Where several guesses explain the result, all are named. `share` are the errors as shares of what is allowed, and
     `around` is the index of a wrong element.
@@ -61,21 +65,19 @@ def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop
     if exact.size < _LEAST:
         return []
     found = _of_result(problem, compared.result, exact, stop) if exact.size <= _MOST else []
-    if found is None or is_bias(problem) or problem.macs == 0:
+    if is_bias(problem) or problem.macs == 0:
         return found
     part = part_of(problem, compared.inputs, around, _PART)
     got, right = widen(compared.result[part.place], problem.dtype), exact[part.place]
-    if part.problem.macs > _WORK or not (np.isfinite(got).all() and np.isfinite(right).all()) or (got == right).all():
+    if (
+        evaluation_work(part.problem) > _WORK
+        or not (np.isfinite(got).all() and np.isfinite(right).all())
+        or (got == right).all()
+    ):
         return found
-    for sentence, values in _guesses(compared, part, around, stop):
-        guess = values()
-        if stop():
-            return None
-        if guess is not None and _explains(got, right, guess):
-            found.append(sentence)
+    guesses = until(stop, _guesses(compared, part, around, stop))
+    found += [sentence for sentence, values in guesses if _explains(got, right, values())]
     contributed = _contributions(part, stop)
-    if contributed is None:
-        return None
     wrong = share[part.place] > 1
     return found + _left_out(got, right, wrong if wrong.any() else np.ones_like(wrong), contributed)
 
@@ -104,15 +106,10 @@ def _left_out(
     return found
 
 
-def _contributions(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
+def _contributions(part: Part, stop: Stop) -> list[tuple[str, Array]]:
     """Return parts of the sums that kernels forget, or count twice: name, and what they contribute."""
     problem = part.problem
-    found: list[tuple[str, Array]] = []
-    for name, changed, inputs in _pieces(part):
-        values = evaluate(changed, inputs, stop)
-        if values is None:
-            return None
-        found.append((name, values))
+    found = [(name, evaluate(changed, inputs, stop)) for name, changed, inputs in _pieces(part)]
     if problem.bias:
         bias = along_channels(problem, widen(part.inputs[2], problem.dtype))
         found.append(("the bias", np.broadcast_to(bias, problem.output_shape)))
@@ -128,8 +125,9 @@ def _pieces(part: Part) -> Iterator[tuple[str, ConvProblem, tuple[Storage, ...]]
         for at, name in {0: "first", problem.src_channels // problem.groups - 1: "last"}.items():
             some = _only(first, channel, _every(problem, at))
             yield f"the {name} src channel of a group", plain, (some, part.inputs[1])
-        positions = list(np.ndindex(*problem.kernel))
-        for position in positions if 1 < len(positions) <= _IMAGES else ():
+        count = prod(problem.kernel)
+        few = 1 < count <= _IMAGES and count * evaluation_work(plain) <= _PIECES_WORK
+        for position in np.ndindex(*problem.kernel) if few else ():
             yield f"tap {list(position)}", plain, (first, only_tap(problem, part.inputs[1], position))
         return
     dst = part.inputs[1]
@@ -165,10 +163,10 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
     """Yield what the part would be with a mistake in the problem or in the inputs."""
     problem, small, inputs = compared.problem, part.problem, compared.inputs
 
-    def of(changed: ConvProblem, tensors: Sequence[Storage] = part.inputs) -> Callable[[], Array | None]:
+    def of(changed: ConvProblem, tensors: Sequence[Storage] = part.inputs) -> Callable[[], Array]:
         return lambda: evaluate(changed, tensors, stop)
 
-    def whole(*tensors: Storage) -> Callable[[], Array | None]:
+    def whole(*tensors: Storage) -> Callable[[], Array]:
         return lambda: evaluate(small, part_of(problem, tensors, around, _PART).inputs, stop)
 
     ones = (1,) * problem.rank
@@ -239,7 +237,10 @@ def _unmasked(problem: ConvProblem, tensor: Storage) -> Iterator[tuple[str, Stor
 def _layouts(
     tensor: npt.NDArray[Any], letters: str, rank: int, *, read: bool = False
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield weights as written in another layout than `letters`, or `read` as if they were in it; X is never split."""
+    """Yield weights as written in another layout than `letters`, as views of other shapes with their elements in order.
+
+    Or `read` as if they were in it, as copies; X is never split.
+    """
     x = letters.index("X")
     sizes = [
         prod(tensor.shape[x : x + rank]) if at == x else tensor.shape[at + (rank - 1) * (at > x)] for at in range(3)
@@ -250,13 +251,14 @@ def _layouts(
             continue
         if read:
             moved = tensor.reshape([sizes[at] for at in order]).transpose(np.argsort(order))
+            moved = np.ascontiguousarray(moved).reshape(tensor.shape)
         else:
             moved = tensor.reshape(sizes).transpose(order)
-        yield "".join(letters[at] for at in order), np.ascontiguousarray(moved).reshape(tensor.shape)
+        yield "".join(letters[at] for at in order), moved
 
 
-def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str] | None:
-    """Return how the whole result is a rearranged or scaled reference; None when `stop` said so."""
+def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str]:
+    """Return how the whole result is a rearranged or scaled reference."""
     got = widen(result, problem.dtype)
     if not (np.isfinite(got).all() and np.isfinite(exact).all()):
         return []
@@ -266,8 +268,6 @@ def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) 
     weights = problem.computes == "diff_weights"
     axes = tap_axes(problem) if weights else pixel_axes(problem) if problem.forward else range(0)
     shift = _shift(got, exact, axes, stop)
-    if stop():
-        return None
     if shift is not None and weights:
         begin = [
             pad - far * dilation
@@ -283,9 +283,7 @@ def _of_result(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) 
     square = len(axes) > 1 and exact.shape[axes[-1]] == exact.shape[axes[-2]] > 1
     if square and _same(got, np.swapaxes(exact, axes[-1], axes[-2])):
         found.append(f"the result is the reference with the last two axes of its {what} swapped")
-    found += [sentence for sentence, values in _relaid(problem, exact) if _same(got, values)]
-    if stop():
-        return None
+    found += [sentence for sentence, values in until(stop, _relaid(problem, exact)) if _same(got, values)]
     scale = _factor(got, exact)
     if scale is not None:
         found.append(f"the result is {scale:.6g} times the reference everywhere")
@@ -303,27 +301,20 @@ def _relaid(problem: ConvProblem, exact: Array) -> Iterator[tuple[str, Array]]:
             also = "check weights_format, and that src and diff_dst are not swapped"
             yield f"the result is the reference with its two channel axes swapped: {also}", swapped
         for name, values in _layouts(exact, problem.weights_format, problem.rank):
-            if not np.array_equal(values, swapped):
-                yield f"the result has the layout {name} instead of {problem.weights_format}", np.asarray(values, float)
+            if swapped.shape != exact.shape or not np.array_equal(_sampled(values), _sampled(swapped)):
+                yield f"the result has the layout {name} instead of {problem.weights_format}", values
     elif problem.forward and problem.rank:
         first = problem.data_format == "NCX"
         other = np.moveaxis(exact, 1, -1) if first else np.moveaxis(exact, -1, 1)
         if min(problem.dst_channels, prod(problem.dst_spatial)) > 1:
-            yield f"the result has the layout {'NXC' if first else 'NCX'} instead of {problem.data_format}", (
-                np.ascontiguousarray(other).reshape(exact.shape)
-            )  # fmt: skip
+            yield f"the result has the layout {'NXC' if first else 'NCX'} instead of {problem.data_format}", other
 
 
 def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | None:
-    """Return how far along each axis the elements of `got` are found in `exact`; None where they are not.
-
-    None also when `stop` said so.
-    """
+    """Return how far along each axis the elements of `got` are found in `exact`; None where they are not."""
     offsets = product(range(-_FAR, _FAR + 1), repeat=len(axes))
     nearest = sorted(offsets, key=lambda far: sum(map(abs, far)))[1:]
-    for far in nearest:
-        if stop():
-            return None
+    for far in until(stop, nearest):
         if any(2 * abs(step) > exact.shape[axis] for step, axis in zip(far, axes, strict=True)):
             continue
         some: list[slice] = [slice(None)] * exact.ndim
@@ -336,8 +327,17 @@ def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | Non
     return None
 
 
+def _sampled(array: Array) -> Array:
+    """Return the elements of an array in their order; of many, some that are spread over it."""
+    if array.size <= _SAMPLED:
+        return array.reshape(-1)
+    places = np.linspace(0, array.size - 1, _SAMPLED).astype(np.int64)
+    return array[np.unravel_index(places, array.shape)]
+
+
 def _same(got: Array, other: Array) -> bool:
     """Whether nearly all elements agree to about the digits of bf16, and not because they are zero."""
+    got, other = _sampled(got), _sampled(other)
     if other.size == 0 or not other.any():
         return False
     close = np.abs(got - other) <= 2.0**-6 * np.abs(other) + 1e-3 * np.sqrt(np.mean(other * other))

@@ -22,7 +22,7 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
 from verify.blocks import blocks
-from verify.evaluate import evaluate
+from verify.evaluate import evaluate, evaluation_work
 from verify.layout import is_bias
 from verify.model import Model, ulp
 from verify.parts import Part, only_tap, part_of
@@ -48,10 +48,10 @@ _SHARE = 8
 """A first glance computes at most this part of the reference's products."""
 
 _FREE = 1 << 28
-"""Multiply-adds that take a tenth of a second or so."""
+"""Work, as `evaluation_work` counts it, that takes a tenth of a second or so."""
 
 _MOST = 1 << 32
-"""Most multiply-adds of all hypotheses."""
+"""Most work of all hypotheses."""
 
 _OF_FAILED = 4
 """Hypotheses about a result that fails anyway compute at most this part of the reference's products."""
@@ -84,21 +84,23 @@ class Cause:
 def causes(
     compared: Compared, model: Model, around: tuple[int, ...], distinct: float, stop: Stop, *, thorough: bool,
     failed: bool = False,
-) -> list[Cause] | None:  # fmt: skip
-    """Return the losses of precision that the errors show, the likeliest first; None when `stop` said so.
+) -> list[Cause]:  # fmt: skip
+    """Return the losses of precision that the errors show, the likeliest first.
 
     Looks at some channels and images of the result, one of its elements at `around`; `thorough` looks at more of them,
     and at partial sums too. If the result has `failed` by another rule, fewer are enough, unless the caller asked to
     explain it.
     """
     problem = compared.problem
-    least = max(_FREE, problem.macs // (_OF_FAILED if failed else _SHARE))
+    most = min(_MOST, max(_FREE, problem.macs // (_OF_FAILED if failed else _SHARE)))
+    if thorough and (compared.explain or not failed):
+        most = _MOST
     if compared.exact.size == 0 or problem.macs == 0:
         return []
     for elements in _ELEMENTS[thorough]:
         part = part_of(problem, compared.inputs, around, elements)
-        work = part.problem.macs * (2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST)
-        if work <= (_MOST if thorough and (compared.explain or not failed) else least):
+        work = evaluation_work(part.problem) * (2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST)
+        if work <= most:
             break
     else:
         return []
@@ -107,28 +109,21 @@ def causes(
     if sums is None:
         return []
     if not thorough:
-        noticed = _notice(sums, roundings, stop)
-        if not noticed:
-            return noticed
+        if not _notice(sums, roundings, stop):
+            return []
         return causes(compared, model, around, distinct, stop, thorough=True)
     found = []
     for name, rounding in roundings:
-        predicted = _predicted(part, rounding, stop)
-        if predicted is None:
-            return None
-        found += _of_inputs(sums, name, predicted, problem)
-    partial = _partial(part, stop)
-    if partial is None:
-        return None
-    for name, values in partial:
+        found += _of_inputs(sums, name, _predicted(part, rounding, stop), problem)
+    for name, values in _partial(part, stop) if _partial_work(part.problem) <= most else ():
         cause = sums.explained(name, _less(values, sums.exact))
         found += [] if cause is None else [cause]
     return sorted(found, key=lambda cause: -round(cause.correlation, 2))[:3]  # of what is alike the first
 
 
-def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop) -> list[Cause] | None:
-    """Return causes if the first hypotheses about all inputs explain anything; None when `stop` said so."""
-    found = []
+def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop) -> bool:
+    """Whether the first hypotheses, each about all inputs, explain anything."""
+    noticed = False
     for name, rounding in roundings[:_FIRST]:
 
         def change(values: Array, place: int, rounding: Rounding = rounding) -> Array:  # noqa: ARG001
@@ -136,12 +131,8 @@ def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop
                 return rounding(values)
 
         values = evaluate(sums.part.problem, sums.part.inputs, stop, change)
-        if values is None:
-            return None
-        cause = sums.explained(name, _less(values, sums.exact))
-        if cause is not None:
-            found.append(cause)
-    return found
+        noticed |= sums.explained(name, _less(values, sums.exact)) is not None
+    return noticed
 
 
 @dataclass(frozen=True)
@@ -215,7 +206,7 @@ def _less(values: Array, exact: Array) -> Array:
         return np.asarray(values - exact)
 
 
-def _predicted(part: Part, rounding: Rounding, stop: Stop) -> list[Array] | None:
+def _predicted(part: Part, rounding: Rounding, stop: Stop) -> list[Array]:
     """Return what a part loses if each input is rounded alone; both together lose the sum of the two."""
     found = []
     for rounded in range(1 if is_bias(part.problem) else 2):
@@ -226,10 +217,7 @@ def _predicted(part: Part, rounding: Rounding, stop: Stop) -> list[Array] | None
                     return np.where(np.isfinite(values), rounding(values) - values, 0.0)
             return values if place < 2 else np.zeros_like(values)  # a bias is not rounded
 
-        values = evaluate(part.problem, part.inputs, stop, change)
-        if values is None:
-            return None
-        found.append(values)
+        found.append(evaluate(part.problem, part.inputs, stop, change))
     return found
 
 
@@ -272,15 +260,13 @@ def _truncated(values: Array, digits: int) -> Array:
     return (values.view(np.int64) & -(np.int64(1) << (53 - digits))).view(np.float64)
 
 
-def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
+def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]]:
     """Return the results of a part whose partial sums, of an image or a tap each, are kept in a narrow dtype."""
     problem = part.problem
     found: list[tuple[str, Array]] = []
     if problem.op == "BiasAdd":
         return []
     pieces = _by_image(part, stop) if not problem.forward else _by_tap(part, stop)
-    if pieces is None:
-        return None
     what = "the images'" if not problem.forward else "the taps'"
     for kind in ("bf16", "f16") if len(pieces) > 1 else ():
         if DTYPES[kind].digits > DTYPES[problem.dtype].digits:
@@ -294,29 +280,26 @@ def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
     return found
 
 
-def _by_image(part: Part, stop: Stop) -> list[Array] | None:
+def _partial_work(problem: ConvProblem) -> int:
+    """Return the work of computing each image, or each tap, alone."""
+    if problem.forward:
+        return prod(problem.kernel) * evaluation_work(problem)
+    return problem.n * evaluation_work(replace(problem, n=1))
+
+
+def _by_image(part: Part, stop: Stop) -> list[Array]:
     if part.problem.n > _PIECES:
         return []
     single = replace(part.problem, n=1)
     images = [tuple(tensor[at : at + 1] for tensor in part.inputs) for at in range(part.problem.n)]
-    return _all(single, images, stop)
+    return [evaluate(single, each, stop) for each in images]
 
 
-def _by_tap(part: Part, stop: Stop) -> list[Array] | None:
+def _by_tap(part: Part, stop: Stop) -> list[Array]:
     """Return what each tap adds to the result of a forward operation."""
     problem = replace(part.problem, bias=False)
     count = prod(problem.kernel)
     if count > _PIECES or count * prod(problem.output_shape) > _PIECE_ELEMENTS:
         return []
-    found = [(part.inputs[0], only_tap(problem, part.inputs[1], tap)) for tap in np.ndindex(*problem.kernel)]
-    return _all(problem, found, stop)
-
-
-def _all(problem: ConvProblem, inputs: Sequence[tuple[Storage, ...]], stop: Stop) -> list[Array] | None:
-    found = []
-    for each in inputs:
-        values = evaluate(problem, each, stop)
-        if values is None:
-            return None
-        found.append(values)
-    return found
+    src, weights = part.inputs[:2]
+    return [evaluate(problem, (src, only_tap(problem, weights, tap)), stop) for tap in np.ndindex(*problem.kernel)]

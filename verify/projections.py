@@ -30,6 +30,7 @@ from verify.evaluate import evaluate
 from verify.layout import along_channels, in_data_order, is_bias, pixel_axes
 from verify.model import EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
+from verify.stopping import until
 
 __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
 
@@ -121,13 +122,13 @@ class Projection:
         n = self.original.n
         return slice(n * block // self.blocks, n * (block + 1) // self.blocks)
 
-    def run(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
-        """Write the sums of a block; False when `stop` said so."""
+    def run(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> None:
+        """Write the sums of a block."""
         images, data = self.images(block), inputs[:1] if self.original.forward else inputs
         slot[-3:] = _facts([tensor[images] for tensor in data], self.original.dtype)
-        return (self._forward if self.original.forward else self._weights)(block, inputs, result, slot[:-3], stop)
+        (self._forward if self.original.forward else self._weights)(block, inputs, result, slot[:-3], stop)
 
-    def _weights(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
+    def _weights(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> None:
         """Write the projected gradient of some images; that of the result with the first block."""
         one, count, places = self.original, self.count, prod(self.positions)
         exact = np.zeros((count + 1, places))
@@ -142,9 +143,7 @@ class Projection:
         for image in range(self.images(block).start, self.images(block).stop):
             for tensor, each, sums in zip(inputs, signs, found, strict=True):
                 add_signed(_lines(tensor[image], one), one.dtype, each, sums[:-1], sums[-1], fresh=True)
-            for first in range(0, places, step):
-                if stop():
-                    return False
+            for first in until(stop, range(0, places, step)):
                 add_products(one.dims, wide, narrow, meet[first : first + step], first, exact)
         slot[:] = 0
         rows = slot.reshape(2 * count + 3, places)
@@ -156,7 +155,6 @@ class Projection:
                 rows[count + 1 : 2 * count + 1] = np.einsum("pgo,goik,pgi->pk", t, values, s, optimize=True)
                 rows[-2] = np.square(values).sum((0, 1, 2))
                 rows[-1] = np.square(_weight_taps(ulp(widen(result, one.dtype), one.dtype), one)).sum((0, 1, 2))
-        return True
 
     def _by_group(self, what: str) -> Array:
         """Return the signs of channels as (projections, groups, channels of a group)."""
@@ -164,7 +162,7 @@ class Projection:
         size = one.src_channels if what == "src" else one.dst_channels
         return self.signs(what, size).reshape(self.count, one.groups, -1)
 
-    def _forward(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
+    def _forward(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> None:
         """Write the projected src of some images, and their projected results."""
         one, count, images = self.original, self.count, self.images(block)
         pixels = prod(one.dst_spatial)
@@ -176,22 +174,17 @@ class Projection:
         given = inputs[0][images].reshape(images.stop - images.start, size)
         to, signs = src.reshape(count + 1, 1, size), over_images[:, None, images]
         step = max(1, _BLOCK // len(given))
-        for start in range(0, size, step):
-            if stop():
-                return False
+        for start in until(stop, range(0, size, step)):
             some = slice(start, start + step)
             add_signed(given[:, some], one.dtype, signs, to[:count, :, some], to[count, :, some])
         by_position, parts = rows.reshape(count + 2, 1, pixels), (slice(count), count, count + 1)
-        for image in range(images.start, images.stop):
-            if stop():
-                return False
+        for image in until(stop, range(images.start, images.stop)):
             signs = (over_images[:, image, None] * t)[:, None]
             add_signed(_lines(result[image], one), one.dtype, signs, *(by_position[at] for at in parts))
         rows[-1] *= 4.0 ** (1 - DTYPES[one.dtype].digits)  # units in the last place
-        return True
 
-    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected | None:
-        """Judge the projected errors, of data that are harder to sum than a random order; None when `stop` said so."""
+    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected:
+        """Judge the projected errors, of data that are harder to sum than a random order."""
         one, count, places = self.original, self.count, prod(self.positions)
         total, facts = slots[:, :-3].sum(0), slots[:, -3:].max(0)
         if one.forward:
@@ -201,8 +194,6 @@ class Projection:
                 src = np.ascontiguousarray(np.moveaxis(src, -1, 1))
             src = src.reshape(1, -1, *one.src_spatial)
             sums = evaluate(self.problem, [src, self._projected_weights(inputs[1])], stop)
-            if sums is None:
-                return None
             exact = sums.reshape(count + 1, one.groups, places).sum(1)
             rows = total[(count + 1) * size :].reshape(count + 2, places)
             got, squares, steps = rows[:count], rows[count], rows[count + 1]
@@ -235,20 +226,18 @@ class Projection:
         both = np.concatenate([np.einsum("pgo,goik->pgik", t, values, optimize=True), np.square(values).sum(1)[None]])
         return np.ascontiguousarray(both).reshape(self.problem.weights_shape)
 
-    def suspect(self, inputs: Sequence[Storage], result: Storage, stop: Stop) -> Part | None:
-        """Return the part with the worst dst channel; None when `stop` said so."""
+    def suspect(self, inputs: Sequence[Storage], result: Storage, stop: Stop) -> Part:
+        """Return the part with the worst dst channel."""
         one, signs = self.original, np.random.default_rng([self.seed, 3])
         dst = one.dst_channels
         if one.forward:
             over = signs.integers(0, 2, one.n) * 2.0 - 1.0
             exact, got = 0.0, 0.0
-            for image in range(one.n):
+            for image in until(stop, range(one.n)):
                 exact = exact + over[image] * widen(inputs[0][image : image + 1], one.dtype)
                 got = got + over[image] * widen(result[image : image + 1], one.dtype)
             wide = [np.asarray(exact), *(widen(each, one.dtype) for each in inputs[1:2])]
             sums = evaluate(replace(one, n=1, dtype="f64", bias=False), wide, stop)
-            if sums is None:
-                return None
             if one.bias:
                 sums = sums + over.sum() * along_channels(one, widen(inputs[2], one.dtype))
             errors = np.abs(np.asarray(got) - sums).max((0, *pixel_axes(one)))
@@ -266,8 +255,6 @@ class Projection:
             )
             other = _pixels(inputs[1][image : image + 1], one).reshape(1, dst, *one.dst_spatial)
             sums = evaluate(smaller, [np.ascontiguousarray(src), np.ascontiguousarray(other)], stop)
-            if sums is None:
-                return None
             total += sums.reshape(total.shape)
         with np.errstate(invalid="ignore", over="ignore"):
             taps = np.einsum("gi,goik->gok", s, _weight_taps(widen(result, one.dtype), one))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 from typing import Any
 
@@ -20,29 +20,47 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
+from verify.evaluate import evaluation_work
 from verify.hints import hints
 from verify.hypotheses import Cause, causes
 from verify.layout import channel_axis, pixel_axes, tap_axes, weights_axis
 from verify.rules import Block, Compared, Shares, Tally, judge
+from verify.stopping import until
 from verify.terms import worst_terms
 from verify.where import where
 
-__all__ = ["as_json", "report_on", "write_report"]
+__all__ = ["as_json", "report_on", "report_work", "write_report"]
 
 Array = npt.NDArray[np.float64]
 
-_BINS = 64
-"""Most entries of an axis of a map: larger axes are joined to this many."""
+_BINS = {1: 64, 2: 64, 3: 16}
+"""Most entries of an axis of a map, by the number of its axes: larger ones are joined to this many."""
+
+_ELEMENT, _INPUT = 1 << 12, 1 << 8
+"""Multiply-adds that take as long as judging an element, and as looking at a value of an input."""
+
+_EVALUATIONS, _PIECES, _EVALUATED = 40, 128, (1 << 33) + (1 << 31)
+"""How often causes and hints compute a part of the result, its most pieces, and the most work that this is."""
 
 _RELATIVE = {"f32": 1e-4, "f16": 2.0**-10, "bf16": 2.0**-7, "f64": 1e-4 * 2.0**-29}
 _EDGES = [0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097, 65537]
 """The ULP of the first element of each bucket of the histogram."""
 
 
-def write_report(compared: Compared, stop: Stop) -> bytes | None:
-    """Judge a result and return the report as JSON; None when `stop` said so."""
-    report = report_on(compared, stop)
-    return None if report is None else as_json(report)
+def report_work(problem: ConvProblem) -> int:
+    """Return the multiply-adds that take as long as the report on a result, at most."""
+    elements, inputs = prod(problem.output_shape), sum(map(prod, problem.input_shapes))
+    each = evaluation_work(problem)
+    if problem.forward:
+        pieces = each * prod(problem.kernel)
+    else:
+        pieces = min(problem.n, _PIECES) * evaluation_work(replace(problem, n=1))
+    return _ELEMENT * elements + _INPUT * inputs + min(_EVALUATED, _EVALUATIONS * each + 2 * pieces)
+
+
+def write_report(compared: Compared, stop: Stop) -> bytes:
+    """Judge a result and return the report as JSON."""
+    return as_json(report_on(compared, stop))
 
 
 def as_json(report: dict[str, Any]) -> bytes:
@@ -52,35 +70,29 @@ def as_json(report: dict[str, Any]) -> bytes:
 
 def report_on(
     compared: Compared, stop: Stop, *, whole: Sequence[int] | None = None, first: Sequence[int] | None = None
-) -> dict[str, Any] | None:
-    """Judge a result, or a part of a `whole` one that begins at `first`; None when `stop` said so."""
+) -> dict[str, Any]:
+    """Judge a result, or a part of a `whole` one that begins at `first`."""
     problem, size = compared.problem, prod(compared.problem.output_shape)
     totals, share = _Totals(problem.dtype), np.zeros(problem.output_shape, np.float32)
-    judged = judge(compared, share, totals.add, stop)
-    if judged is None:
-        return None
-    model, tally = judged
+    model, tally = judge(compared, share, totals.add, stop)
     failed = bool(tally.exact_failed or tally.failed or not tally.mean_square_passed)
     around = tally.worst[0].index if tally.worst else (0,) * compared.exact.ndim
-    found = None
+    found: list[Cause] = []
     if tally.judged:  # where every sum is exact no rounding needs an explanation
         found = causes(
             compared, model, around, tally.distinct, stop, thorough=failed or compared.explain, failed=failed
         )
-    if tally.judged and found is None:
-        return None
     failed = failed or bool(found)
-    worst = _worst(compared, share)
+    worst = _worst(compared, share, stop)
     wrong = _wrong(share, tally) if failed else None
     described = (
         None if wrong is None else where(problem, wrong, compared.result, compared.exact, whole=whole, first=first)
     )
-    guesses: list[str] | None = []
+    guesses: list[str] = []
     if failed and not (found and not tally.failed and not tally.exact_failed):
         guesses = hints(compared, share, tuple(worst["index"]) if worst else around, stop)
-    if guesses is None or stop():
-        return None
-    rules = _rules(problem, tally, found or [])
+    stop()
+    rules = _rules(problem, tally, found)
     return {
         "dtype": problem.dtype,
         "shape": list(problem.output_shape),
@@ -89,7 +101,7 @@ def report_on(
         "rules": rules,
         "verdicts": _verdicts(problem, totals, tally, rules),
         "passed": not failed,
-        "causes": [cause.as_data() for cause in found or []],
+        "causes": [cause.as_data() for cause in found],
         "product_bits": tally.bits,
         "difficulty": tally.witnessed,
         "errors": None if tally.relative is None else dict(zip(("to_naive", "to_best"), tally.relative, strict=True)),
@@ -99,7 +111,7 @@ def report_on(
             "products": int(compared.terms.max(initial=0)),
         },
         "where": None if described is None else {"text": described.text, **described.data},
-        "maps": _maps(problem, share),
+        "maps": _maps(problem, share, stop),
         "worst": worst,
         "hints": guesses,
     }
@@ -224,28 +236,28 @@ def _verdicts(problem: ConvProblem, totals: _Totals, tally: Tally, rules: Sequen
     }
 
 
-def _maps(problem: ConvProblem, share: Shares) -> dict[str, Any]:
+def _maps(problem: ConvProblem, share: Shares, stop: Stop) -> dict[str, Any]:
     """Return the largest shares by the axes of the result: by tap and pairs of channels, or by channel and pixel."""
     found: dict[str, Any] = {}
     for name, axes in _axes_of(problem).items():
-        values = _largest_by(share, axes)
+        values = _largest_by(share, axes, stop)
         for axis in range(values.ndim):
-            values = _joined(values, axis)
+            values = _joined(values, axis, _BINS[len(axes)])
         found[name] = {"shape": [share.shape[axis] for axis in axes], "values": values.tolist()}
     return found
 
 
-def _largest_by(share: Shares, axes: tuple[int, ...]) -> Array:
+def _largest_by(share: Shares, axes: tuple[int, ...], stop: Stop) -> Array:
     """Return the largest share at each place of these axes, the longest of them joined already.
 
     Joining it part by part needs little memory where the places are nearly all elements, as the channels of a 1x1 are.
     """
     longest = max(axes, key=lambda axis: share.shape[axis])
     size, kept = share.shape[longest], sorted(axes)
-    count = min(_BINS, size)
+    count = min(_BINS[len(axes)], size)
     values = np.zeros([count if axis == longest else share.shape[axis] for axis in kept])
     dropped = tuple(axis for axis in range(share.ndim) if axis == longest or axis not in axes)
-    for part in range(count):
+    for part in until(stop, range(count)):
         some = slice(size * part // count, size * (part + 1) // count)
         largest = share[(slice(None),) * longest + (some,)].max(axis=dropped, initial=0.0)
         values[(slice(None),) * kept.index(longest) + (part,)] = largest
@@ -263,15 +275,15 @@ def _axes_of(problem: ConvProblem) -> dict[str, tuple[int, ...]]:
     return {"tap": tuple(tap_axes(problem)), "channels": channels}
 
 
-def _joined(values: Array, axis: int) -> Array:
+def _joined(values: Array, axis: int, most: int) -> Array:
     """Join the entries of an axis, so that there are few enough to draw: each is the largest of its own."""
     size = values.shape[axis]
-    if size <= _BINS:
+    if size <= most:
         return values
-    return np.maximum.reduceat(values, [size * part // _BINS for part in range(_BINS)], axis)
+    return np.maximum.reduceat(values, [size * part // most for part in range(most)], axis)
 
 
-def _worst(compared: Compared, share: Shares) -> dict[str, Any] | None:
+def _worst(compared: Compared, share: Shares, stop: Stop) -> dict[str, Any] | None:
     """Describe the element with the largest error as a share of its bound; None if all are exact."""
     problem = compared.problem
     if share.size == 0:
@@ -289,7 +301,7 @@ def _worst(compared: Compared, share: Shares) -> dict[str, Any] | None:
         "exact": float(exact),
         "ulp": int(_steps(stored, rounded)[0]),
         "share": float(share[index]),
-        **worst_terms(problem, compared.inputs, index),
+        **worst_terms(problem, compared.inputs, index, stop),
     }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isfinite, sqrt
+from math import ceil, inf, isfinite, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from verify.blocks import Block as Cut
 from verify.blocks import blocks, within
 from verify.layout import is_bias
 from verify.model import SIGMAS, Model, accumulation_slack, rounding_slack, ulp
+from verify.stopping import until
 from verify.terms import products_of
 
 __all__ = ["Block", "Compared", "Shares", "Tally", "judge"]
@@ -47,8 +48,8 @@ _WITNESSES = 48
 _WITNESSED = 1 << 24
 """Products of all elements that are summed naively, a second or two."""
 
-_TORN = 4096
-"""Elements of a block whose products are looked at to tell whether both their signs overflow."""
+_TORN, _TORN_PRODUCTS = 256, 1 << 20
+"""Elements of a block, and their products, that are looked at to tell whether both signs overflow."""
 
 _FEW = 4
 """Elements that are summed naively however long their sums are."""
@@ -137,7 +138,9 @@ def _block(compared: Compared, model: Model, part: Cut) -> Block:
         # A sum that is too large may be NaN or the other Inf where the products of the other sign overflow as well.
         torn = np.isfinite(exact) & np.isinf(nearest) & ~equal & ~np.isfinite(got)
         torn &= magnitudes - np.abs(exact) >= 2 * limit
-    for at in np.argwhere(torn)[:_TORN] if torn.any() else ():
+    most = int(max(1, min(_TORN, _TORN_PRODUCTS // max(1.0, float(few.max(initial=1.0))))))
+    places = np.argwhere(torn)
+    for at in places[:: ceil(len(places) / most) or 1]:
         torn[tuple(at)] = _against(compared, part, at) >= limit
     unknown |= torn
     sigma = model.summing(exact, spread, few)
@@ -298,45 +301,39 @@ def _log_missing(allowed: Array, spread: Array, exact: Array) -> float:
         return float(np.log(shares).sum())
 
 
-def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop: Stop) -> tuple[Model, Tally] | None:
-    """Apply rules 0 to 2; None when `stop` said so.
+def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop: Stop) -> tuple[Model, Tally]:
+    """Apply rules 0 to 2.
 
     Writes to `share`, which has the shape of the result, the error of each element as a share of what is allowed;
     `see` gets all elements once.
     """
-    model = Model.of(compared.problem, _coherence(compared.exact, compared.spread))
-    model = replace(model, exact_below=model.integers * _unit(compared, model.integers))
+    model = Model.of(compared.problem, _coherence(compared.exact, compared.spread, stop))
+    model = replace(model, exact_below=model.integers * _unit(compared, model.integers, stop))
     tally = _tally(compared, model, share, see, stop)
-    if tally is None or (tally.failed == 0 and tally.mean_square_passed) or tally.judged == 0:
-        return None if tally is None else (model, tally)
+    if (tally.failed == 0 and tally.mean_square_passed) or tally.judged == 0:
+        return model, tally
     distinct, harder = _distinct(compared.exact), _witnesses(compared, model, stop)
-    if harder is None:
-        return None
     model = replace(model, scale=harder)
     again = _tally(compared, model, share, lambda _: None, stop)
-    if again is None:
-        return None
     again.distinct, again.witnessed = distinct, harder
-    if (again.failed or not again.mean_square_passed) and not _excuse(compared, model, again, share, stop):
-        return None
+    if again.failed or not again.mean_square_passed:
+        _excuse(compared, model, again, share, stop)
     return model, again
 
 
-def _tally(compared: Compared, model: Model, share: Shares, see: Callable[[Block], None], stop: Stop) -> Tally | None:
+def _tally(compared: Compared, model: Model, share: Shares, see: Callable[[Block], None], stop: Stop) -> Tally:
     tally = Tally()
-    for part in blocks(compared.exact.shape):
-        if stop():
-            return None
+    for part in until(stop, blocks(compared.exact.shape)):
         block = _block(compared, model, part)
         see(block)
         share[part] = tally.add(block, model, part)
     return tally
 
 
-def _coherence(exact: Array, spread: Array) -> float:
+def _coherence(exact: Array, spread: Array, stop: Stop) -> float:
     """Return the mean of r^2 / q: 1 for random signs, more where products are alike."""
     total, count = 0.0, 0
-    for part in blocks(exact.shape):
+    for part in until(stop, blocks(exact.shape)):
         some = np.isfinite(exact[part]) & (spread[part] > 0)
         with np.errstate(over="ignore", invalid="ignore"):
             total += float(np.square(exact[part][some] / spread[part][some]).sum())
@@ -344,18 +341,18 @@ def _coherence(exact: Array, spread: Array) -> float:
     return total / count if count and isfinite(total) else 1.0
 
 
-def _unit(compared: Compared, integers: float) -> float:
+def _unit(compared: Compared, integers: float, stop: Stop) -> float:
     """Return the largest power of two that all products are multiples of.
 
     It may be larger than that where no sum of products that are not all zero is below `integers` of it.
     """
     problem = compared.problem
     least = inf  # bound of the smallest sum of magnitudes
-    for part in blocks(compared.exact.shape):
+    for part in until(stop, blocks(compared.exact.shape)):
         few, spread = compared.terms[within(part, compared.terms.shape)], compared.spread[part]
         least = min(least, float((np.sqrt(few) * spread)[spread > 0].min(initial=inf)))
     units, found = [inf] * len(compared.inputs), inf
-    for place, values in _chunks(compared):
+    for place, values in until(stop, _chunks(compared)):
         units[place] = min(units[place], _unit_of(values))
         found = min(units)
         if not is_bias(problem):
@@ -392,14 +389,12 @@ def _distinct(exact: Array) -> float:
     return float(found) if found < 0.9 * flat.size else inf
 
 
-def _witnesses(compared: Compared, model: Model, stop: Stop) -> float | None:
+def _witnesses(compared: Compared, model: Model, stop: Stop) -> float:
     """Return the factor by which naive sums of some elements are worse than expected, at least 1."""
     size = compared.exact.size
     count = min(size, _count(compared, _WITNESSES))
     ratios = []
-    for at in np.linspace(0, size - 1, count).astype(np.int64).tolist():
-        if stop():
-            return None
+    for at in until(stop, np.linspace(0, size - 1, count).astype(np.int64).tolist()):
         index = tuple([int(x) for x in np.unravel_index(at, compared.exact.shape)])
         own = _own(compared, model, index)
         if own is not None and own[1] > 0 and isfinite(own[0]):
@@ -433,11 +428,9 @@ def _own(compared: Compared, model: Model, index: tuple[int, ...]) -> tuple[floa
     return honest, float(model.summing(np.full(1, exact), np.full(1, spread), terms)[0])
 
 
-def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop: Stop) -> bool:
-    """Judge the worst elements by their own naive sums, where those are worse than expected; False on `stop`."""
-    for element in tally.worst[: _count(compared, _WORST)]:
-        if stop():
-            return False
+def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop: Stop) -> None:
+    """Judge the worst elements by their own naive sums, where those are worse than expected."""
+    for element in until(stop, tally.worst[: _count(compared, _WORST)]):
         own = _own(compared, model, element.index)
         if own is None or own[0] <= own[1]:
             continue
@@ -449,4 +442,3 @@ def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop:
             squares = _squares(model, *block.measures)
             tally.sums += np.nan_to_num([each.item() ** 2 for each in squares]) - element.sums
     tally.worst_share = float(share.max(initial=0.0))
-    return True

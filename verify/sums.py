@@ -33,26 +33,25 @@ class Sums:
     spread: Array
 
 
-def unit_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop) -> Sums | None:
-    """Return the sums of one unit of the reference kernel; None when `stop` said so."""
+def unit_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop) -> Sums:
+    """Return the sums of one unit of the reference kernel."""
     if problem.dtype == "f64":
         return _f64_sums(problem, unit, inputs, stop)
     high = REFERENCE.values(problem, unit, inputs, stop)
-    squares = None if high is None else REFERENCE.values(problem, unit, inputs, stop, change=_square)
-    if high is None or squares is None:
-        return None
+    squares = REFERENCE.values(problem, unit, inputs, stop, change=_square)
+    assert high is not None
+    assert squares is not None
     return Sums(high, None, np.sqrt(squares, out=squares))
 
 
-def sums_of(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop) -> Sums | None:
-    """Return the sums of a whole problem that is not f64; None when `stop` said so."""
+def sums_of(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop) -> Sums:
+    """Return the sums of a whole problem that is not f64."""
     changes = (None, _square)
     if problem.computes == "diff_weights":
-        found = gradients(problem, inputs, stop, changes)
+        high, squares = gradients(problem, inputs, stop, changes)
     else:
-        each = [evaluate(problem, inputs, stop, change) for change in changes]
-        found = [values for values in each if values is not None]
-    return None if found is None or len(found) < len(changes) else Sums(found[0], None, np.sqrt(found[1]))
+        high, squares = (evaluate(problem, inputs, stop, change) for change in changes)
+    return Sums(high, None, np.sqrt(squares))
 
 
 def _square(values: Array, place: int) -> Array:  # noqa: ARG001
@@ -61,7 +60,7 @@ def _square(values: Array, place: int) -> Array:  # noqa: ARG001
         return np.square(values, out=values)
 
 
-def _f64_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop) -> Sums | None:
+def _f64_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop) -> Sums:
     """Return the sums of a unit in f64, and their spread, scaled so that no square is too large."""
     scales = [_exponent(tensor) for tensor in inputs]
     if problem.op == "BiasAdd":  # two terms, on one scale
@@ -75,9 +74,9 @@ def _f64_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop:
         return _square(np.ldexp(values, -scales[place]), place)
 
     exact = REFERENCE.exact(problem, unit, inputs, stop)
-    squares = None if exact is None else REFERENCE.values(products, unit, tensors, stop, change=squared)
-    if exact is None or squares is None:
-        return None
+    squares = REFERENCE.values(products, unit, tensors, stop, change=squared)
+    assert exact is not None
+    assert squares is not None
     with np.errstate(all="ignore"):
         spread = np.ldexp(np.sqrt(squares, out=squares), scale)
         if bias:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.plan import Storage
+from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims
 from kernels.reference import channels_first, tap_slices, widen
 from verify.blocks import Block, blocks
 from verify.layout import channel_axis, in_data_order, pixel_axes, weights_position
+from verify.stopping import until
 
 __all__ = ["products_of", "worst_terms"]
 
@@ -24,7 +25,7 @@ _SHOWN = 24
 """Products that are listed: the largest."""
 
 
-def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
+def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...], stop: Stop) -> dict[str, Any]:
     """Describe the sum of one element: how many products it has, and the largest of them.
 
     Each has the index of its two factors in their own tensors, and its value.
@@ -38,11 +39,11 @@ def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
         return {"terms": 2, "largest": summed}
     if problem.computes == "diff_bias":
         values = _channel(problem, inputs[0], index[0])
-        ranked = _ranked(values.shape, lambda block: widen(values[block], problem.dtype))
+        ranked = _ranked(values.shape, lambda block: widen(values[block], problem.dtype), stop)
         return _described(
             values.size, [([_data_index(problem, n, index[0], pixel)], value) for (n, *pixel), value in ranked]
         )
-    return (_of_dst if problem.forward else _of_weights)(problem, inputs, index)
+    return _of_dst(problem, inputs, index) if problem.forward else _of_weights(problem, inputs, index, stop)
 
 
 def products_of(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> Array:
@@ -62,7 +63,7 @@ def products_of(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
     return summed[0] if len(summed) == 1 else np.concatenate([each.reshape(-1) for each in summed])
 
 
-def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
+def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...], stop: Stop) -> dict[str, Any]:
     """Describe the sum of one element of diff_weights, over images and pixels."""
     (a, i, at_src), (b, o, at_dst) = _factors(problem, inputs, index)
 
@@ -71,7 +72,7 @@ def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
             return widen(a[block], problem.dtype) * widen(b[block], problem.dtype)
 
     found = []
-    for (n, *pixel), value in _ranked(a.shape, products):
+    for (n, *pixel), value in _ranked(a.shape, products, stop):
         places = []
         for channel, at in ((i, at_src), (o, at_dst)):
             spatial = [part.start + (part.step or 1) * x for part, x in zip(at, pixel, strict=True)]
@@ -166,10 +167,10 @@ def _largest(values: Array) -> list[list[int]]:
     return [[int(x) for x in np.unravel_index(at, values.shape)] for at in ordered]
 
 
-def _ranked(shape: tuple[int, ...], values_of: Callable[[Block], Array]) -> list[tuple[list[int], float]]:
+def _ranked(shape: tuple[int, ...], values_of: Callable[[Block], Array], stop: Stop) -> list[tuple[list[int], float]]:
     """Return the largest magnitudes as `_largest` does, and their values, of an array that is computed in blocks."""
     found: list[tuple[list[int], float]] = []
-    for block in blocks(shape):
+    for block in until(stop, blocks(shape)):
         values = values_of(block)
         found += [
             ([part.start + x for part, x in zip(block, at, strict=True)], float(values[tuple(at)]))

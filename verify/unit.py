@@ -12,7 +12,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernels.plan import Plan, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
@@ -20,6 +19,7 @@ from kernels.reference import REFERENCE
 from kernels.registry import register
 from verify.report import write_report
 from verify.rules import Compared
+from verify.stopping import Stopped, raising
 from verify.sums import unit_sums
 
 __all__ = [
@@ -116,21 +116,30 @@ class VerifyKernel:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute the exact sums of one box, or the report."""
-        if stop():
+        try:
+            self._run(verification, unit, inputs, output, scratch, raising(stop))
+        except Stopped:
             return False
+        return True
+
+    def _run(
+        self, verification: Verification, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> None:  # fmt: skip
+        stop()
         assert scratch is not None
         problem, (*given, result) = verification.problem, inputs
         shape = (_arrays(problem), *problem.output_shape)
         exact, spread, *low = scratch.view(np.float64)[: prod(shape)].reshape(shape)
         if unit.stage == 0:
             summed = REFERENCE.units(problem, unit.part[0])[0][unit.part[1]]
-            return _write_sums(problem, summed, given, [exact, spread, *low], stop)
+            if exact.size:
+                sums = unit_sums(problem, summed, given, stop)
+                for array, values in zip((exact, spread, *low), (sums.high, sums.spread, sums.low), strict=False):
+                    box(array, summed)[...] = values
+            return
         compared = Compared(problem, given, result, exact, low[0] if low else None, spread, verification.explain)
-        text = write_report(compared, stop)
-        if text is None:
-            return False
-        write_output(text, output)
-        return True
+        write_output(write_report(compared, stop), output)
 
 
 def write_output(text: bytes, output: Storage) -> None:
@@ -138,20 +147,6 @@ def write_output(text: bytes, output: Storage) -> None:
     data = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
     assert data.size <= output.size
     output[: data.size] = data
-
-
-def _write_sums(
-    problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], arrays: Sequence[npt.NDArray[np.float64]], stop: Stop
-) -> bool:
-    """Write the exact sums of one unit of the reference kernel; False when `stop` said so."""
-    if arrays[0].size == 0:
-        return True
-    sums = unit_sums(problem, unit, inputs, stop)
-    if sums is None:
-        return False
-    for array, values in zip(arrays, (sums.high, sums.spread, sums.low), strict=False):
-        box(array, unit)[...] = values
-    return True
 
 
 VERIFY = VerifyKernel()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ _LISTED = 6
 _MOST = 0.98
 """Share of wrong elements that must agree in something for it to be said of all."""
 
-_LOOKED_AT = 1 << 16
-"""Wrong elements whose values are compared."""
+_LOOKED_AT, _BLOCKS = 1 << 13, 1 << 8
+"""Wrong elements whose values are compared, and the blocks of the result that they are taken from."""
 
 _FACTORS = {2.0: "twice what is right", 0.5: "half of what is right", -1.0: "of the wrong sign"}
 _SPATIAL = {1: ("x",), 2: ("y", "x"), 3: ("z", "y", "x")}
@@ -142,8 +142,9 @@ def _period(places: Ints, size: int) -> tuple[int, str] | None:
 
 
 def _some(wrong: npt.NDArray[np.bool_]) -> Ints:
-    """Return the indexes of wrong elements, of each block as many."""
-    parts = list(blocks(wrong.shape))
+    """Return the indexes of wrong elements, as many from each of some blocks."""
+    parts = [part for part in blocks(wrong.shape) if wrong[part].any()]
+    parts = parts[:: ceil(len(parts) / _BLOCKS)]
     most = _LOOKED_AT // len(parts) + 1
     return np.concatenate([np.argwhere(wrong[part])[:most] + [each.start for each in part] for part in parts])
 

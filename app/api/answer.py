@@ -60,7 +60,7 @@ def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[Reques
 
 def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Read a body that may be missing, which counts as an empty object."""
-    if exchange.headers.get("content-length", "0") == "0" and "transfer-encoding" not in exchange.headers:
+    if not exchange.length and "transfer-encoding" not in exchange.headers:
         return whole({}, task.read, lease)
     return decode(exchange, task, lease)
 

@@ -62,9 +62,9 @@ class OpsPort:
         host, port = self._listener.getsockname()[:2]
         _log.info("health and metrics at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
-    async def stop(self, *, at_once: bool) -> None:
+    async def stop(self) -> None:
         """Close the listener and its connections."""
-        self._server.should_exit, self._server.force_exit = True, at_once
+        self._server.should_exit = True
         if self._serving is not None:
             await self._serving
 

@@ -9,10 +9,12 @@ from fastapi.responses import JSONResponse
 
 from app.api.documents import OPENAPI, OPENRPC
 from app.api.routing import service_of
+from app.calls.service import Service
+from app.replies.errors import error_headers
 from convgrad import __version__
 from kernels.target import target
 
-__all__ = ["health", "router"]
+__all__ = ["health", "not_ready_headers", "router"]
 
 router = APIRouter()
 health = APIRouter()
@@ -40,7 +42,12 @@ async def readyz(request: Request) -> Response:
     }
     if readiness["status"] == "ready":
         return JSONResponse(readiness)
-    return JSONResponse(readiness, status_code=503, headers={"retry-after": "1"})
+    return JSONResponse(readiness, status_code=503, headers=not_ready_headers(service))
+
+
+def not_ready_headers(service: Service) -> dict[str, str]:
+    """Return when to ask again whether the service is ready."""
+    return error_headers(service.starting()) if service.status == "starting" else {"retry-after": "1"}
 
 
 @health.get("/metrics")

@@ -52,7 +52,7 @@ class Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         route, child_scope = self._find_usual(scope["method"], scope["path"])
-        scope.update(child_scope)
+        scope.update(child_scope, path_params=dict(child_scope["path_params"]))  # the cache keeps the original
         reply = await route.endpoint(Request(scope, receive, send), **scope["path_params"])
         if reply is not None:
             await (reply if isinstance(reply, Response) else JSONResponse(reply))(scope, receive, send)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -31,10 +33,22 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
 }
 
+# A comment from the beginning of a line to the end of one; those within a line are types of expressions.
+_COMMENT = re.compile(rb"^[ \t]*/\*\*(?:[^*]|\*(?!/))*\*/$", re.MULTILINE)
+
 PATHS = frozenset(_FILES)
 """Paths of the pages and their files."""
 
 router = APIRouter()
 
+
+def _sent(file: Path) -> bytes:
+    """Return the bytes of a file as they are sent: modules without their comments, each line in its place."""
+    content = file.read_bytes()
+    if file.parent != _FOLDER or file.suffix != ".js":
+        return content
+    return _COMMENT.sub(lambda found: b"\n" * found[0].count(b"\n"), content)
+
+
 for _path, _file in _FILES.items():
-    router.get(_path)(Document(_file.read_bytes, _TYPES[_file.suffix], _HEADERS).reply)
+    router.get(_path)(Document(partial(_sent, _file), _TYPES[_file.suffix], _HEADERS).reply)

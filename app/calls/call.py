@@ -112,6 +112,8 @@ class Call(Work):
                 scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
                 deadline=self.deadline,
                 owner=self._context.tenant,
+                connection=self._context.connection,
+                short=output.computation.short,
                 arrival=None if images is None else Arrival(images),
             )
 

@@ -65,7 +65,6 @@ def _workers(engine: dict[str, Any]) -> Iterator[Metric]:
 
 _ENGINE_COUNTERS = (
     ("worker_restarts", "deaths", "Worker processes that died and were replaced."),
-    ("worker_hangs", "hangs", "Workers killed because they stopped responding."),
     ("worker_stops_enforced", "enforced_stops", "Workers killed because they did not stop a cancelled unit in time."),
     ("units", "units", "Units of work computed."),
     ("units_retried", "retried_units", "Units of work that ran again because their worker died."),

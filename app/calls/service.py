@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
@@ -32,9 +33,9 @@ from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
 from app.pool.engine import no_workers, shutting_down
 from app.settings import Settings
-from app.telemetry.context import current_context
+from app.telemetry.context import ANYONE, current_context
 from app.telemetry.metrics import Telemetry
-from convgrad._errors import DeadlineExceeded, Overloaded
+from convgrad._errors import DeadlineExceeded, Starting
 from engine.options import parse_options
 from engine.planning import Prepared, is_planned_at_once
 from engine.prepare import Preparer, check
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["Service"]
 
 T = TypeVar("T")
+
+# Clients ask again at least this often while the service starts: the estimate of the time left may be wrong.
+_LONGEST_WAIT_S = 30.0
 
 
 class Service:
@@ -73,8 +77,10 @@ class Service:
         """Whether the process is about to exit; /readyz then replies with 503."""
         self.admitting = True
         """Whether requests are admitted; `draining` alone does not refuse them."""
-        # Long plans are made one after another, so that they keep at most one thread busy.
+        # Long plans are made one after another, so that they keep at most one thread busy; each client has one at most
+        # in the thread's queue.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
+        self._planning = WeakValueDictionary[str | int, asyncio.Lock]()
         self._idle = asyncio.Event()
         self._idle.set()
         # Enough to keep a fast network busy while the event loop does other work.
@@ -94,6 +100,15 @@ class Service:
         if self.engine.workers[0]:
             return "ready"
         return "starting" if self.engine.failure is None else "failed"
+
+    def starting(self) -> Starting:
+        """Return the error of calls before the first worker is ready: how far that is, and when to try again."""
+        share = self.engine.progress()
+        return Starting(
+            f"the service is starting: {share:.0%} of its kernels are compiled and loaded".replace("%", " %"),
+            retry_after=min(_LONGEST_WAIT_S, max(1.0, round(self.engine.seconds_left(), 1))),
+            data={"reason": "starting", "progress": round(share, 3)},
+        )
 
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the admitted requests to finish; fail the calls of those that have not."""
@@ -128,11 +143,7 @@ class Service:
         if not self.engine.ready and self.engine.failure is not None:
             raise no_workers()
         if not self.engine.ready:
-            raise Overloaded(
-                "the service is starting: its kernels are being compiled",
-                retry_after=2,
-                data={"reason": "starting"},
-            )
+            raise self.starting()
         try:
             with self.admission.request(current_context()):
                 self._idle.clear()
@@ -165,13 +176,15 @@ class Service:
         return self.preparer.keep(attributes, metas, prepared)
 
     async def plan_in_thread(self, plan: Callable[[], T], deadline: float) -> T:
-        """Call `plan` in the planner's thread, in order of arrival, so that the event loop is not blocked.
+        """Call `plan` in the planner's thread, so that the event loop is not blocked: keys, or connections, take turns.
 
         Raises what `plan` raises, and `DeadlineExceeded`.
         """
-        planning = asyncio.get_running_loop().run_in_executor(self._planner, plan)
+        context = current_context()
+        client = context.connection if context.key == ANYONE else context.key
+        turn = self._planning.setdefault(client, asyncio.Lock())
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await planning
+            async with asyncio.timeout(deadline - time.monotonic()), turn:
+                return await asyncio.get_running_loop().run_in_executor(self._planner, plan)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the call was planned") from None

@@ -6,7 +6,7 @@ The events of each output are `Begin`, then any number of `Progress` and `TileRe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,6 +17,10 @@ from app.calls.outputs import CallOutput, HeldTensor
 from engine.options import Encoding
 
 __all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "Streams", "TileReady", "Work", "finish"]
+
+
+# Most bytes of a box that are copied at a time.
+_COPIED = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class TileReady:
     shape: tuple[int, ...]
     array: npt.NDArray[Any]
 
-    def body(self) -> memoryview:
-        """Return the box's bytes in C order: a view if the box is contiguous in the output, else a copy."""
-        return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the box's bytes in C order: views where it is contiguous in the output, else small copies."""
+        return _pieces(self.array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,17 @@ class End:
     output: CallOutput
     stats: dict[str, Any]
     last: bool
+
+
+def _pieces(box: npt.NDArray[Any]) -> Iterator[memoryview]:
+    if box.flags.c_contiguous:
+        yield box.reshape(-1).view(np.uint8).data
+    elif step := _COPIED // box[:1].nbytes:
+        for start in range(0, len(box), step):
+            yield np.ascontiguousarray(box[start : start + step]).reshape(-1).view(np.uint8).data
+    else:
+        for part in box:
+            yield from _pieces(part)
 
 
 Event = Begin | Progress | TileReady | End

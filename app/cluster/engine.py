@@ -69,7 +69,7 @@ class RayEngine(LocalEngine):
         mixed: Literal["refuse", "common"] = "refuse",
         costs: Costs | None,
     ) -> None:
-        super().__init__(segments, workers=workers)
+        super().__init__(segments, workers=workers, spare=True)
         self._expected, self._fallback, self._costs = expected, fallback, costs
         self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
         self._share_numbers = itertools.count(1)

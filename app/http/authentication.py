@@ -22,17 +22,11 @@ _RPC = "/rpc"
 def make_key_ring(settings: Settings) -> KeyRing | None:
     """Read the keys that the settings name; None when they name none, and no key is required.
 
-    Raises `ValueError` when they can't be read.
+    Raises `OSError` or `ValueError` when they can't be read, or are none.
     """
     if not settings.has_keys:
         return None
-    text = "" if settings.keys is None else settings.keys.get_secret_value()
-    try:
-        return KeyRing(file=settings.keys_file, text=text)
-    except OSError as error:
-        raise ValueError(f"keys_file: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{'keys' if settings.keys_file is None else 'keys_file'}: {error}") from None
+    return KeyRing(file=settings.keys_file, text="" if settings.keys is None else settings.keys.get_secret_value())
 
 
 class Authentication:

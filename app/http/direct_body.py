@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import ClassVar
 
 from starlette.types import Message, Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -33,10 +32,10 @@ class DirectReader(asyncio.BufferedProtocol):
     The body of a message is a `memoryview` when its bytes are at their destination already, and `bytes` otherwise.
     """
 
-    _active: ClassVar[set[DirectReader]] = set()
-
-    def __init__(self, http: HttpToolsProtocol, length: int) -> None:
+    def __init__(self, http: HttpToolsProtocol, length: int, active: set[DirectReader]) -> None:
+        """Begin to count; `active` has the readers of the same server that receive a body."""
         self._http = http
+        self._active = active
         self._cycle = http.cycle
         self._receive: Receive = http.cycle.receive  # type: ignore[assignment] # the same messages, typed as dictionaries
         http.cycle.receive = self._next  # type: ignore[assignment,method-assign] # uvicorn has no hook for this

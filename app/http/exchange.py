@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,7 +26,7 @@ from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext,
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, DeadlineExceeded, TooLarge
 
-__all__ = ["DIRECT_BODY", "RELEASE", "TRANSPORT", "Exchange", "Exchanges", "Limits", "exchange_of"]
+__all__ = ["DIRECT_BODY", "RELEASE", "TRANSPORT", "Exchange", "Exchanges", "Limits", "content_length", "exchange_of"]
 
 _log = logging.getLogger("convgrad.request")
 
@@ -63,6 +63,13 @@ def exchange_of(scope: Scope) -> Exchange:
     return cast("Exchange", scope[_KEY])
 
 
+def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Return the number of bytes of the body, if the head of the request declares it."""
+    value = next((value for name, value in headers if name == b"content-length"), None)
+    # int() rejects thousands of digits, which may be zeros.
+    return None if value is None else int(value.strip().lstrip(b"0") or 0)
+
+
 class Exchange:
     """One request and its reply.
 
@@ -86,6 +93,7 @@ class Exchange:
         self.context = RequestContext(
             request_id if REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex(),
             api=api_of(scope["path"]),
+            connection=id(self._transport),
             address=address_of(peer[0]) if peer else ANYONE,
         )
         if (release := scope.get(RELEASE)) is not None:
@@ -94,9 +102,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._limits = limits
-        length = self.headers.get("content-length")
-        # int() rejects thousands of digits, which may be zeros.
-        self.length = None if length is None else int(length.strip().lstrip("0") or 0)
+        self.length = content_length(scope["headers"])
         """Bytes of the body, if its head declares them."""
         # Whether the whole body was received: ASGI's next message is the disconnect.
         self._complete = self.length == 0 or (self.length is None and "transfer-encoding" not in self.headers)
@@ -267,7 +273,7 @@ class _Watched:
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._task = task
+        self._task, self._cancels = task, task.cancelling()
         self._start = asyncio.get_running_loop().call_later(_UNWATCHED_S, self._begin)
 
     async def __aexit__(
@@ -276,10 +282,10 @@ class _Watched:
         self._start.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-        if self._gone:
-            self._task.uncancel()
-            if kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise Cancelled("the client disconnected before its reply was complete") from error
+        # More cancellations than before and the watcher's own: the task has been cancelled for another reason, too.
+        only_gone = self._gone and self._task.uncancel() <= self._cancels
+        if only_gone and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise Cancelled("the client disconnected before its reply was complete") from error
 
     def _begin(self) -> None:
         self._watcher = asyncio.ensure_future(self._watch())
@@ -310,9 +316,11 @@ class Exchanges:
         """Handle one request."""
         exchange = scope[_KEY] = Exchange(scope, receive, send, self._limits)
         exchange.context.enter()
-        with self._telemetry.tracing.request(scope, exchange.headers, exchange.context):
-            await self._handle(exchange)
-        await exchange.end()
+        try:
+            with self._telemetry.tracing.request(scope, exchange.headers, exchange.context):
+                await self._handle(exchange)
+        finally:
+            await exchange.end()
 
     async def _handle(self, exchange: Exchange) -> None:
         scope, context = exchange.scope, exchange.context
@@ -322,6 +330,7 @@ class Exchanges:
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:  # uvicorn ends what still runs when the service ends, such as slow uploads
             await exchange.fail(shutting_down())
+            raise
         except Exception as caught:  # noqa: BLE001 - every error is answered here
             await exchange.fail(caught)
         finally:

@@ -10,7 +10,6 @@ be reversed by search, and reading the file gives nobody access.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import hmac
@@ -26,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.telemetry.context import ANYONE
+from convgrad._command.exits import say
 from convgrad._command.keys import add_key_flags
+from convgrad._command.parser import Parser
 from convgrad._keys import checked_key
 
 __all__ = ["Key", "KeyRing", "main", "parse_keys"]
@@ -38,6 +39,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _LIMIT = re.compile(r"calls=([1-9][0-9]{0,5})")
 _LONGEST = 1024
 _SHORTEST = 16
+_LARGEST_FILE = 1 << 20
 # A change of the file is noticed within this time.
 _CHECK_EVERY_S = 1.0
 
@@ -85,19 +87,18 @@ def _parse_line(words: Sequence[str], number: int) -> Key:
 class KeyRing:
     """The keys of a file, which is read again when it changes, and of a text.
 
-    Raises `ValueError` or `OSError` when the keys can't be read at startup. Later, the keys read last stay valid while
-    the file can't be read, so that a mistake in it locks nobody out.
+    Raises `ValueError` or `OSError` when there are no keys at startup, or they can't be read. Later, the keys read last
+    stay valid while the file can't be read or is empty, so that a mistake in it locks nobody out.
     """
 
     def __init__(self, *, file: Path | None = None, text: str = "") -> None:
         self._file = file
         self._stamp: tuple[int, ...] = ()
         self._checked = time.monotonic()
-        self._fixed = self._keys = parse_keys(text)
+        self._fixed = parse_keys(text)
         if file is not None:
-            self._stamp, self._keys = _stamp(file), self._with_those_of(file)
-        if not self._keys:
-            _log.warning("there are no API keys: every call will be rejected")
+            self._stamp = _stamp(file)
+        self._keys = self._read()
 
     def __len__(self) -> int:
         """Count the keys that are valid now."""
@@ -123,13 +124,30 @@ class KeyRing:
         try:
             stamp = _stamp(self._file)
             if stamp != self._stamp:
-                self._keys, self._stamp = self._with_those_of(self._file), stamp
+                self._keys, self._stamp = self._read(), stamp
                 _log.info("reloaded %d API keys", len(self._keys))
         except (OSError, ValueError) as error:
             _log.error("the API keys can't be reloaded, the previous ones stay valid: %s", error)
 
-    def _with_those_of(self, file: Path) -> tuple[Key, ...]:
-        return _all_different([*self._fixed, *parse_keys(file.read_text("utf-8"))])
+    def _read(self) -> tuple[Key, ...]:
+        text = "" if self._file is None else _text_of(self._file)
+        keys = _all_different([*self._fixed, *parse_keys(text)])
+        if not keys:
+            how = "convgrad keys NAME" if self._file is None else f"convgrad keys NAME --file {self._file}"
+            raise ValueError(f"there is no key, and every call would be rejected: {how} creates one")
+        return keys
+
+
+def _text_of(file: Path) -> str:
+    """Read a key file; raises `OSError`, and `ValueError` if it is none."""
+    with file.open("rb") as opened:
+        text = opened.read(_LARGEST_FILE + 1)
+    if len(text) > _LARGEST_FILE:
+        raise ValueError(f"a key file may have {_LARGEST_FILE >> 20} MiB")
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8: is this a key file?") from None
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
@@ -139,11 +157,11 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Create an API key: its line goes to standard output or a key file, the key itself to standard error only."""
-    parser = argparse.ArgumentParser(prog="convgrad keys", description=main.__doc__)
+    parser = Parser(prog="convgrad keys", description=main.__doc__)
     add_key_flags(parser)
-    options = parser.parse_args(arguments)
-    secret = sys.stdin.readline().strip() if options.stdin else f"cg_{secrets.token_urlsafe(32)}"
     try:
+        options = parser.parse_args(arguments)
+        secret = sys.stdin.readline().strip() if options.stdin else f"cg_{secrets.token_urlsafe(32)}"
         line = _line(options.name, secret, options.calls)
         if options.file is None:
             sys.stdout.write(line)
@@ -151,7 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             _add(Path(options.file), line)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        say(str(error))
+        return 2
     if not options.stdin:
         os.write(2, f"the key, shown only once: {secret}\n".encode())
     return 0

@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import ssl
-import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,6 +34,8 @@ _log = logging.getLogger("convgrad")
 
 # As many pending connections as the system allows (`net.core.somaxconn`); it resets those beyond.
 _BACKLOG = 65535
+# Owner and group may connect, as far as the umask lets them.
+_SOCKET_MODE = 0o660
 # Connections accepted in one turn of the event loop: a few milliseconds, then accepted ones get their turn.
 _AT_ONCE = 16
 # Idle connections that are closed at a time when the limit is near.
@@ -76,15 +77,14 @@ async def _bind_addresses(config: uvicorn.Config) -> list[socket.socket]:
 
 
 def _bind_path(path: Path) -> socket.socket:
-    mode = 0o666
     if path.is_socket():
         _check_nobody_listens(path)
-        mode = stat.S_IMODE(path.stat().st_mode)
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # Linux creates the file with the mode of the socket, less the umask: nobody else can open it, not for a moment.
+        os.fchmod(listener.fileno(), _SOCKET_MODE)
         listener.bind(str(path))
-        path.chmod(mode)
     except OSError:
         listener.close()
         raise

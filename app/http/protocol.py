@@ -14,23 +14,32 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn, cast
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.http.direct_body import LARGE, DirectReader
-from app.http.exchange import DIRECT_BODY, RELEASE, TRANSPORT
+from app.http.exchange import DIRECT_BODY, RELEASE, TRANSPORT, content_length
 from app.http.upgrades import make_parser
+from schemas.broken_rules import safe_key
 
-__all__ = ["MAX_FIELDS", "MAX_HEAD", "MAX_WAITING", "HttpProtocol", "http_protocol"]
+__all__ = ["MAX_FIELDS", "MAX_HEAD", "MAX_VALUE", "MAX_WAITING", "HttpProtocol", "http_protocol"]
 
 MAX_HEAD = 64 << 10
 """Bytes that the parser may take without an end of a head or a byte of a body."""
 MAX_FIELDS = 128
 """Fields of a head."""
+MAX_VALUE = 8 << 10
+"""Bytes of the values of one field, also if it is repeated, and of the request target, as nginx and Apache have it.
+
+Parsing them takes a microsecond or two for each byte, without a break.
+"""
 MAX_WAITING = 32
 """Requests of a connection that may wait for the one before."""
 
@@ -50,6 +59,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     slow_s = 30.0
     slow_rate = 16 << 10
+    direct_bodies: set[DirectReader]
+    """Those of the server's connections that are being read."""
     once = False
     """Whether the connection closes after one request."""
     entered: Callable[[], object] | None = None
@@ -73,6 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = make_parser(self)
+        self.app = partial(_until_cancelled, self.app)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Prepare for requests, and start the timeout of the first."""
@@ -145,20 +157,38 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._in_head or name.lower() == b"cookie":
             return
         if len(self.headers) == MAX_FIELDS:
-            self._fault = f"The request head has more than {MAX_FIELDS} fields."
-            raise ValueError(self._fault)  # which stops the parser
+            self._stop(f"The request head has more than {MAX_FIELDS} fields.")
         super().on_header(name, value)
+
+    def _stop(self, fault: str) -> NoReturn:
+        self._fault = fault
+        raise ValueError(fault)  # which stops the parser
+
+    def _check_head(self) -> None:
+        if self.parser.get_method() == b"CONNECT":  # after it, uvicorn would wait for a protocol that nobody speaks
+            self._stop("This server is not a proxy.")
+        if len(self.url) > MAX_VALUE:
+            self._stop(f"The request target has {len(self.url)} bytes; at most {MAX_VALUE} are allowed.")
+        if sum(len(value) for _, value in self.headers) > MAX_VALUE:
+            sizes = Counter[bytes]()
+            for name, value in self.headers:
+                sizes[name] += len(value)
+            ((name, size),) = sizes.most_common(1)
+            if size > MAX_VALUE:
+                shown = safe_key(name.decode("latin-1"))
+                self._stop(f"The header {shown} has {size} bytes; at most {MAX_VALUE} are allowed.")
 
     def on_headers_complete(self) -> None:
         """Handle the request, with a `DirectReader` if its body is large."""
+        self._check_head()
         self._cancel_head_timer()
         self._in_head = False
         self._progress += 1
         super().on_headers_complete()
-        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        length = content_length(self.headers) or 0
         self._direct_body = None
         if length >= LARGE and self.scheme == "http":
-            self._direct_body = DirectReader(self, length)
+            self._direct_body = DirectReader(self, length, self.direct_bodies)
             self._add_to_scope({DIRECT_BODY: self._direct_body})
         if self.once and self.cycle is not None:
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
@@ -248,7 +278,13 @@ class HttpProtocol(HttpToolsProtocol):
 
 def http_protocol(slow_s: float, slow_rate: int, base: type[HttpProtocol] = HttpProtocol) -> type[asyncio.Protocol]:
     """Create the protocol class for uvicorn with these limits, those of `app.http.exchange.Limits`."""
-    return type(base.__name__, (base,), {"slow_s": slow_s, "slow_rate": slow_rate})
+    return type(base.__name__, (base,), {"slow_s": slow_s, "slow_rate": slow_rate, "direct_bodies": set()})
+
+
+async def _until_cancelled(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the application; uvicorn would log the traceback of each request that it cancels when it stops."""
+    with suppress(asyncio.CancelledError):
+        await app(scope, receive, send)
 
 
 class _Flow(FlowControl):

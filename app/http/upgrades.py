@@ -30,15 +30,13 @@ class _Parser(httptools.HttpRequestParser):
         self._http = http
 
     def feed_data(self, data: Any) -> None:
-        """Parse the next bytes; raises `HttpParserError`, and `HttpParserUpgrade` for CONNECT only.
+        """Parse the next bytes; raises `HttpParserError`.
 
         Calls itself for what follows a head with `Upgrade`: `HttpProtocol` bounds how many of them `data` has.
         """
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self.get_method() == b"CONNECT":
-                raise
             rest = data[upgrade.args[0] :]
         else:
             return

@@ -44,6 +44,8 @@ _WORDS_TEXT = '"NaN", "Infinity" and "-Infinity"'
 _OTHER_VALUES = b'"{tfn'
 # A string, or its beginning: then the group is no quote.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*("|\\?\Z)', re.DOTALL)
+# Bytes of an element, at most.
+_WIDEST = 8
 # Most characters of a number.
 _LONGEST_NUMBER = 512
 _DEEPEST = 16
@@ -76,7 +78,7 @@ class Numbers(ReceivedData):
         most: int | None = None,
         refusal: ConvgradError | None = None,
     ) -> None:
-        super().__init__(RawSink(lease), refusal)
+        super().__init__(RawSink(lease, bound=None if bound is None else (bound // 2 + 1) * _WIDEST), refusal)
         dtype, shape = declared or (None, None)
         self._dtype: DType | None = dtype
         self._shape: tuple[int, ...] | None = shape

@@ -38,8 +38,8 @@ class TensorFault(Exception):  # noqa: N818 - becomes an error where the tensor'
 class RawSink:
     """Receive raw element bytes into segments; `collect` returns them as one.
 
-    `expected` is the exact size, when dtype and shape came first. Without it the bytes go to pieces of growing size;
-    `bound` is the most bytes that can still arrive, if known.
+    `expected` is the exact size, when dtype and shape came first, and `bound` the most bytes that can still arrive, if
+    the body has a length. Without either, the bytes go to pieces of growing size: a body may declare any tensor.
 
     `write` never waits: memory is allocated by `supply`, which has to be awaited between writes and after `close`.
     Unless they have an `own` segment, small tensors get none until they are collected (`Lease.keep`), so that many of
@@ -184,11 +184,11 @@ class RawSink:
         return view[count:]
 
     async def _add_piece(self) -> None:
-        size = self._expected
-        if size is None:
+        size, bound = self._expected, self._bound
+        if size is None or bound is None:
+            most, taken = size if bound is None else bound, sum(piece.size for piece in self._pieces)
             size = min(_FIRST_PIECE << len(self._pieces), _LARGEST_PIECE)
-            if self._bound is not None:
-                size = max(1, min(size, self._bound - sum(piece.size for piece in self._pieces)))
+            size = size if most is None else max(1, min(size, most - taken))
         self._pieces.append(await self._lease.acquire_async(size))
         self._used = 0
 

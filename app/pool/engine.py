@@ -46,7 +46,8 @@ class Arrival:
 class Job:
     """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
 
-    `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its turns.
+    `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its time,
+    and so do those of one `connection`. Each unit of a `short` job takes some ten milliseconds at most.
     With an `arrival`, a unit runs once the images it reads have arrived, or all images if it does not name any. `units`
     are those to compute, all of the plan's unless they are given.
     """
@@ -58,6 +59,8 @@ class Job:
     scratch: Segment | None = None
     deadline: float | None = None
     owner: str = ""
+    connection: int = 0
+    short: bool = False
     arrival: Arrival | None = None
     state: JobState = field(default_factory=JobState)
     units: tuple[Unit, ...] | None = None

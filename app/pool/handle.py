@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ __all__ = ["Assignment", "PlanCopy", "WorkerHandle"]
 
 _MOST_SEGMENTS = 64
 _MOST_PLANS = 64
-_BUSY_WITHOUT_BEAT = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,6 @@ class WorkerHandle:
             self._channel = Channel(self._receive, self.kill)
             undo.pop_all()
         self._dead = False
-        self._last_beats, self._last_cpu = (0, 0), 0.0
-        self._checks_without_beat = self._checks_without_cpu = 0
 
     @property
     def descriptors(self) -> list[int]:
@@ -151,21 +147,6 @@ class WorkerHandle:
         if self.pid is None:
             self._on_process_end()
 
-    def stalled(self, checks: int) -> bool:
-        """Whether a worker made no progress for this many calls: no unit, no heartbeat, no processor time.
-
-        A worker that uses its processor without a heartbeat gets twelve times as long, because one step of a
-        kernel may take long. Calls are counted instead of seconds, so that freezing a container kills no worker.
-        """
-        beats, cpu = (self._serial, self.beats), _cpu_seconds(self.pid)
-        if beats != self._last_beats or (self.ready and not self.assignments):
-            self._checks_without_beat = self._checks_without_cpu = 0
-        else:
-            self._checks_without_beat += 1
-            self._checks_without_cpu = 0 if cpu != self._last_cpu else self._checks_without_cpu + 1
-        self._last_beats, self._last_cpu = beats, cpu
-        return self._checks_without_cpu >= checks or self._checks_without_beat >= checks * _BUSY_WITHOUT_BEAT
-
     def snapshot(self) -> dict[str, Any]:
         """Describe the worker."""
         first = self.assignments[0] if self.assignments else None
@@ -231,12 +212,3 @@ class WorkerHandle:
 
 def _oldest(used: OrderedDict[int, None], keep: int) -> tuple[int, ...]:
     return tuple(used.popitem(last=False)[0] for _ in range(len(used) - keep))
-
-
-def _cpu_seconds(pid: int | None) -> float:
-    if pid is None:
-        return 0.0
-    try:
-        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process id
-    except OSError:
-        return 0.0

@@ -1,10 +1,10 @@
-"""Scheduling without processes: the stages of a job, units to run again, and fair turns between owners."""
+"""Scheduling without processes: the stages of a job, units to run again, and fair shares of the workers' time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from app.pool.engine import Job
@@ -129,43 +129,59 @@ class JobRun:
 
 
 class FairQueue:
-    """Schedule round robin: owners take turns of one unit, and so do the jobs of an owner."""
+    """Share the workers' time equally between owners, between the connections of one, and between the jobs of those.
+
+    The next unit is that of the owner, connection and job that has had the least time. One that comes counts as if it
+    had had as much as the least of the others: it is next, and those who were there first wait for no more than that.
+    """
 
     def __init__(self) -> None:
-        self._owners: dict[str, deque[JobRun]] = {}  # the next owner first
+        self._runs: list[JobRun] = []
+        self._used: dict[object, float] = {}  # seconds, of each part of the jobs' paths in the order of their arrival
 
     def add(self, run: JobRun) -> None:
         """Add a job."""
-        self._owners.setdefault(run.job.owner, deque()).append(run)
+        path, others = _path(run), [_path(other) for other in self._runs]
+        for level, part in enumerate(path):
+            beside = [self._used[other[level]] for other in others if other[:level] == path[:level]]
+            self._used.setdefault(part, min(beside, default=0.0))
+        self._runs.append(run)
 
     def remove(self, run: JobRun) -> None:
         """Remove a job that is over."""
-        runs = self._owners[run.job.owner]
-        runs.remove(run)
-        if not runs:
-            del self._owners[run.job.owner]
+        self._runs.remove(run)
+        left = {part for other in self._runs for part in _path(other)}
+        self._used = {part: used for part, used in self._used.items() if part in left}
 
-    def next(self) -> JobRun | None:
-        """Return the next job that has a unit to run, or None."""
-        for owner, runs in self._owners.items():
-            for _ in range(len(runs)):
-                run = runs[0]
-                runs.rotate(-1)
-                if run.waiting:
-                    self._owners[owner] = self._owners.pop(owner)  # to the end
-                    return run
-        return None
+    def charge(self, run: JobRun, seconds: float) -> None:
+        """Count the time of a unit."""
+        if run in self._runs:
+            for part in _path(run):
+                self._used[part] += seconds
+
+    def next(self, *, short: bool = False) -> JobRun | None:
+        """Return the next job that has a unit to run, or None; with `short`, of the jobs whose units all are."""
+        waiting = [run for run in self._runs if run.waiting and (run.job.short or not short)]
+        if len(waiting) < 2:
+            return waiting[0] if waiting else None
+        running = Counter[object]()  # units whose time is not known yet
+        for run in self._runs:
+            for part in _path(run):
+                running[part] += run.on_workers
+        order = {part: (used, running[part], place) for place, (part, used) in enumerate(self._used.items())}
+        return min(waiting, key=lambda run: [order[part] for part in _path(run)])
 
     def sole(self) -> JobRun | None:
         """Return the only job in the queue; None when there is any other number."""
-        if len(self._owners) == 1:
-            (runs,) = self._owners.values()
-            if len(runs) == 1:
-                return runs[0]
-        return None
+        return self._runs[0] if len(self._runs) == 1 else None
 
     def __iter__(self) -> Iterator[JobRun]:
-        return iter([run for runs in self._owners.values() for run in runs])
+        return iter(self._runs)
 
     def __contains__(self, run: JobRun) -> bool:
-        return run in self._owners.get(run.job.owner, ())
+        return run in self._runs
+
+
+def _path(run: JobRun) -> tuple[object, ...]:
+    job = run.job
+    return job.owner, (job.owner, job.connection), run

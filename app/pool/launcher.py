@@ -67,6 +67,7 @@ class Launcher:
         self.failed: Failed | None = None
         """Why workers can't be forked."""
         self.tile_gflops = 0.0
+        self._began = time.monotonic()
         self._progress_logged = 0.0
         self._on_message = on_message
         self._on_died = on_died
@@ -78,6 +79,11 @@ class Launcher:
     def start(self) -> None:
         """Start the first fork server, in the background."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def seconds_left(self) -> float:
+        """Estimate how long the warm-up still takes, by the share that is done; before any is, as long as until now."""
+        elapsed = time.monotonic() - self._began
+        return elapsed * (1 - self.share) / self.share if self.share else elapsed
 
     async def stop(self) -> None:
         """End the fork server and every remaining worker."""
@@ -107,7 +113,7 @@ class Launcher:
             if self._stopping.is_set():
                 return
             self.restarts += 1
-            self.share = 0.0
+            self.share, self._began = 0.0, time.monotonic()
             if (delay := self._on_died(*end)) is None:
                 return
             with contextlib.suppress(TimeoutError):

@@ -40,7 +40,6 @@ from kernels import Plan, Unit
 __all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
-_CHECKS = 8
 _MOST_PLANS = 256
 _EXIT_TIMEOUT_S = 1.0
 # Failed attempts in a row to start a worker: the delays between them, the number after which calls are refused, and
@@ -58,8 +57,9 @@ _TRIM_EVERY_S = 5.0
 class LocalEngine:
     """Compute jobs on `workers` processes that share the memory of `segments`: jobs in, finished units out.
 
-    A worker that does not stop within `grace_s` is killed, and so is one without a heartbeat for `hang_s` during a
-    unit. Unused memory is kept for reuse for `idle_s`. All times are in seconds.
+    With a `spare` one there is one more worker, which computes short units while all others are busy, some of them with
+    long ones. A worker that does not stop within `grace_s` is killed, and so is one that is not ready `start_s` after
+    it was requested. Unused memory is kept for reuse for `idle_s`. All times are in seconds.
     """
 
     def __init__(
@@ -67,14 +67,15 @@ class LocalEngine:
         segments: SegmentPool,
         *,
         workers: int,
+        spare: bool = False,
         grace_s: float = 0.02,
-        hang_s: float = 5.0,
+        start_s: float = 60.0,
         idle_s: float = 60.0,
     ) -> None:
         self._segments = segments
-        self._wanted = workers
+        self._wanted, self._spare = workers, int(spare)
         self._grace_s = grace_s
-        self._hang_s = hang_s
+        self._start_s = start_s
         self._idle_s = idle_s
         self._numbers = itertools.count(1)
         self._plan_numbers = itertools.count(1)
@@ -85,7 +86,7 @@ class LocalEngine:
         self._open: set[JobRun] = set()  # jobs that are not settled
         self._timers: dict[JobRun, asyncio.TimerHandle] = {}
         self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
-        names = ("units", "macs", "compute_s", "retried_units", "deaths", "hangs", "enforced_stops")
+        names = ("units", "macs", "compute_s", "retried_units", "deaths", "enforced_stops")
         self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
@@ -113,12 +114,16 @@ class LocalEngine:
 
     @property
     def workers(self) -> tuple[int, int]:
-        """Number of workers that are ready, and the number wanted."""
-        return sum(worker.ready for worker in self._workers.values()), self._wanted
+        """Number of workers that are ready, and the number wanted, without the spare one."""
+        return min(sum(worker.ready for worker in self._workers.values()), self._wanted), self._wanted
 
     def progress(self) -> float:
         """Return the share of the warm-up that is done, 0 to 1."""
         return self._launcher.share
+
+    def seconds_left(self) -> float:
+        """Estimate how long the warm-up still takes."""
+        return self._launcher.seconds_left()
 
     @property
     def unfit(self) -> Unfit | None:
@@ -131,7 +136,7 @@ class LocalEngine:
         # Segments are freed in whichever thread needs the memory.
         self._segments.on_retire = lambda number: loop.call_soon_threadsafe(self._forget_segment, number)
         self._launcher.start()
-        self._background = [loop.create_task(self._watch()), loop.create_task(self._trim())]
+        self._background = [loop.create_task(self._trim())]
 
     async def stop(self) -> None:
         """Refuse new jobs, fail the running ones, and end every process; may be called again."""
@@ -204,11 +209,18 @@ class LocalEngine:
     # Jobs.
 
     def _dispatch(self) -> None:
-        while self._idle and (run := self._queue.next()) is not None:
+        while self._idle and (run := self._turn()) is not None:
             if run.job.state.queue_s is None:
                 run.job.state.queue_s = time.monotonic() - run.since
             self._idle.pop().run(run, self._plan_copy(run.job.plan))
         self._prefetch()
+
+    def _turn(self) -> JobRun | None:
+        """Return the next job for an idle worker: for the spare one, to go past a long unit."""
+        busy = [worker.assignments[0].run.job for worker in self._workers.values() if worker.assignments]
+        if len(busy) < self._wanted:
+            return self._queue.next()
+        return None if all(job.short for job in busy) else self._queue.next(short=True)
 
     def _prefetch(self) -> None:
         """Give each worker a second small unit of the only job: the round trip takes as long as computing it.
@@ -237,6 +249,7 @@ class LocalEngine:
     def _on_done(self, worker: WorkerHandle, assignment: Assignment, done: Done) -> None:
         run, unit = assignment.run, assignment.unit
         self._counters["compute_s"] += done.seconds
+        self._queue.charge(run, done.seconds)
         if done.outcome == "done":
             self._counters["units"] += 1
             self._counters["macs"] += unit.macs
@@ -283,7 +296,7 @@ class LocalEngine:
 
     def _fill(self) -> None:
         stopped = self._closing or self.given_up
-        while self._launcher.loaded and not stopped and len(self._workers) < self._wanted:
+        while self._launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
             try:
                 worker = WorkerHandle(
                     next(self._numbers), on_ready=self._on_ready, on_done=self._on_done, on_death=self._on_death
@@ -294,6 +307,7 @@ class LocalEngine:
             self._workers[worker.number] = worker
             self._launcher.spawn(worker.number, worker.descriptors)
             worker.handed_over()
+            asyncio.get_running_loop().call_later(self._start_s, self._check_started, worker)
 
     def _on_message(self, message: Message, descriptors: list[int]) -> None:
         match message:
@@ -423,27 +437,21 @@ class LocalEngine:
             self._fail(run, no_workers())
         self.on_change()
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._hang_s / _CHECKS)
-            for worker in tuple(self._workers.values()):
-                if worker.stalled(_CHECKS):
-                    self._kill_hung(worker)
-
     async def _trim(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_EVERY_S)
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 await asyncio.to_thread(self._segments.trim, self._idle_s)
 
-    def _kill_hung(self, worker: WorkerHandle) -> None:
-        self._counters["hangs"] += 1
+    def _check_started(self, worker: WorkerHandle) -> None:
+        """Kill what a worker that is not ready in time waits for: the fork server, or its own process."""
+        if worker.ready or worker.number not in self._workers:
+            return
         if worker.pid is None:
             _log.warning("the fork server does not respond: killing it")
             self._launcher.kill()
         else:
-            _log.warning("worker %d (process %d) hangs: killing it", worker.number, worker.pid)
-            worker.exit_code = -signal.SIGABRT  # a hang counts like a crash, not like a kill from outside
+            _log.warning("worker %d (process %d) does not start: killing it", worker.number, worker.pid)
             worker.kill()
 
     # Shutdown.

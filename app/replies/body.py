@@ -16,8 +16,8 @@ SMALL = 64 << 10
 
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
-# Bytes written to the socket at a time.
-_SLICE = 1 << 20
+# Bytes written to the socket at a time. While its client does not read, a reply holds two such pieces of text.
+_SLICE = 256 << 10
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

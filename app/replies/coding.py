@@ -8,6 +8,7 @@ from typing import Any
 
 from app.caching import cached_if_short
 from app.replies.accept import weighted
+from app.replies.body import slices
 from app.threads import in_thread_if
 
 __all__ = ["accepts", "choose_coding", "coded"]
@@ -54,7 +55,8 @@ def _items(header: str) -> list[tuple[str, float]]:
 async def coded(pieces: AsyncIterator[bytes | memoryview], coding: str) -> AsyncGenerator[bytes | memoryview, None]:
     """Compress the pieces of a body; large ones in a thread."""
     deflate: Any = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[coding])
-    async for piece in pieces:
-        if made := await in_thread_if(len(piece) > _INLINE, deflate.compress, piece):
-            yield made
+    async for whole in pieces:
+        for piece in slices(whole):
+            if made := await in_thread_if(len(piece) > _INLINE, deflate.compress, piece):
+                yield made
     yield deflate.flush()

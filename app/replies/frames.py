@@ -8,25 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
+from itertools import chain
 from typing import Any
 
 from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
-from app.replies.body import send_bytes, send_piece
+from app.replies.body import send_bytes, send_piece, slices
 from app.replies.stream import Stream
 from app.telemetry.context import Timings, current_context
-from app.threads import in_thread_if
 from convgrad._errors import Cancelled
-from convgrad._frames import MEDIA_TYPE, Bytes, encode
+from convgrad._frames import MEDIA_TYPE, Bytes, encode_pieces
 
 __all__ = ["MEDIA_TYPE", "send_frames"]
 
 _HEADERS = {"cache-control": "no-store"}
 
-# From this size a checksum is computed in a thread.
-_HASH_INLINE = 2 << 20
 # Frames are gathered up to this size and for this long: a write to the socket costs more than a small frame, and it
 # wakes the client.
 _GATHER = 1 << 16
@@ -46,7 +44,6 @@ async def send_frames(call: Work, send: Send) -> None:
                     await stream.put(await _header(call, event), event)
         except Exception as caught:
             if not stream.started or isinstance(caught, Cancelled):
-                stream.held.clear()  # which releases the tensor's memory
                 raise
             await stream.put(_error(caught))
 
@@ -57,21 +54,23 @@ class _FrameStream(Stream):
     def __init__(self, send: Send, timings: Timings) -> None:
         super().__init__(send, MEDIA_TYPE, _HEADERS)
         self._timings = timings
-        self._size = 0
-        self.held: list[Bytes] = []
-        """Frames that are not sent yet, in pieces."""
+        self._held = bytearray()
+        """Frames that are not sent yet."""
 
     async def put(self, header: dict[str, Any], event: Event | None = None) -> None:
-        """Send a frame, now or together with the next ones."""
-        with self._timings.measure("encode"):
-            body = event.body() if isinstance(event, TileReady) else memoryview(b"")
-            frame = await in_thread_if(len(body) > _HASH_INLINE, encode, header, body)
+        """Send a frame, now or together with the next ones; a large one is made while it is sent."""
+        tile = event if isinstance(event, TileReady) else None
+        size, body = (tile.array.nbytes, tile.pieces()) if tile is not None else (0, iter(()))
+        pieces = self._timings.each("encode", encode_pieces(header, size, chain.from_iterable(map(slices, body))))
+        if size > _GATHER:
+            await self.write(chain(self._gathered(), pieces))
+            return
+        frame = b"".join(pieces)
         if isinstance(event, Progress):
-            self.beat = b"".join(frame)
-        first = not self.held
-        self.held += frame
-        self._size += sum(map(len, frame))
-        if self._size > _GATHER:
+            self.beat = frame
+        first = not self._held
+        self._held += frame
+        if len(self._held) > _GATHER:
             await self.write(self._gathered())
         elif first:
             self._start(self._send_soon())
@@ -82,12 +81,12 @@ class _FrameStream(Stream):
             await self.write(self._gathered())
 
     def _gathered(self) -> Iterator[Bytes]:
-        while self.held:  # more may be gathered while a slow client reads
-            held, size, self.held, self._size = self.held, self._size, [], 0
-            yield from held if size > _GATHER else [b"".join(held)]
+        while self._held:  # more may be gathered while a slow client reads
+            held, self._held = self._held, bytearray()
+            yield held
 
     async def _end(self) -> None:
-        rest = b"".join(self.held)
+        rest = bytes(self._held)
         if self.started:
             await send_piece(self._send, rest, last=True)
         else:

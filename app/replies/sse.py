@@ -11,7 +11,6 @@ from contextlib import aclosing
 from itertools import chain
 from typing import Any, cast
 
-import numpy as np
 from starlette.types import Send
 
 from app.calls.call import Call
@@ -109,12 +108,11 @@ def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[byte
         },
     )
     if encoding == "list":
-        values = np.frombuffer(tile.body(), dtype(tile.output.spec.dtype).numpy).reshape(tile.shape)
-        yield from list_pieces(values, text.removesuffix(b'""}}'))
+        yield from list_pieces(tile.array.view(dtype(tile.output.spec.dtype).numpy), text.removesuffix(b'""}}'))
         yield b"}}"
         return
     yield text.removesuffix(b'"}}')
-    yield from base64_pieces(tile.body())
+    yield from base64_pieces(tile.pieces())
     yield b'"}}'
 
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import Self
+from typing import Self, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -41,6 +41,8 @@ __all__ = [
     "as_convgrad_error",
     "current_context",
 ]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("convgrad.request")
 
@@ -99,7 +101,7 @@ class Timings:
         """Add the time of a ``with`` block to a part."""
         return _Measure(self, part)
 
-    def each(self, part: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def each(self, part: str, pieces: Iterable[T]) -> Iterator[T]:
         """Yield `pieces`, adding the time it takes to produce each of them to a part."""
         source = iter(pieces)
         while True:
@@ -158,6 +160,7 @@ class RequestContext:
     outcome: str = "ok"
     timings: Timings = field(default_factory=Timings)
     api: str = "pages"
+    connection: int = 0
     key: str = ANYONE
     address: str = ANYONE
     owner: str = ""

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from app.telemetry.context import RequestContext, TraceParent
 from convgrad import __version__
+from convgrad._launch import install_hint
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -53,8 +54,10 @@ class Tracing:
             yield
             return
         with self._span(scope, headers, context) as span:
-            yield
-            span.set_attributes(_facts(context))
+            try:
+                yield
+            finally:  # also of a request that is cancelled
+                span.set_attributes(_facts(context))
 
     @contextmanager
     def _span(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[Span]:
@@ -97,7 +100,7 @@ def _provider(endpoint: str) -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ValueError(f"otlp_endpoint needs the extra [otel]: {error.name} is not installed") from None
+        raise ValueError(f"otlp_endpoint needs the package {error.name}: {install_hint('otel')}") from None
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these.
     resource = Resource({"service.name": "convgrad", "service.version": __version__}).merge(_from_environment())
     provider = TracerProvider(resource=resource)

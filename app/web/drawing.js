@@ -1,7 +1,7 @@
 /**
  * A layer as SVG: src, weights and dst as grids to scale, and over them what takes part with one element.
  *
- * Nothing here needs a browser: scripts/drawings makes the pictures of the documentation from it. A grid is a few paths
+ * Nothing here needs a browser: docs/drawings.mjs makes the pictures of the documentation from it. A grid is a few paths
  * whatever its size, and a changed element changes only the paths over it.
  */
 
@@ -80,13 +80,15 @@ export function layout(layer, resolved, width) {
     }, besides - GAP);
     if (row > width) beside *= Math.max(0.2, (columns * beside - (row - width)) / (columns * beside));
   }
-  const below = fit(width - RULER - 2, Math.max(...data.map(across)));
+  // At the right there is room for the lines that join maps below each other.
+  const below = fit(width - RULER - 10, Math.max(...data.map(across)));
   const stacked = below > 2 * beside;
   const cell = Math.max(0.5, stacked ? below : beside);
   const scene = { width, height: 0, maps: all, signs: /** @type {Scene["signs"]} */ ([]) };
   let [x, y] = [RULER, TITLE];
   all.forEach((map, index) => {
-    map.cell = map === taps ? Math.min(LARGEST, Math.max(cell, Math.min(18, (width - RULER) / across(map)))) : cell;
+    map.cell =
+      map === taps ? Math.min(LARGEST, Math.max(cell, Math.min(18, (width - RULER - 10) / across(map)))) : cell;
     if (!stacked) map.cell = map === taps ? Math.max(cell, least) : cell;
     [map.x, map.y] = [x, y];
     const [w, h] = [across(map) * map.cell, down(map) * map.cell];
@@ -95,7 +97,7 @@ export function layout(layer, resolved, width) {
     if (stacked) y += h + TITLE + 10;
     else {
       const next = x + Math.max(w, title(map) - 8);
-      if (text) scene.signs.push({ x: next + GAP / 2 - 6, y: map.y + Math.min(h, 2 * LARGEST) / 2, text });
+      if (text) scene.signs.push({ x: next + (GAP - 8) / 2, y: map.y + Math.min(h, 2 * LARGEST) / 2, text });
       x = next + GAP + RULER - 8;
     }
   });
@@ -242,21 +244,31 @@ export function elementAt(element, map, row, column) {
   return { ...element, role: map.role, at };
 }
 
+/** A number as short as a cell. @param {number | undefined} value @returns {string} */
+const inCell = (value) =>
+  value === undefined
+    ? ""
+    : String(Number.isInteger(value) && Math.abs(value) < 1e7 ? value : Number(value.toPrecision(3)));
+
 /** @param {Layer} layer @param {Resolved} resolved @param {Map} map @param {Element} element @param {Values | null} values */
 function numbers(layer, resolved, map, element, values) {
   const { rows, columns } = map;
   if (!values || !hasNumbers(map, values)) return "";
   if (map.role === "weights" && !connected(layer, element.i, element.o)) return "";
+  const room = (map.cell - 4) / 0.62;
+  const cells = Array.from({ length: rows.size * columns.size }, (_, index) => {
+    const [row, column] = [Math.floor(index / columns.size), index % columns.size];
+    return { row, column, value: inCell(numberOf(layer, resolved, values, elementAt(element, map, row, column))) };
+  });
+  // All numbers of a map are as large, but for those that are very long.
+  const longest = Math.max(2, ...cells.map(({ value }) => value.length));
+  const common = Math.max(9, Math.min(14, map.cell / 1.5, room / longest));
   let text = "";
-  for (let row = 0; row < rows.size; row++) {
-    for (let column = 0; column < columns.size; column++) {
-      const value = String(numberOf(layer, resolved, values, elementAt(element, map, row, column)) ?? "");
-      const [x, y] = [px(map, columns, column * columns.step + 0.5), px(map, rows, row * rows.step + 0.5)];
-      const room = map.cell - 4;
-      const size = Math.min(14, map.cell / 1.5, room / (0.62 * Math.max(2, value.length)));
-      if (size >= 6)
-        text += `<text class="value" x="${round(x)}" y="${round(y)}" font-size="${round(size)}">${value}</text>`;
-    }
+  for (const { row, column, value } of cells) {
+    const [x, y] = [px(map, columns, column * columns.step + 0.5), px(map, rows, row * rows.step + 0.5)];
+    const size = Math.min(common, map.cell / 1.5, room / Math.max(2, value.length));
+    if (size >= 6)
+      text += `<text class="value" x="${round(x)}" y="${round(y)}" font-size="${round(size)}">${value}</text>`;
   }
   return text;
 }
@@ -317,8 +329,7 @@ export function base(layer, resolved, scene, element, planes, values) {
   const signs = scene.signs.map(
     ({ x, y, text }) => `<text class="sign" x="${round(x)}" y="${round(y)}">${text}</text>`,
   );
-  // Below the maps, whose colours let it through, so that it strikes no number out.
-  return `<path class="links" data-over="links" d=""/>${parts.join("")}${signs.join("")}`;
+  return `${parts.join("")}<path class="links" data-over="links" d=""/>${signs.join("")}`;
 }
 
 /** Most cells of a map that are coloured. */
@@ -419,18 +430,41 @@ function cellOf(map, at) {
   return box(map, rows.axis < 0 ? 0 : entry(at, rows.axis) * rows.step, entry(at, columns.axis) * columns.step, 1, 1);
 }
 
-/** Join the elements of one product. @param {Over} paths @param {Scene} scene @param {Record<Role, Element>} term @param {Record<Role, number>} planes */
+/** The upper left corner of an element's cell, and its size. @param {Map} map @param {number[]} at */
+export function boxOf(map, at) {
+  const { rows, columns, cell } = map;
+  const row = rows.axis < 0 ? 0 : entry(at, rows.axis) * rows.step;
+  return { x: px(map, columns, entry(at, columns.axis) * columns.step), y: px(map, rows, row), size: cell };
+}
+
+/**
+ * Join the elements of one product by lines between the cells, never over one: a number may be in it.
+ * @param {Over} paths @param {Scene} scene @param {Record<Role, Element>} term @param {Record<Role, number>} planes
+ */
 function link(paths, scene, term, planes) {
   const ends = scene.maps.flatMap((map) => {
     const { at } = term[map.role];
     if (map.rows.axis === 1 && planes[map.role] !== at[0]) return [];
     paths[`${map.role}-step`] = cellOf(map, at);
-    const row = map.rows.axis < 0 ? 0 : entry(at, map.rows.axis) * map.rows.step;
-    const column = entry(at, map.columns.axis) * map.columns.step;
-    return [`${round(px(map, map.columns, column + 0.5))} ${round(px(map, map.rows, row + 0.5))}`];
+    const { x, y, size } = boxOf(map, at);
+    return [{ map, left: x, right: x + size, y: round(y + size) }];
   });
-  if (ends.length > 1) paths.links = `M${ends.join("L")}`;
+  let path = "";
+  ends.slice(1).forEach((to, index) => {
+    const from = entry(ends, index);
+    const start = `M${round(from.right)} ${from.y}`;
+    const edge = rightOf(from.map);
+    // Side by side a line leaves at the right and comes in from the left, beyond the numbers of the rows; else both ends are at the right.
+    path +=
+      to.map.y === from.map.y
+        ? `${start}H${round(edge)}L${round(Math.max(edge, to.map.x - RULER))} ${to.y}H${round(to.left)}`
+        : `${start}H${round(scene.width - 3)}V${to.y}H${round(to.right)}`;
+  });
+  paths.links = path;
 }
+
+/** The right edge of a map. @param {Map} map @returns {number} */
+const rightOf = (map) => px(map, map.columns, map.columns.to);
 
 /**
  * The element of a map at a point, or null.
@@ -447,31 +481,6 @@ export function hit(scene, x, y) {
     if (row >= 0 && column >= 0) return { map, row, column };
   }
   return null;
-}
-
-/**
- * A whole picture with its own style, as for the documentation.
- * @param {Layer} layer @param {Resolved} resolved @param {Element} element @param {Values | null} values
- * @param {{width: number, style: string, title: string, description: string}} options @returns {string}
- */
-export function picture(layer, resolved, element, values, { width, style, title, description }) {
-  const scene = layout(layer, resolved, width);
-  const met = reach(layer, resolved, element).real;
-  const plane = (/** @type {Role} */ role) =>
-    role === element.role ? entry(element.at, 0) : (met[0]?.[0]?.[letterOf(resolved, role)] ?? 0);
-  const planes = { src: plane("src"), weights: plane("weights"), dst: plane("dst") };
-  const paths = over(layer, resolved, scene, element, planes);
-  const drawn = base(layer, resolved, scene, element, planes, values)
-    .replace(/data-over="([^"]*)" d=""/g, (_, name) => `d="${paths[name]}"`)
-    .replace(/<path class="[^"]*" d=""\/>|<g data-(?:values|colours)="\w+"><\/g>/g, "")
-    .replace(/ tabindex="0" role="application" aria-roledescription="map" aria-label="\w+"| data-\w+="\w+"/g, "")
-    .replace(/<path class="focus"[^>]*>/g, "");
-  const right = Math.ceil(scene.width);
-  return (
-    `<svg xmlns="http://www.w3.org/2000/svg" class="drawing" viewBox="0 0 ${right} ${Math.ceil(scene.height)}" width="${right}" ` +
-    `height="${Math.ceil(scene.height)}" role="img"><title>${title}</title><desc>${description}</desc><style>${style}</style>` +
-    `<rect class="paper" width="100%" height="100%"/>${drawn}</svg>\n`
-  );
 }
 
 /** Whether a role is what the operation computes. @param {Layer} layer @param {Role} role */

@@ -2,18 +2,34 @@
 
 import "./key.js";
 import "./figure.js";
+import "./groups.js";
 import "./run.js";
 import "./verify.js";
-import { connected, entry, letterOf, nameOf, OPERATIONS, peers, reach, resolve, roles, sizeOn } from "./arithmetic.js";
-import { isAway, rpc } from "./call.js";
-import { hasKey, lock, ServiceError, send, Unreachable } from "./client.js";
-import { curl, jsonRpc, numpyLine, pythonCall, pytorch } from "./code.js";
+import {
+  connected,
+  entry,
+  indexOf,
+  letterOf,
+  nameOf,
+  OPERATIONS,
+  peers,
+  reach,
+  resolve,
+  roles,
+  sizeOn,
+} from "./arithmetic.js";
+import { hasKey, lock } from "./client.js";
+import { numpyLine } from "./code.js";
 import { Fields } from "./fields.js";
-import { request } from "./layer.js";
+import { DATA, inputsOf, SEEDED, typedIn, typedName } from "./generate.js";
 import { make } from "./make.js";
-import { resolvedFacts } from "./resolved.js";
+import { readNumbers } from "./npy.js";
+import { pythonCall, pytorch } from "./python.js";
+import { callOf, curl, jsonRpc } from "./shell.js";
 import { clamped, fragment, parse } from "./state.js";
-import { decode, fill, numberOf, rounded, sum, terms, withData } from "./values.js";
+import { agrees, fill, isSmall, numberOf, rounded, shortest, sum, terms } from "./values.js";
+import { Verdict, watch } from "./verdict.js";
+import { Views } from "./views.js";
 import { axes, label, rows, sumText, told } from "./words.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
@@ -25,19 +41,25 @@ const STEPS = 4096;
 /** @param {string} id @returns {HTMLElement} */
 const at = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 /** @param {number} ms @returns {Promise<void>} */
-const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const drawing = /** @type {import("./figure.js").LayerDrawing} */ (at("drawing"));
+const groups = /** @type {import("./groups.js").ChannelGroups} */ (at("groups"));
 const run = /** @type {import("./run.js").RunLayer} */ (at("run"));
 const verify = /** @type {import("./verify.js").VerifyResult} */ (at("verify"));
 const numbers = /** @type {HTMLSelectElement} */ (at("values"));
+const seed = /** @type {HTMLInputElement} */ (at("seed"));
+const views = new Views(at("shown"));
+numbers.replaceChildren(...Object.entries(DATA).map(([value, text]) => make("option", { value }, text)));
 
 let { state, note } = parse(location.hash);
 let resolved = resolve(state.layer);
 /** The element under the pointer, before it is kept. @type {Element | null} */
 let pointed = null;
-/** @type {import("./values.js").Values | null} */
-let values = null;
+/** @typedef {import("./values.js").Values | null} Numbers */
+/** The numbers of the inputs, where there are few enough; and of all tensors, where they are drawn. */
+let [inputs, values] = /** @type {[Numbers, Numbers]} */ ([null, null]);
+/** The numbers of the inputs that are files, or null for files that don't fit the layer. @type {Map<Role, Float32Array<ArrayBuffer> | null>} */
+let read = new Map();
 /** The colours of what was computed or verified. @type {import("./figure.js").Colours | null} */
 let colours = null;
 let step = -1;
@@ -52,6 +74,11 @@ const fields = new Fields(at("fields"), (layer) => {
   showLayer();
 });
 
+const verdict = new Verdict(fields, (computed) => {
+  values = computed;
+  showAll();
+});
+
 /** The element that is marked. */
 const current = () => pointed ?? state.element;
 
@@ -61,19 +88,67 @@ function showLayer() {
   pointed = null;
   step = -1;
   resolved = resolve(state.layer);
+  inputs = values = null;
   state.element = joined(clamped(state.layer, state.element));
-  values = fill(state.layer, resolved, state.values);
   fields.show(state.layer);
-  numbers.value = state.values;
   at("legend").className = `legend dim beside-${resolved.transposed ? "src" : "dst"}`;
   at("hatched").textContent = resolved.transposed ? "output padding" : "not read by any tap";
-  showViews();
   toPlanes();
+  run.show(state.layer, resolved, state.given);
+  readFiles();
+}
+
+/** Show the numbers of the inputs everywhere, and have the result computed. */
+function showNumbers() {
+  const { layer, given } = state;
+  numbers.value = given.kind;
+  if (document.activeElement !== seed) seed.value = String(given.seed);
+  at("seeded").hidden = !SEEDED.includes(given.kind);
+  inputs = numbersGiven();
+  values = given.kind === "none" ? null : inputs;
+  showViews();
   showAll();
   showCode();
   keepAddress();
-  check();
-  run.show(state.layer, resolved);
+  verdict.ask(layer, resolved, values);
+  run.show(layer, resolved, given);
+}
+
+/** The numbers of the inputs, where there are few enough and files fit. */
+function numbersGiven() {
+  const { layer, given } = state;
+  if (!isSmall(resolved) || [...read.values()].includes(null)) return null;
+  return { ...fill(layer, resolved, given), .../** @type {import("./values.js").Values} */ (Object.fromEntries(read)) };
+}
+
+let reading = 0;
+
+/** Read the files of the run, whose numbers are then those of the drawing. */
+async function readFiles() {
+  const mine = ++reading;
+  const { files } = run;
+  const { layer } = state;
+  const shapes = resolved.shapes;
+  const found = await Promise.all(
+    inputsOf(layer.op).flatMap((role) => {
+      const chosen = files.get(nameOf(layer.op, role));
+      if (!chosen) return [];
+      const drawn = isSmall(resolved) ? readNumbers(chosen.file, chosen.header, layer.dtype, shapes[role]) : null;
+      return [(async () => /** @type {const} */ ([role, await drawn]))()];
+    }),
+  );
+  if (mine !== reading) return;
+  read = new Map(found);
+  showNumbers();
+}
+
+/** What was typed into the element that is kept, or null for the generated number. @param {number | null} number */
+function type(number) {
+  const name = typedName(state.element.role, indexOf(state.layer, state.element));
+  const { [name]: _, ...typed } = state.given.typed;
+  state.given = { ...state.given, typed: number === null ? typed : { ...typed, [name]: number } };
+  step = -1;
+  showNumbers();
 }
 
 /** Channels in one group: that of the element's own channel. @param {Element} element @returns {Element} */
@@ -106,11 +181,13 @@ function shown() {
   const element = term ? { ...current(), n: term.src.n, i: term.src.i, o: term.src.o } : current();
   if (term && term.src.at.length === 3)
     for (const role of roles(state.layer.op)) planes[role] = entry(term[role].at, 0);
-  return { layer: state.layer, resolved, element, planes, values, term, colours };
+  const typed = inputsOf(state.layer.op).filter((role) => !read.has(role));
+  return { layer: state.layer, resolved, element, planes, values, term, colours, typed };
 }
 
 function showAll() {
   drawing.show(shown());
+  groups.show(state.layer, resolved, shown().element);
   showElement();
 }
 
@@ -148,16 +225,18 @@ function showSum(element) {
   const total = sum(layer, resolved, values, element);
   const computed = numberOf(layer, resolved, values, element);
   const nearest = rounded(layer.dtype, total);
-  const agrees = computed === nearest;
-  const told = `the service computed ${computed}${agrees && nearest !== total ? `, the nearest ${layer.dtype} number` : ""}`;
+  const right = computed !== undefined && agrees(layer, resolved, values, element, computed);
+  const how =
+    computed === total ? "" : computed === nearest ? `, the nearest ${layer.dtype} number` : ", rounded on the way";
+  const told = `the service computed ${shortest(layer.dtype, computed ?? 0)}${right ? how : ""}`;
   const verdict =
     computed === undefined
       ? ""
-      : make("span", { class: agrees ? "good" : "bad" }, ` ${agrees ? "\u2713" : "\u2717"} ${told}`);
+      : make("span", { class: right ? "good" : "bad" }, ` ${right ? "\u2713" : "\u2717"} ${told}`);
   at("sum").replaceChildren(
     before,
     ...(lit ? [make("mark", {}, lit)] : []),
-    `${after || lit || before ? `${after} = ` : ""}${total}`,
+    `${after || lit || before ? `${after} = ` : ""}${Number(total.toPrecision(9))}`,
     verdict,
   );
 }
@@ -182,54 +261,47 @@ function showTwin() {
 /** Sliders for the image, the channels and the planes that are drawn. */
 function showViews() {
   const { layer, element } = state;
-  const slider = (
+  /** @type {import("./views.js").View[]} */
+  const made = [];
+  const add = (
     /** @type {string} */ text,
     /** @type {number} */ size,
     /** @type {number} */ value,
     /** @type {(value: number) => void} */ apply,
-  ) => {
-    const input = /** @type {HTMLInputElement} */ (
-      make("input", { type: "range", min: "0", max: String(size - 1), value: String(value) })
-    );
-    const told = make("output", {}, String(value));
-    input.addEventListener("input", () => {
-      told.textContent = input.value;
-      stop();
-      step = -1;
-      apply(Number(input.value));
+  ) =>
+    made.push({
+      text,
+      size,
+      value,
+      apply: (chosen) => {
+        stop();
+        step = -1;
+        apply(chosen);
+        showViews();
+        showAll();
+        keepAddress();
+      },
     });
-    return make("label", {}, text, input, told);
-  };
-  /** @type {Node[]} */
-  const made = [];
   const view = (/** @type {"n" | "i" | "o"} */ name) => (/** @type {number} */ value) => {
     state.element = { ...state.element, [name]: value };
     if (resolved.bias && name !== "n") state.element = { ...state.element, i: value, o: value };
-    const other = name === "i" ? "src" : "dst";
     const { role } = state.element;
-    state.element = { ...joined({ ...state.element, role: other }), role };
-    showAll();
-    keepAddress();
-    if (name !== "n" && layer.groups > 1) showViews();
+    state.element = { ...joined({ ...state.element, role: name === "i" ? "src" : "dst" }), role };
   };
-  if (!resolved.fits) return at("shown").replaceChildren();
-  if (layer.n > 1) made.push(slider("image n", layer.n, element.n, view("n")));
-  if (layer.i > 1) made.push(slider(resolved.bias ? "channel" : "channel i", layer.i, element.i, view("i")));
-  if (layer.o > 1 && !resolved.bias) made.push(slider("channel o", layer.o, element.o, view("o")));
+  if (!resolved.fits) return views.show([]);
+  if (layer.n > 1) add("image n", layer.n, element.n, view("n"));
+  if (layer.i > 1) add(resolved.bias ? "channel" : "channel i", layer.i, element.i, view("i"));
+  if (layer.o > 1 && !resolved.bias) add("channel o", layer.o, element.o, view("o"));
   if (layer.src.length === 3) {
     for (const role of roles(layer.op)) {
       const size = sizeOn(entry(resolved.axes, 0), role);
-      made.push(
-        slider(`plane of ${nameOf(layer.op, role)}`, size, planes[role], (value) => {
-          planes[role] = value;
-          if (role === state.element.role) state.element = { ...state.element, at: state.element.at.with(0, value) };
-          showAll();
-          keepAddress();
-        }),
-      );
+      add(`plane of ${nameOf(layer.op, role)}`, size, planes[role], (value) => {
+        planes[role] = value;
+        if (role === state.element.role) state.element = { ...state.element, at: state.element.at.with(0, value) };
+      });
     }
   }
-  return at("shown").replaceChildren(...made);
+  return views.show(made);
 }
 
 /** Colour what was computed. @param {typeof colours} found */
@@ -239,9 +311,16 @@ function colour(found) {
   drawing.show(shown());
 }
 
+/** Fill the inputs in another way. @param {Partial<import("./generate.js").Given>} given */
+function give(given) {
+  state.given = { ...state.given, ...given };
+  step = -1;
+  showNumbers();
+}
+
 /** @param {Element} element */
 function point(element) {
-  if (playing) return;
+  if (playing || drawing.field.isOpen) return;
   pointed = element;
   step = -1;
   drawing.mark(shown());
@@ -298,12 +377,23 @@ function stop() {
   at("play").textContent = "Play";
 }
 
+/** How many numbers were typed, and whether the address has them. @param {boolean} whole */
+function showTyped(whole) {
+  const { layer, given } = state;
+  const typed = inputsOf(layer.op).reduce((all, role) => all + typedIn(resolved, role, given.typed).size, 0);
+  at("untype").hidden = !typed;
+  const text = typed ? `${typed} typed${whole ? "" : ": too many for the address, a link will not have them"}` : "";
+  if (at("typed").textContent !== text) at("typed").textContent = text;
+}
+
 let addressed = 0;
 
 /** Keep the state in the address, soon: browsers limit how often it may change. */
 function keepAddress() {
   clearTimeout(addressed);
-  addressed = setTimeout(() => history.replaceState(null, "", fragment(state)), 200);
+  const { text, whole } = fragment(state);
+  showTyped(whole);
+  addressed = setTimeout(() => history.replaceState(null, "", text), 200);
 }
 
 function showCode() {
@@ -311,97 +401,13 @@ function showCode() {
   for (const button of document.querySelectorAll("[data-code]")) {
     button.setAttribute("aria-pressed", String(button.getAttribute("data-code") === language));
   }
-  const written = {
-    curl: () => curl(layer, location.origin, hasKey()),
-    python: () => pythonCall(layer, location.origin),
-    pytorch: () => pytorch(layer, resolved),
-    rpc: () => jsonRpc(layer),
-  };
-  at("code").textContent = written[language]();
-}
-
-let asked = 0;
-/** @type {AbortController | null} */
-let asking = null;
-
-/** Have the service check the layer, and compute it with the numbers shown. Only the last question is answered. */
-async function check() {
-  const mine = ++asked;
-  asking?.abort();
-  asking = new AbortController();
-  const { signal } = asking;
-  at("resolved").classList.add("old");
-  await pause(120);
-  while (mine === asked) {
-    try {
-      const { op, ...params } = request(state.layer);
-      const result = await rpc("ops.validate", { op, ...params }, signal);
-      if (mine !== asked) return;
-      showResolved(result);
-      const inputs = values;
-      if (inputs) await compute(op, params.attributes, inputs, signal, () => mine === asked);
-      return;
-    } catch (error) {
-      if (mine !== asked || (error instanceof DOMException && error.name === "AbortError")) return;
-      if (!(error instanceof ServiceError || error instanceof Unreachable)) throw error;
-      showFault(error);
-      if (!isAway(error)) return;
-      await pause(2000);
-    }
-  }
-}
-
-/**
- * @param {Layer["op"]} op @param {object} attributes @param {import("./values.js").Values} inputs @param {AbortSignal} signal @param {() => boolean} wanted
- */
-async function compute(op, attributes, inputs, signal, wanted) {
-  const result = await rpc(op, { attributes, inputs: withData(state.layer, resolved, inputs) }, signal);
-  if (!wanted()) return;
-  const role = OPERATIONS[op].output;
-  const { dtype, data } = result.outputs[nameOf(op, role)];
-  values = { ...inputs, [role]: decode(dtype, data) };
-  showAll();
-}
-
-/** @param {any} result of `ops.validate` */
-function showResolved(result) {
-  showVerdict("Valid", []);
-  at("resolved").replaceChildren(...resolvedFacts(result));
-}
-
-/** @param {ServiceError | Unreachable} error */
-function showFault(error) {
-  if (error instanceof Unreachable)
-    return showVerdict("The service does not answer. Everything typed is kept, and it is asked again.", []);
-  const { problems, message } = error;
-  const text =
-    problems.length > 1 ? `Invalid: ${problems.length} rules are broken` : problems.length ? "Invalid" : message;
-  showVerdict(text, problems);
-}
-
-/** @param {string} text @param {import("./client.js").Problem[]} problems */
-function showVerdict(text, problems) {
-  const valid = text === "Valid";
-  fields.mark(problems);
-  at("verdict").className = valid ? "good" : "bad";
-  at("verdict").textContent = text;
-  at("problems").replaceChildren(...problems.map(({ msg }) => make("li", {}, msg)));
-  at("resolved").classList.toggle("old", !valid);
-}
-
-/** Ask again and again whether the service is ready. */
-async function watch() {
-  for (;;) {
-    try {
-      const reply = await (await send("/readyz", { accepted: [503] })).json();
-      at("status").textContent =
-        reply.status === "starting" ? `starting (${Math.round(reply.progress * 100)} % of the kernels)` : reply.status;
-    } catch (error) {
-      if (!(error instanceof ServiceError || error instanceof Unreachable || error instanceof SyntaxError)) throw error;
-      at("status").textContent = "not responding";
-    }
-    await pause(document.hidden ? 30000 : 5000);
-  }
+  const numbers =
+    inputs && Object.fromEntries(inputsOf(layer.op).map((role) => [nameOf(layer.op, role), inputs?.[role]]));
+  const files = new Map([...run.files].map(([name, { file }]) => [name, file.name]));
+  const how = { options: run.options, origin: location.origin, keyed: hasKey() };
+  const call = callOf(run.request, /** @type {Record<string, Float32Array> | null} */ (numbers), files, how);
+  const written = { curl, python: pythonCall, pytorch, rpc: jsonRpc };
+  at("code").textContent = written[language](call, layer, resolved);
 }
 
 function readAddress() {
@@ -415,6 +421,7 @@ function readAddress() {
 drawing.addEventListener("point", (event) => point(/** @type {CustomEvent<Element>} */ (event).detail));
 drawing.addEventListener("keep", (event) => keep(/** @type {CustomEvent<Element>} */ (event).detail));
 drawing.addEventListener("leave", leave);
+drawing.addEventListener("type", (event) => type(/** @type {CustomEvent<number | null>} */ (event).detail));
 drawing.addEventListener("key", (event) => {
   const { key, role, plane } = /** @type {CustomEvent<{key: string, role: Role, plane: number}>} */ (event).detail;
   if (key === " ") play();
@@ -441,7 +448,10 @@ for (const part of [run, verify]) {
     showAll();
   });
 }
-run.addEventListener("inputs", () => verify.show(run));
+run.addEventListener("inputs", () => {
+  verify.show(run);
+  if (run.layer) readFiles();
+});
 run.addEventListener("computed", () => {
   verify.take.disabled = !run.result;
   colour(run.result && { of: (element) => run.level(element), beneath: false });
@@ -455,9 +465,11 @@ at("play").addEventListener("click", play);
 at("next").addEventListener("click", () => stepBy(1));
 at("back").addEventListener("click", () => stepBy(-1));
 at("twin").addEventListener("toggle", showTwin);
-numbers.addEventListener("change", () => {
-  state.values = numbers.value;
-  showLayer();
+numbers.addEventListener("change", () => give({ kind: numbers.value, typed: {} }));
+seed.addEventListener("input", () => give({ seed: Math.min(999999, Number(seed.value.replace(/\D/g, ""))) }));
+at("untype").addEventListener("click", () => {
+  numbers.focus();
+  give({ typed: {} });
 });
 for (const button of document.querySelectorAll("[data-code]")) {
   button.addEventListener("click", () => {
@@ -468,9 +480,11 @@ for (const button of document.querySelectorAll("[data-code]")) {
 // Browsers have the clipboard only for pages from this machine or over HTTPS.
 at("copy").hidden = !navigator.clipboard;
 at("copy").addEventListener("click", () => navigator.clipboard.writeText(at("code").textContent ?? ""));
-lock.addEventListener("unlocked", () => {
-  showCode();
-  check();
+lock.addEventListener("unlocked", showNumbers);
+// The fragment is the layer's: a jump within the page must not change it.
+document.querySelector(".skip")?.addEventListener("click", (event) => {
+  event.preventDefault();
+  at("figure").focus();
 });
 addEventListener("hashchange", readAddress);
 readAddress();

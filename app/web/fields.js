@@ -1,6 +1,6 @@
 /** The form of a layer: fields and steppers, with the errors of the service beside them. */
 
-import { entry, nameOf, OPERATIONS, resolve, takesDst } from "./arithmetic.js";
+import { nameOf, OPERATIONS, resolve, takesDst } from "./arithmetic.js";
 import { CHOICES, LISTS, MOST, NAMED, withOperation, withRank } from "./layer.js";
 import { make } from "./make.js";
 
@@ -73,92 +73,113 @@ class NumberStepper extends HTMLElement {
 
 customElements.define("number-stepper", NumberStepper);
 
-/** The form. `change` is called with the new layer, which may be invalid. */
+/** A row as wide as the form. @param {HTMLElement} row */
+function whole(row) {
+  row.classList.add("whole");
+  return row;
+}
+
+/**
+ * The form. `change` is called with the new layer, which may be invalid. Every field is made once: those that a layer
+ * lacks are hidden, so that none that is used is replaced.
+ */
 export class Fields {
   /** @param {HTMLElement} form @param {(layer: Layer) => void} change */
   constructor(form, change) {
     this.form = form;
     this.change = change;
-    this.built = "";
     /** @type {Map<string, NumberStepper[]>} */
     this.steppers = new Map();
     /** @type {Map<string, HTMLSelectElement>} */
     this.selects = new Map();
     form.addEventListener("submit", (event) => event.preventDefault());
+    this.build();
   }
 
   /** @param {Layer} layer */
   show(layer) {
     this.layer = layer;
-    const { bias, transposed } = OPERATIONS[layer.op];
-    const grouped = Boolean(transposed && layer.groups > 1);
-    const kind = [layer.op, layer.src.length, grouped, layer.auto_pad !== "none"].join();
-    if (kind !== this.built) this.build(layer, Boolean(bias), transposed, grouped);
-    this.built = kind;
+    const { op, groups, auto_pad } = layer;
+    const { bias, transposed } = OPERATIONS[op];
+    const size = (/** @type {"src" | "dst"} */ role) => `size of ${nameOf(op, role)}`;
+    const padded = !bias && auto_pad === "none";
+    /** What each field that not every layer has is called; empty where this one has not. @type {Record<string, string>} */
+    const labels = {
+      groups: bias ? "" : "groups",
+      i: bias ? "channels" : "channels I of src",
+      o: bias ? "" : "channels O of dst",
+      src: size(op === "BiasAddBackward" ? "dst" : "src"),
+      kernel: bias ? "" : "taps of the weights",
+      ...Object.fromEntries(
+        ["strides", "dilations", "auto_pad", "weights_format"].map((name) => [name, bias ? "" : name]),
+      ),
+      pads_begin: padded ? "pads_begin" : "",
+      pads_end: padded ? "pads_end" : "",
+      output_padding: transposed ? "output_padding" : "",
+      dst: takesDst(op) ? size("dst") : "",
+      groups_axis: transposed && groups > 1 ? "groups_axis" : "",
+    };
+    for (const row of this.rows) {
+      const label = labels[row.dataset.field ?? ""];
+      if (label === undefined) continue;
+      row.hidden = !label;
+      /** @type {HTMLElement} */ (row.firstElementChild).textContent = label;
+    }
     const { axes } = resolve(layer);
     for (const [name, steppers] of this.steppers) {
       const value = layer[/** @type {List} */ (name)];
-      steppers.forEach((stepper, index) => {
-        if (!Array.isArray(value)) stepper.show(/** @type {number} */ (/** @type {unknown} */ (value)));
-        else stepper.show(value[index], name === "dst" ? String(entry(axes, index).dst) : "");
-      });
+      for (const [index, stepper] of steppers.entries()) {
+        stepper.hidden = Array.isArray(value) && index >= axes.length;
+        const shown = Array.isArray(value) ? value[index] : Number(value);
+        stepper.show(shown, name === "dst" ? String(axes[index]?.dst) : "");
+      }
     }
-    for (const [name, select] of this.selects) {
-      if (name === "rank") select.value = String(layer.src.length);
-      else if (name !== "named") select.value = String(layer[/** @type {keyof Layer} */ (name)]);
-    }
+    const [named] = Object.entries(NAMED).find(([, each]) => JSON.stringify(each) === JSON.stringify(layer)) ?? [".."];
+    const chosen = /** @type {Record<string, unknown>} */ ({ ...layer, named, rank: layer.src.length });
+    for (const [name, select] of this.selects) select.value = String(chosen[name]);
+    const [flat] = /** @type {HTMLSelectElement} */ (this.selects.get("rank")).options;
+    if (flat) flat.disabled = op === "BiasAddBackward";
   }
 
-  /** @param {Layer} layer @param {boolean} bias @param {boolean} transposed @param {boolean} grouped */
-  build(layer, bias, transposed, grouped) {
-    this.steppers.clear();
-    this.selects.clear();
-    const size = (/** @type {"src" | "dst"} */ role) => `size of ${nameOf(layer.op, role)}`;
-    const data = layer.op === "BiasAddBackward" ? "dst" : "src";
-    const names = /** @type {Record<string, string>} */ ({
-      n: "images",
-      i: bias ? "channels" : "channels I of src",
-      o: "channels O of dst",
-    });
-    const number = (/** @type {string} */ name) => this.row(name, names[name] ?? name, [this.stepper(name, -1, 1)]);
-    const list = (/** @type {List} */ name, label = /** @type {string} */ (name)) =>
+  build() {
+    const number = (/** @type {string} */ name, /** @type {string} */ label = name) =>
+      this.row(name, label, [this.stepper(name, -1, 1)]);
+    const list = (/** @type {List} */ name) =>
       this.row(
         name,
-        label,
-        layer.src.map((_, axis) => this.stepper(name, axis, LISTS[name])),
+        name,
+        [0, 1, 2].map((axis) => this.stepper(name, axis, LISTS[name])),
       );
     const select = (/** @type {keyof typeof CHOICES} */ name) =>
       this.choice(name, name, CHOICES[name], (value) => ({ ...this.now, [name]: value }));
-    const pair = (/** @type {HTMLElement[]} */ ...rows) => make("div", { class: "pair" }, ...rows);
-    const padded = layer.auto_pad === "none";
-    const focused = document.activeElement?.id;
     this.form.replaceChildren(
-      this.choice("named", "start with a layer of", ["..", ...Object.keys(NAMED)], (value) => NAMED[value] ?? this.now),
-      this.choice("op", "operation", OPERATION_NAMES, (value) => withOperation(this.now, value)),
-      pair(
-        this.choice("rank", "spatial axes", layer.op === "BiasAddBackward" ? ["2", "3"] : ["1", "2", "3"], (value) =>
-          withRank(this.now, Number(value)),
+      whole(
+        this.choice(
+          "named",
+          "start with a layer of",
+          ["..", ...Object.keys(NAMED)],
+          (value) => NAMED[value] ?? this.now,
         ),
-        select("dtype"),
       ),
-      ...(bias
-        ? [pair(number("n"), number("i")), list("src", size(data)), select("data_format")]
-        : [
-            pair(number("n"), number("groups")),
-            pair(number("i"), number("o")),
-            list("src", size("src")),
-            list("kernel", "taps of the weights"),
-            list("strides"),
-            list("dilations"),
-            select("auto_pad"),
-            ...(padded ? [list("pads_begin"), list("pads_end")] : []),
-            ...(transposed ? [list("output_padding")] : []),
-            ...(takesDst(layer.op) ? [list("dst", size("dst"))] : []),
-            pair(select("data_format"), select("weights_format")),
-            ...(grouped ? [select("groups_axis")] : []),
-          ]),
+      whole(this.choice("op", "operation", OPERATION_NAMES, (value) => withOperation(this.now, value))),
+      this.choice("rank", "spatial axes", ["1", "2", "3"], (value) => withRank(this.now, Number(value))),
+      select("dtype"),
+      number("n", "images"),
+      number("groups"),
+      number("i"),
+      number("o"),
+      .../** @type {List[]} */ (["src", "kernel", "strides", "dilations"]).map(list),
+      whole(select("auto_pad")),
+      .../** @type {List[]} */ (["pads_begin", "pads_end", "output_padding", "dst"]).map(list),
+      select("data_format"),
+      select("weights_format"),
+      select("groups_axis"),
     );
-    if (focused) document.getElementById(focused)?.focus();
+  }
+
+  /** @returns {NodeListOf<HTMLElement>} */
+  get rows() {
+    return this.form.querySelectorAll("[data-field]");
   }
 
   /** @returns {Layer} */
@@ -168,10 +189,10 @@ export class Fields {
 
   /** @param {string} name @param {string} label @param {HTMLElement[]} boxes */
   row(name, label, boxes) {
-    const shown = make("div", { class: boxes.length > 1 || name in LISTS ? "boxes" : "" }, ...boxes);
+    const shown = make("div", { class: boxes.length > 1 ? "boxes" : "" }, ...boxes);
     return make(
       "div",
-      { class: "row", "data-field": name },
+      { class: boxes.length > 1 ? "row whole" : "row", "data-field": name },
       make("span", {}, label),
       shown,
       make("p", { class: "wrong", id: `wrong-${name}` }),
@@ -238,10 +259,10 @@ export class Fields {
   /** Show broken rules beside their fields. @param {{loc: (string | number)[], msg: string}[]} problems */
   mark(problems) {
     const found = new Map(problems.map((problem) => [this.fieldOf(problem.loc), problem]));
-    for (const row of this.form.querySelectorAll("[data-field]")) {
-      const problem = found.get(row.getAttribute("data-field") ?? "");
+    for (const row of this.rows) {
+      const problem = found.get(row.dataset.field ?? "");
       /** @type {HTMLElement} */ (row.querySelector(".wrong")).textContent = problem?.msg ?? "";
-      const inputs = row.querySelectorAll("input, select");
+      const inputs = [...row.querySelectorAll("input, select")].filter((input) => !input.closest("[hidden]"));
       const axis = problem?.loc[problem.loc.length - 1];
       inputs.forEach((input, index) => {
         const wrong =
@@ -261,7 +282,7 @@ export class Fields {
       dst_shape: "src",
       bias: "i",
     });
-    const given = /** @type {Record<string, string>} */ ({ diff_dst: this.steppers.has("dst") ? "dst" : "src" });
+    const given = /** @type {Record<string, string>} */ ({ diff_dst: takesDst(this.now.op) ? "dst" : "src" });
     return given[String(name)] ?? fields[String(name)] ?? String(name);
   }
 }

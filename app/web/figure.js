@@ -1,8 +1,11 @@
 /** `<layer-drawing>`: the drawing of a layer that follows the pointer and the keyboard. */
 
 import { entry, nameOf } from "./arithmetic.js";
-import { base, coloured, DRAWN, elementAt, hit, isDrawn, isOutput, layout, over } from "./drawing.js";
-import { told } from "./words.js";
+import { base, boxOf, coloured, DRAWN, elementAt, hit, isDrawn, isOutput, layout, over } from "./drawing.js";
+import { ARROWS } from "./make.js";
+import { CellField } from "./typing.js";
+import { numberOf, shortest } from "./values.js";
+import { label, told } from "./words.js";
 
 /** @typedef {import("./arithmetic.js").Element} Element */
 /** @typedef {import("./arithmetic.js").Role} Role */
@@ -16,14 +19,14 @@ import { told } from "./words.js";
  * @property {import("./values.js").Values | null} values
  * @property {Record<Role, Element> | null} term one product of the element
  * @property {Colours | null} colours of the result
+ * @property {Role[]} typed the tensors whose numbers can be typed
  */
 
 const SVG = "http://www.w3.org/2000/svg";
-/** @type {Record<string, [number, number]>} */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 /**
- * Tells its page by events: `point` and `keep` with an element, `leave`, and `key` with a key that it doesn't use.
+ * Tells its page by events: `point` and `keep` with an element, `leave`, `type` with a new number for the element that is
+ * kept (null for the generated one), and `key` with a key that it doesn't use.
  */
 export class LayerDrawing extends HTMLElement {
   constructor() {
@@ -37,6 +40,16 @@ export class LayerDrawing extends HTMLElement {
     this.svg.classList.add("drawing");
     /** @type {Map<string, SVGElement>} */
     this.paths = new Map();
+    this.field = new CellField(this, {
+      type: (value) => this.dispatchEvent(new CustomEvent("type", { detail: value })),
+      move: (down, across) => {
+        const { element } = /** @type {Shown} */ (this.shown);
+        const map = this.scene?.maps.find((each) => each.role === element.role);
+        if (map) this.tell("keep", this.neighbour(map, element, down, across));
+        this.type();
+      },
+      leave: () => this.focusOn(this.shown?.element.role),
+    });
   }
 
   connectedCallback() {
@@ -47,6 +60,7 @@ export class LayerDrawing extends HTMLElement {
       this.tell("leave");
     });
     this.svg.addEventListener("click", (event) => this.follow(event, "keep"));
+    this.svg.addEventListener("mousedown", (event) => this.press(event));
     this.svg.addEventListener("keydown", (event) => this.move(event));
     let width = 0;
     new ResizeObserver(() => {
@@ -81,10 +95,31 @@ export class LayerDrawing extends HTMLElement {
       this.paths.set(path.getAttribute("data-over") ?? "", /** @type {SVGElement} */ (path));
     }
     this.mark(shown);
-    if (focused)
-      /** @type {SVGElement | null} */ (this.svg.querySelector(`[data-role="${focused}"]`))?.focus({
-        preventScroll: true,
-      });
+    if (focused) this.focusOn(focused);
+  }
+
+  /** @param {string | undefined} role */
+  focusOn(role) {
+    const map = /** @type {SVGElement | null} */ (this.svg.querySelector(`[data-role="${role}"]`));
+    map?.focus({ preventScroll: true });
+  }
+
+  /** Have the number of the marked element typed, if it can be. @param {string} [text] its beginning @returns {boolean} */
+  type(text) {
+    const { layer, resolved, element, values, typed } = /** @type {Shown} */ (this.shown);
+    const map = this.scene?.maps.find((each) => each.role === element.role);
+    if (!map || !typed.includes(element.role)) return false;
+    this.tell("keep", element);
+    const value = values ? numberOf(layer, resolved, values, element) : undefined;
+    this.field.open({ name: label(layer, element), dtype: layer.dtype, value, box: boxOf(map, element.at) }, text);
+    return true;
+  }
+
+  /** A neighbour of an element, or itself at the end of a map. @param {import("./drawing.js").Map} map @param {Element} element @param {number} down @param {number} across */
+  neighbour(map, element, down, across) {
+    const to = (/** @type {import("./drawing.js").Span} */ { axis, size }, /** @type {number} */ by) =>
+      axis < 0 ? 0 : Math.max(0, Math.min(entry(element.at, axis) + by, size - 1));
+    return this.at(map, to(map.rows, down), to(map.columns, across));
   }
 
   /** Colour the result. @param {Shown} shown @param {import("./drawing.js").Scene} scene */
@@ -103,11 +138,13 @@ export class LayerDrawing extends HTMLElement {
   mark(shown) {
     this.shown = shown;
     if (!this.scene) return;
-    const { layer, resolved, element, planes, term } = shown;
+    const { layer, resolved, element, planes, values, term } = shown;
     const paths = over(layer, resolved, this.scene, element, planes, term);
     for (const [name, path] of this.paths) path.setAttribute("d", paths[name] ?? "");
+    const number = values ? numberOf(layer, resolved, values, element) : undefined;
+    const is = number === undefined ? "" : ` Its number is ${shortest(layer.dtype, number)}.`;
     const map = this.svg.querySelector(`[data-role="${element.role}"]`);
-    map?.setAttribute("aria-label", `${nameOf(layer.op, element.role)}: ${told(layer, resolved, element)}`);
+    map?.setAttribute("aria-label", `${nameOf(layer.op, element.role)}: ${told(layer, resolved, element)}${is}`);
   }
 
   /** @param {MouseEvent} event @param {"point" | "keep"} name */
@@ -121,6 +158,20 @@ export class LayerDrawing extends HTMLElement {
     };
     if (name === "keep") act();
     else this.frame = requestAnimationFrame(act);
+  }
+
+  /** Keep an element with the first press, and type its number with the second. A click is lost where the drawing changes before its end. @param {MouseEvent} event */
+  press(event) {
+    if (event.button) return;
+    const typed = this.field.isOpen;
+    this.field.close(true);
+    this.follow(event, "keep");
+    // The browser would move the focus from what it has just got.
+    if (event.detail === 2 && this.type()) event.preventDefault();
+    else if (typed) {
+      this.focusOn(this.shown?.element.role);
+      event.preventDefault();
+    }
   }
 
   /** @param {import("./drawing.js").Map} map @param {number} row @param {number} column @returns {Element} */
@@ -139,22 +190,16 @@ export class LayerDrawing extends HTMLElement {
     const map = this.scene?.maps.find((each) => each.role === role);
     if (!map || !this.shown || event.altKey || event.ctrlKey || event.metaKey) return;
     const { element, planes } = this.shown;
-    const { rows, columns } = map;
     const here = element.role === role;
-    const position = (/** @type {import("./drawing.js").Span} */ { axis, size }) =>
-      axis < 0 ? 0 : here ? entry(element.at, axis) : (size - 1) >> 1;
-    const [row, column] = [position(rows), position(columns)];
-    const [down, across] = ARROWS[event.key] ?? [0, 0];
-    if (down || across || event.key === "Home" || event.key === "End") {
-      const within = (/** @type {number} */ value, /** @type {number} */ size) =>
-        Math.max(0, Math.min(value, size - 1));
-      // The first arrow marks the middle.
-      const to = here ? [row + down, column + across] : [row, column];
-      if (event.key === "Home") to[1] = 0;
-      if (event.key === "End") to[1] = columns.size - 1;
-      this.tell("keep", this.at(map, within(entry(to, 0), rows.size), within(entry(to, 1), columns.size)));
-    } else if (event.key === "Enter" && !here) this.tell("keep", this.at(map, row, column));
-    else if (["Enter", " ", "+", "-", "Escape", "PageUp", "PageDown"].includes(event.key)) {
+    const { size } = map.columns;
+    const ends = { Home: [0, -size], End: [0, size] }[event.key];
+    // The first arrow marks the middle.
+    const from = here ? element : this.at(map, (map.rows.size - 1) >> 1, (size - 1) >> 1);
+    const arrow = ends ?? (here ? ARROWS[event.key] : event.key === "Enter" || ARROWS[event.key] ? [0, 0] : undefined);
+    if (arrow) this.tell("keep", this.neighbour(map, from, entry(arrow, 0), entry(arrow, 1)));
+    else if (here && /^([\d.]|Enter|F2)$/.test(event.key)) {
+      if (!this.type(event.key.length === 1 ? event.key : undefined)) return;
+    } else if ([" ", "+", "-", "Escape", "PageUp", "PageDown"].includes(event.key)) {
       this.dispatchEvent(new CustomEvent("key", { detail: { key: event.key, role, plane: planes[role] } }));
     } else return;
     event.preventDefault();

@@ -1,21 +1,25 @@
-/** Numbers for the inputs of a layer, from a seed: the same in the cells of the drawing, in files and in calls. */
+/** Numbers for the inputs of a layer, from a seed or typed: the same in the cells of the drawing, in files and in calls. */
 
-import { indexOf, middle, OPERATIONS, offsetOf, product, roles } from "./arithmetic.js";
+import { entry, indexOf, middle, OPERATIONS, offsetOf, product, roles } from "./arithmetic.js";
 import { header, narrow } from "./npy.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
 /** @typedef {import("./arithmetic.js").Role} Role */
+/** What the inputs hold: numbers of a kind, and those that were typed over them, by tensor and index. @typedef {{kind: string, seed: number, typed: Record<string, number>}} Given */
 
 const CHUNK = 1 << 17;
 
 /** What the inputs may be filled with, and how it is called. */
 export const DATA = /** @type {const} */ ({
-  normal: "normal random numbers",
-  random: "random integers, -4 to 5",
   counting: "counting numbers",
   impulse: "an impulse: 1, 0, 0, ..",
+  random: "random integers, -4 to 5",
+  normal: "normal random numbers",
+  none: "counting numbers, not drawn",
 });
+/** The kinds that a seed changes. */
+export const SEEDED = ["random", "normal"];
 
 /** The roles of the inputs, in order. @param {Layer["op"]} op @returns {Role[]} */
 export const inputsOf = (op) => roles(op).filter((role) => role !== OPERATIONS[op].output);
@@ -44,12 +48,37 @@ function highest(layer, resolved) {
   return most;
 }
 
+/** The name of an element in `typed`. @param {Role} role @param {number[]} index @returns {string} */
+export const typedName = (role, index) => `${role}:${index.join("x")}`;
+
+/** The typed numbers that an input has a place for, by offset. @param {Resolved} resolved @param {Role} role @param {Given["typed"]} typed @returns {Map<number, number>} */
+export function typedIn({ shapes }, role, typed) {
+  const found = new Map();
+  for (const [name, value] of Object.entries(typed)) {
+    const [of, index = ""] = name.split(":");
+    const at = index.split("x").map(Number);
+    if (of === role && at.length === shapes[role].length && at.every((each, axis) => each < entry(shapes[role], axis)))
+      found.set(offsetOf(shapes[role], at), value);
+  }
+  return found;
+}
+
 /**
- * The number of each element of an input, by its offset. An `impulse` is a 1 in the middle of the first input; the other has counting numbers.
+ * The number of each element of an input, by its offset.
+ * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {Given} given @returns {(offset: number) => number}
+ */
+export function numbers(layer, resolved, role, { kind, seed, typed }) {
+  const made = generated(layer, resolved, role, kind, seed);
+  const over = typedIn(resolved, role, typed);
+  return over.size ? (offset) => over.get(offset) ?? made(offset) : made;
+}
+
+/**
+ * An `impulse` is a 1 in the middle of the first input; the other has counting numbers.
  * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {string} kind @param {number} seed
  * @returns {(offset: number) => number}
  */
-export function numbers(layer, resolved, role, kind, seed) {
+function generated(layer, resolved, role, kind, seed) {
   const order = inputsOf(layer.op).indexOf(role);
   const start = mixed(mixed(seed) + order);
   if (kind === "random") return (offset) => (mixed(start + offset) % 10) - 4;
@@ -69,12 +98,12 @@ export function numbers(layer, resolved, role, kind, seed) {
 
 /**
  * An input as a `.npy` file, made a part at a time, so that the page still answers.
- * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {string} kind @param {number} seed @param {AbortSignal} signal
+ * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {Given} given @param {AbortSignal} signal
  * @returns {Promise<Blob>}
  */
-export async function npyOf(layer, resolved, role, kind, seed, signal) {
+export async function npyOf(layer, resolved, role, given, signal) {
   const shape = resolved.shapes[role];
-  const number = numbers(layer, resolved, role, kind, seed);
+  const number = numbers(layer, resolved, role, given);
   const size = product(shape);
   /** @type {BlobPart[]} */
   const parts = [header(layer.dtype, shape)];

@@ -1,6 +1,6 @@
 /** `<heat-map>`: cells with colours by rows and columns, in planes beside each other where there are three axes. */
 
-import { make } from "./make.js";
+import { ARROWS, make } from "./make.js";
 import { unravel } from "./maps.js";
 
 /**
@@ -16,8 +16,6 @@ import { unravel } from "./maps.js";
 const [LARGEST, LEAST, TALLEST, WIDEST] = [26, 3, 352, 480];
 /** Height of the single row of a map of one axis, room for the numbers, and the smallest cell with a line around it. */
 const [ROW, RULER, LINED] = [18, 24, 9];
-/** @type {Record<string, [number, number]>} */
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const SVG = "http://www.w3.org/2000/svg";
 
 /** Tells its page with a `choose` event which cell was chosen. */

@@ -153,11 +153,9 @@ export function withRank(given, rank) {
   return { ...given, ...Object.fromEntries(lists) };
 }
 
-/**
- * The request object for a layer, as the APIs take it, without data.
- * @param {Layer} layer
- * @returns {{op: Layer["op"], attributes: Record<string, unknown>, inputs: Record<string, {dtype: string, shape: number[]}>}}
- */
+/** @typedef {{op: Layer["op"], attributes: Record<string, unknown>, inputs: Record<string, {dtype: string, shape: number[]}>}} Request */
+
+/** The request object for a layer, as the APIs take it, without data. @param {Layer} layer @returns {Request} */
 export function request(layer) {
   const { op, dtype } = layer;
   const { transposed, bias, output } = OPERATIONS[op];

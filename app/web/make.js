@@ -5,3 +5,6 @@ export function make(tag, attributes = {}, ...content) {
   element.append(...content);
   return element;
 }
+
+/** What the arrow keys move by: down and across. @type {Record<string, [number, number]>} */
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };

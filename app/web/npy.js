@@ -5,6 +5,7 @@
  * @property {string} dtype its name in a request; that of NumPy where the service has none
  * @property {number[]} shape
  * @property {number} offset of the data in the file
+ * @property {boolean} swapped whether the bytes or the axes are in the other order
  */
 
 const MAGIC = [0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59];
@@ -42,7 +43,8 @@ export async function readHeader(file) {
     throw new NpyFault(
       `dtype and shape need ${size} bytes, but ${file.size - offset < size ? file.size - offset : "more"} arrived`,
     );
-  return { dtype, shape, offset };
+  const swapped = descr.startsWith(">") || /['"]fortran_order['"]: *True/.test(text);
+  return { dtype, shape, offset, swapped };
 }
 
 /** What `numpy.save` writes before the data of a C-ordered array. @param {string} dtype @param {number[]} shape @returns {Uint8Array<ArrayBuffer>} */
@@ -107,4 +109,10 @@ function ofBinary16(bits) {
         ? (1 + digits / 1024) * 2 ** (exponent - 15)
         : digits * 2 ** -24;
   return bits & 0x8000 ? -size : size;
+}
+
+/** The numbers in a file, or null where they are not those of a C-ordered tensor of some dtype and shape. @param {Blob} file @param {Header} header @param {string} dtype @param {number[]} shape @returns {Promise<Float32Array<ArrayBuffer> | null>} */
+export async function readNumbers(file, header, dtype, shape) {
+  const known = header.dtype === dtype && String(header.shape) === String(shape);
+  return known && !header.swapped ? widen(dtype, new Uint8Array(await file.slice(header.offset).arrayBuffer())) : null;
 }

@@ -16,32 +16,43 @@ function winogradText(found) {
 /** @param {number} gmac @returns {string} */
 const wholeText = (gmac) => Math.round(gmac * 1e9).toLocaleString("en");
 
-/** What a reply of `ops.validate` says, as the entries of a list of descriptions. @param {any} result @returns {HTMLElement[]} */
-export function resolvedFacts(result) {
+/**
+ * What a reply of `ops.validate` says, as the entries of two lists of descriptions: what the layer is, and how it is computed.
+ * @param {import("./layer.js").Request["inputs"]} inputs @param {any} result @returns {{layer: HTMLElement[], plan: HTMLElement[]}}
+ */
+export function resolvedFacts(inputs, result) {
   const shapes = Object.fromEntries(
-    Object.entries(result.outputs).map(([name, { dtype, shape }]) => [
-      `output ${name}`,
+    Object.entries({ ...inputs, ...result.outputs }).map(([name, { dtype, shape }]) => [
+      name,
       `${dtype} [${shape.join(", ")}]`,
     ]),
   );
   const { kernel, gmac, units, tiles, scratch_bytes, refusals = [], winograd } = result.plan ?? {};
-  const facts = {
-    ...shapes,
-    ...result.resolved,
-    kernel,
-    "multiply-adds": wholeText(gmac),
-    units,
-    tiles,
-    scratch: scratch_bytes === undefined ? undefined : `${scratch_bytes.toLocaleString("en")} bytes`,
-    "by Winograd's algorithm": winogradText(winograd),
-    warnings: result.warnings?.join(" "),
-    refusals: refusals
-      .map((/** @type {unknown} */ each) =>
-        typeof each === "string" ? each : Object.values(/** @type {object} */ (each)).join(": "),
-      )
-      .join("; "),
+  return {
+    layer: entries({
+      ...shapes,
+      "multiply-adds": gmac === undefined ? undefined : wholeText(gmac),
+      warnings: result.warnings?.join(" "),
+    }),
+    plan: entries({
+      ...result.resolved,
+      kernel,
+      units,
+      tiles,
+      scratch: scratch_bytes === undefined ? undefined : `${scratch_bytes.toLocaleString("en")} bytes`,
+      "by Winograd's algorithm": winogradText(winograd),
+      refusals: refusals
+        .map((/** @type {unknown} */ each) =>
+          typeof each === "string" ? each : Object.values(/** @type {object} */ (each)).join(": "),
+        )
+        .join("; "),
+    }),
   };
-  return Object.entries(facts)
+}
+
+/** @param {Record<string, unknown>} facts @returns {HTMLElement[]} */
+const entries = (facts) =>
+  Object.entries(facts)
     .filter(([, value]) => value !== undefined && value !== "")
     .map(([name, value]) =>
       make(
@@ -51,4 +62,3 @@ export function resolvedFacts(result) {
         make("dd", {}, Array.isArray(value) ? `[${value.join(", ")}]` : String(value)),
       ),
     );
-}

@@ -4,7 +4,7 @@ import { indexOf, nameOf, OPERATIONS, offsetOf, product } from "./arithmetic.js"
 import { failure, isAway, requestWith, rpc, sendTensors } from "./call.js";
 import { ServiceError, Unreachable } from "./client.js";
 import { frames, MEDIA_TYPE } from "./frames.js";
-import { DATA, inputsOf, npyOf } from "./generate.js";
+import { DATA, inputsOf, npyOf, typedIn } from "./generate.js";
 import { make } from "./make.js";
 import "./heat.js";
 import { Job, pause } from "./job.js";
@@ -39,6 +39,8 @@ export class RunLayer extends HTMLElement {
     this.layer = null;
     /** @type {Resolved | null} */
     this.resolved = null;
+    /** @type {import("./generate.js").Given} */
+    this.given = { kind: "counting", seed: 1, typed: {} };
     /** @type {Map<string, TensorSource>} */
     this.sources = new Map();
     /** @type {Filling[]} */
@@ -51,12 +53,6 @@ export class RunLayer extends HTMLElement {
     this.shown = "";
     this.asked = 0;
     this.inputs = make("div", { class: "sources" });
-    this.data = /** @type {HTMLSelectElement} */ (
-      make("select", {}, ...Object.entries(DATA).map(([value, text]) => make("option", { value }, text)))
-    );
-    this.seed = /** @type {HTMLInputElement} */ (
-      make("input", { type: "number", min: "0", max: "999999", value: "1", class: "seed" })
-    );
     this.algorithm = /** @type {HTMLSelectElement} */ (
       make(
         "select",
@@ -86,13 +82,7 @@ export class RunLayer extends HTMLElement {
     this.replaceChildren(
       make("h2", {}, "Run"),
       this.inputs,
-      make(
-        "div",
-        { class: "show" },
-        make("label", {}, "Without a file: ", this.data),
-        make("label", {}, "seed ", this.seed),
-        this.choice,
-      ),
+      make("div", { class: "show" }, this.choice),
       this.wrong,
       ...this.job.parts,
       this.maps,
@@ -105,10 +95,10 @@ export class RunLayer extends HTMLElement {
     this.addEventListener("drop", (event) => {
       for (const file of event.dataTransfer?.files ?? []) this.sources.get(file.name.replace(/\.npy$/, ""))?.take(file);
     });
-    for (const input of [this.data, this.seed]) input.addEventListener("change", () => this.change());
     this.algorithm.addEventListener("change", () => {
       this.forget();
       this.ask();
+      this.dispatchEvent(new CustomEvent("inputs"));
     });
     this.twin.addEventListener("toggle", () => this.showText());
     this.save.addEventListener("click", () => this.result && download(this.result.name, npy(this.result)));
@@ -132,12 +122,12 @@ export class RunLayer extends HTMLElement {
     return this.choice.hidden || this.algorithm.value === "direct" ? {} : { algorithm: this.algorithm.value };
   }
 
-  /** Show a layer; what was computed for another one goes. @param {Layer} layer @param {Resolved} resolved */
-  show(layer, resolved) {
-    const now = JSON.stringify(layer);
+  /** Show a layer and its numbers; what was computed for others goes. @param {Layer} layer @param {Resolved} resolved @param {import("./generate.js").Given} given */
+  show(layer, resolved, given) {
+    const now = JSON.stringify([layer, given]);
     if (now === this.shown) return;
     this.shown = now;
-    [this.layer, this.resolved] = [layer, resolved];
+    [this.layer, this.resolved, this.given] = [layer, resolved, given];
     this.choice.hidden = Boolean(resolved.bias);
     const names = inputsOf(layer.op).map((role) => nameOf(layer.op, role));
     if (String([...this.sources.keys()]) !== String(names)) this.build();
@@ -188,12 +178,15 @@ export class RunLayer extends HTMLElement {
   showSources() {
     const { layer, resolved } = this;
     if (!layer || !resolved) return;
+    const { kind, typed } = this.given;
     for (const role of inputsOf(layer.op)) {
+      const { size: count } = typedIn(resolved, role, typed);
+      const filled = DATA[/** @type {keyof typeof DATA} */ (kind === "none" ? "counting" : kind)];
       this.sources
         .get(nameOf(layer.op, role))
         ?.expect(
           `${layer.dtype} [${resolved.shapes[role].join(", ")}]`,
-          DATA[/** @type {keyof typeof DATA} */ (this.data.value)],
+          `as drawn: ${filled}${count ? `, ${count} typed` : ""}`,
         );
     }
   }
@@ -275,7 +268,7 @@ export class RunLayer extends HTMLElement {
   /** @param {import("./arithmetic.js").Role} role @param {AbortSignal} signal */
   generate(role, signal) {
     const [layer, resolved] = [/** @type {Layer} */ (this.layer), /** @type {Resolved} */ (this.resolved)];
-    return npyOf(layer, resolved, role, this.data.value, Number(this.seed.value) || 0, signal);
+    return npyOf(layer, resolved, role, this.given, signal);
   }
 
   /** The inputs as `.npy` files. @param {AbortSignal} signal @param {Job} job @returns {Promise<Map<string, Blob>>} */

@@ -1,20 +1,27 @@
 /** The state of the page as the fragment of its address: `#op=ConvTranspose&src=4x4&at=dst:2x3`. */
 
-import { middle, OPERATIONS, resolve, roles, sizeOn } from "./arithmetic.js";
+import { middle, nameOf, OPERATIONS, resolve, roles, sizeOn } from "./arithmetic.js";
+import { DATA, inputsOf, typedIn, typedName } from "./generate.js";
 import { CHOICES, LISTS, MOST, NUMBERS, plain, withRank } from "./layer.js";
-import { KINDS } from "./values.js";
+import { elementOf } from "./maps.js";
+import { readNumber } from "./values.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Element} Element */
-/** @typedef {{layer: Layer, element: Element, values: string}} State */
+/** @typedef {import("./arithmetic.js").Role} Role */
+/** @typedef {import("./generate.js").Given} Given */
+/** @typedef {{layer: Layer, element: Element, given: Given}} State */
 
-const LONGEST = 1000;
+const LONGEST = 2000;
+const KINDS = /** @type {(keyof typeof DATA)[]} */ (Object.keys(DATA));
+/** Names that the page shows for what the address calls otherwise; tensors have the names of the operation. @type {Record<string, string>} */
+const SHOWN = { operation: "op", images: "n", channels: "i", I: "i", O: "o", taps: "kernel", numbers: "values" };
 
-/** The state of a page without a fragment. @param {Layer["op"]} [op] @returns {State} */
-export function initial(op = "ConvTransposeBackwardWeights") {
-  const layer = plain(op);
-  return { layer, element: first(layer), values: "counting" };
-}
+/** The state that the parts of an address change. @param {Layer} layer @returns {State} */
+const start = (layer) => ({ layer, element: first(layer), given: { kind: "counting", seed: 1, typed: {} } });
+
+/** The state of a page without a fragment: an ordinary 3 x 3. @returns {State} */
+export const initial = () => start({ ...plain("Convolution"), strides: [1, 1] });
 
 /** An element in the middle of what the operation computes. @param {Layer} layer @returns {Element} */
 export function first(layer) {
@@ -31,22 +38,29 @@ export function clamped(layer, element) {
   return { role, n: within(element.n, layer.n), i: bias ? o : i, o, at };
 }
 
-/** @param {State} state @returns {string} */
-export function fragment({ layer, element, values }) {
-  const start = withRank(plain(layer.op), layer.src.length);
+/** The state as a fragment; without the typed numbers where they make it too long. @param {State} state @returns {{text: string, whole: boolean}} */
+export function fragment({ layer, element, given }) {
+  const plainest = withRank(plain(layer.op), layer.src.length);
   const parts = [`op=${layer.op}`];
   for (const name of Object.keys(LISTS)) {
     const list = layer[/** @type {keyof typeof LISTS} */ (name)];
-    if (String(list) !== String(start[/** @type {keyof typeof LISTS} */ (name)]))
+    if (String(list) !== String(plainest[/** @type {keyof typeof LISTS} */ (name)]))
       parts.push(`${name}=${list.join("x")}`);
   }
   for (const name of [...NUMBERS, .../** @type {(keyof typeof CHOICES)[]} */ (Object.keys(CHOICES))]) {
-    if (layer[name] !== start[name]) parts.push(`${name}=${layer[name]}`);
+    if (layer[name] !== plainest[name]) parts.push(`${name}=${layer[name]}`);
   }
-  parts.push(`at=${element.role}:${element.at.join("x")}`);
+  parts.push(`at=${nameOf(layer.op, element.role)}:${element.at.join("x")}`);
   if (element.n || element.i || element.o) parts.push(`of=${element.n}x${element.i}x${element.o}`);
-  if (values !== "counting") parts.push(`values=${values}`);
-  return `#${parts.join("&")}`;
+  if (given.kind !== "counting") parts.push(`values=${given.kind}`);
+  if (given.seed !== 1) parts.push(`seed=${given.seed}`);
+  const short = `#${parts.join("&")}`;
+  const kept = Object.entries(given.typed).flatMap(([name, value]) => {
+    const role = inputsOf(layer.op).find((input) => typedIn(resolve(layer), input, { [name]: value }).size);
+    return role ? [`${nameOf(layer.op, role)}${name.slice(role.length)}:${value}`] : [];
+  });
+  const text = kept.length ? `${short}&typed=${kept.join(",")}` : short;
+  return text.length > LONGEST ? { text: short, whole: false } : { text, whole: true };
 }
 
 /**
@@ -68,10 +82,15 @@ const isOperation = (name) => Object.hasOwn(OPERATIONS, name);
 /** @param {string} text @returns {State} */
 function read(text) {
   if (text.length > LONGEST) throw new RangeError(`it has ${text.length} characters, but at most ${LONGEST} are read`);
-  const given = new Map(text.split("&").map((part) => /** @type {[string, string]} */ (cut(part, "="))));
-  const op = given.get("op") ?? initial().layer.op;
+  const written = new Map(
+    decoded(text)
+      .split("&")
+      .map((part) => cut(part, "=")),
+  );
+  const op = written.get("op") ?? written.get("operation") ?? "Convolution";
   if (!isOperation(op)) throw new RangeError("op is no operation");
-  const state = initial(op);
+  const given = new Map([...written].map(([name, value]) => [fieldOf(op, name), value]));
+  const state = start(plain(op));
   const listed = [...given.keys()].find((name) => Object.hasOwn(LISTS, name));
   const rank = listed ? (given.get(listed) ?? "").split("x").length : state.layer.src.length;
   if (rank > 3) throw new RangeError(`${listed} has ${rank} axes, but must have 1 to 3`);
@@ -87,20 +106,72 @@ function read(text) {
     else if (/** @type {readonly string[]} */ (NUMBERS).includes(name)) [layer[name]] = numbers(name, value, 1, 1);
     else if (Object.hasOwn(CHOICES, name))
       layer[name] = choice(name, value, CHOICES[/** @type {keyof typeof CHOICES} */ (name)]);
-    else if (name === "values") state.values = choice(name, value, KINDS);
-    else if (!["op", "at", "of"].includes(name)) throw new RangeError("it has a part that is no field");
+    else if (name === "values") state.given.kind = choice(name, value, KINDS);
+    else if (name === "seed") [state.given.seed = 1] = numbers(name, value, 1, 0, 999999);
+    else if (!["op", "at", "of", "typed"].includes(name)) throw new RangeError("it has a part that is no field");
   }
   if (OPERATIONS[op].bias) state.layer.o = state.layer.i;
-  if (given.has("at")) {
-    const [role, at] = cut(given.get("at") ?? "", ":");
-    state.element.role = /** @type {Element["role"]} */ (choice("at", role, roles(op)));
-    state.element.at = numbers("at", at, rank, 0);
-  }
+  if (given.has("at")) state.element = pointed(state, given.get("at") ?? "");
   if (given.has("of")) {
     const of = numbers("of", given.get("of") ?? "", 3, 0);
     Object.assign(state.element, { n: of[0], i: of[1], o: of[2] });
   }
+  if (given.has("typed")) state.given.typed = typed(state.layer, given.get("typed") ?? "");
   return { ...state, element: clamped(state.layer, state.element) };
+}
+
+/** @param {string} text @returns {string} */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    throw new RangeError("it is no text");
+  }
+}
+
+/** The field that a name in the address is of. @param {Layer["op"]} op @param {string} name @returns {string} */
+function fieldOf(op, name) {
+  if (Object.hasOwn(SHOWN, name)) return SHOWN[name] ?? name;
+  const role = roleOf(op, name);
+  if (role === "weights") return "kernel";
+  return role === "dst" && op === "BiasAddBackward" ? "src" : (role ?? name);
+}
+
+/** The role of a tensor by its name, or by the role's. @param {Layer["op"]} op @param {string} name @returns {Role | undefined} */
+const roleOf = (op, name) => roles(op).find((role) => role === name || nameOf(op, role) === name);
+
+/** An element as `dst:2x3`, its place on the spatial axes, or as the page writes it: `dst[0, 0, 2, 3]`. @param {State} state @param {string} text @returns {Element} */
+function pointed({ layer, element }, text) {
+  const [name, place] = cut(text.replace("[", ":").replace("]", "").replace(/, */g, "x"), ":");
+  const role = choice("at", roleOf(layer.op, name) ?? "", roles(layer.op), (each) => nameOf(layer.op, each));
+  const whole = resolve(layer).shapes[role].length;
+  const length = place.split("x").length;
+  if (length !== layer.src.length && length !== whole)
+    throw new RangeError(
+      `at has ${length} numbers, but must have ${layer.src.length}, or ${whole} with image and channels`,
+    );
+  const at = numbers("at", place, length, 0);
+  return length === whole ? elementOf(layer, role, at, element) : { ...element, role, at };
+}
+
+/** Typed numbers as `src:0x0x1x2:-3.5,weights:..`. @param {Layer} layer @param {string} text @returns {Given["typed"]} */
+function typed(layer, text) {
+  const { op } = layer;
+  /** @type {Given["typed"]} */
+  const found = {};
+  for (const each of text.split(",")) {
+    const [name = "", index = "", value = ""] = each.split(":");
+    const role = choice("typed", roleOf(op, name) ?? "", inputsOf(op), (input) => nameOf(op, input));
+    const number = readNumber(layer.dtype, value);
+    if (number === null) throw new RangeError(`typed must have numbers of ${layer.dtype}`);
+    const shape = resolve(layer).shapes[role];
+    const at = numbers("typed", index, shape.length, 0);
+    const one = { [typedName(role, at)]: number };
+    if (!typedIn(resolve(layer), role, one).size)
+      throw new RangeError(`typed must have indices within ${shape.join("x")}`);
+    Object.assign(found, one);
+  }
+  return found;
 }
 
 /** @param {string} text @param {string} at @returns {[string, string]} */
@@ -109,20 +180,20 @@ function cut(text, at) {
   return [first, others.join(at)];
 }
 
-/** @param {string} name @param {string} text @param {number} count @param {number} least @returns {number[]} */
-function numbers(name, text, count, least) {
+/** @param {string} name @param {string} text @param {number} count @param {number} least @param {number} [most] @returns {number[]} */
+function numbers(name, text, count, least, most = MOST) {
   const found = text.split("x");
   if (found.length !== count) throw new RangeError(`${name} has ${found.length} numbers, but must have ${count}`);
   return found.map((each) => {
     const value = /^\d{1,6}$/.test(each) ? Number(each) : -1;
-    if (value < least || value > MOST) throw new RangeError(`${name} must be from ${least} to ${MOST}`);
+    if (value < least || value > most) throw new RangeError(`${name} must be from ${least} to ${most}`);
     return value;
   });
 }
 
-/** @template {string} Word @param {string} name @param {string} value @param {readonly Word[]} words @returns {Word} */
-function choice(name, value, words) {
+/** @template {string} Word @param {string} name @param {string} value @param {readonly Word[]} words @param {(word: Word) => string} [shown] @returns {Word} */
+function choice(name, value, words, shown = (word) => word) {
   const found = words.find((word) => word === value);
-  if (!found) throw new RangeError(`${name} must be one of ${words.join(", ")}`);
+  if (!found) throw new RangeError(`${name} must be one of ${words.map(shown).join(", ")}`);
   return found;
 }

@@ -11,27 +11,26 @@ import { narrow, widen } from "./npy.js";
 /** @typedef {import("./arithmetic.js").Meeting} Meeting */
 /** @typedef {Partial<Record<Role, Float32Array<ArrayBuffer>>>} Values */
 
-/** How the inputs may be filled. */
-export const KINDS = /** @type {const} */ (["counting", "impulse", "random", "none"]);
 /** Most elements of all tensors, and most products, for which numbers are made. */
 const ELEMENTS = 60000;
 const PRODUCTS = 20000000;
 
+/** Whether a layer is so small that its numbers are drawn. @param {Resolved} resolved @returns {boolean} */
+export const isSmall = ({ fits, macs, shapes }) =>
+  fits && macs <= PRODUCTS && Object.values(shapes).every((shape) => product(shape) <= ELEMENTS);
+
 /**
- * Fill the inputs; null where numbers would be too many. `impulse` is a 1 in the middle of the first input.
- * @param {Layer} layer @param {Resolved} resolved @param {string} kind @returns {Values | null}
+ * Fill the inputs with numbers of the layer's dtype.
+ * @param {Layer} layer @param {Resolved} resolved @param {import("./generate.js").Given} given @returns {Values}
  */
-export function fill(layer, resolved, kind) {
-  const all = Object.values(resolved.shapes).map(product);
-  if (kind === "none" || !resolved.fits || all.some((size) => !(size <= ELEMENTS)) || resolved.macs > PRODUCTS)
-    return null;
-  return Object.fromEntries(
+export const fill = (layer, resolved, given) =>
+  Object.fromEntries(
     inputsOf(layer.op).map((role) => {
-      const number = numbers(layer, resolved, role, kind, 1);
-      return [role, Float32Array.from({ length: product(resolved.shapes[role]) }, (_, offset) => number(offset))];
+      const number = numbers(layer, resolved, role, given);
+      const made = Float32Array.from({ length: product(resolved.shapes[role]) }, (_, offset) => number(offset));
+      return [role, widen(layer.dtype, bytesOf(layer.dtype, made))];
     }),
   );
-}
 
 /**
  * The products that an element takes part in, as the elements that meet, up to a limit: those of the first channel or image first.
@@ -81,10 +80,45 @@ export function sum(layer, resolved, values, element) {
   return total;
 }
 
+/** What a rounding to each dtype changes a number by at most: as a share of it, and where it is very small. @type {Record<Layer["dtype"], [number, number]>} */
+const ROUNDING = { f32: [2 ** -24, 2 ** -126], f16: [2 ** -11, 2 ** -25], bf16: [2 ** -8, 2 ** -126] };
+
+/**
+ * Whether a computed element is its sum, as exactly as a sum of `count` products in f32 can be.
+ * @param {Layer} layer @param {Resolved} resolved @param {Values} values @param {Element} element @param {number} computed @returns {boolean}
+ */
+export function agrees(layer, resolved, values, element, computed) {
+  const total = sum(layer, resolved, values, element);
+  if (Object.is(computed, rounded(layer.dtype, total)) || computed === total) return true;
+  const sizes = Object.fromEntries(Object.entries(values).map(([role, each]) => [role, each.map(Math.abs)]));
+  const { inside, times } = reach(layer, resolved, element);
+  const size = sum(layer, resolved, sizes, element);
+  const [share, least] = ROUNDING[layer.dtype];
+  const count = inside * times + 1;
+  return Math.abs(computed - total) <= count * (2 ** -24 * size + 2 ** -126) + share * Math.abs(computed) + least;
+}
+
+/** A number of a dtype with the fewest digits that are read as it. @param {string} dtype @param {number} value @returns {string} */
+export function shortest(dtype, value) {
+  if (Number.isInteger(value) && Math.abs(value) < 2 ** 24) return String(value);
+  for (let digits = 1; digits < 9; digits++) {
+    const short = Number(value.toPrecision(digits));
+    if (rounded(dtype, short) === value) return String(short);
+  }
+  return String(Number(value.toPrecision(9)));
+}
+
 /** A number as the nearest of a dtype. @param {string} dtype @param {number} value @returns {number} */
 export function rounded(dtype, value) {
   const [found = 0] = widen(dtype, bytesOf(dtype, Float32Array.of(value)));
   return found;
+}
+
+/** A number as people type it, or null where it is none or infinite in a dtype. @param {string} dtype @param {string} text @returns {number | null} */
+export function readNumber(dtype, text) {
+  const written = text.trim().replace("\u2212", "-");
+  if (!/^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(written)) return null;
+  return Number.isFinite(rounded(dtype, Number(written))) ? Number(written) : null;
 }
 
 /** @param {string} dtype @param {Float32Array<ArrayBuffer>} values @returns {Uint8Array<ArrayBuffer>} */
@@ -121,3 +155,17 @@ export const withData = (layer, resolved, values) =>
       },
     ]),
   );
+
+/** Numbers in lines of whole rows, separated by commas. @param {string} dtype @param {number[]} shape @param {Float32Array} numbers @returns {string} */
+export function lines(dtype, shape, numbers) {
+  const found = [""];
+  const width = shape[shape.length - 1] ?? 1;
+  for (let start = 0; start < numbers.length; start += width) {
+    const row = [...numbers.subarray(start, start + width)].map((number) => shortest(dtype, number)).join(", ");
+    const last = found[found.length - 1] ?? "";
+    if (!last) found[found.length - 1] = row;
+    else if (last.length + row.length < 90) found[found.length - 1] = `${last}, ${row}`;
+    else found.push(row);
+  }
+  return found.join(",\n  ");
+}

@@ -2,7 +2,7 @@
 
 import { combinations, indexOf, letterOf, nameOf, OPERATIONS, reach, roles } from "./arithmetic.js";
 import { inputsOf } from "./generate.js";
-import { numberOf } from "./values.js";
+import { numberOf, shortest } from "./values.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
@@ -63,7 +63,7 @@ export function sumText(layer, resolved, values, terms, at, count) {
   const shown = 12;
   const from = at < 0 ? 0 : Math.max(0, Math.min(at - shown / 2, terms.length - shown));
   const pieces = terms.slice(from, from + shown).map((term) => {
-    const numbers = inputs.map((role) => String(numberOf(layer, resolved, values, term[role])));
+    const numbers = inputs.map((role) => shortest(layer.dtype, numberOf(layer, resolved, values, term[role]) ?? 0));
     return numbers.map((number, index) => (index && number.startsWith("-") ? `(${number})` : number)).join(sign);
   });
   const lit = at < 0 ? -1 : at - from;

@@ -20,6 +20,7 @@ from convgrad._command.spec import SHAPES, TENSORS, CallSpec
 from convgrad._command.streams import STREAM, Source, check_output, show, write
 from convgrad._dtypes import dtype_of_array
 from convgrad._events import Array, Result
+from convgrad._launch import install_hint
 from convgrad._progress import ProgressBar
 from convgrad._report import Report, junit
 from convgrad._stream import OnProgress
@@ -167,7 +168,7 @@ def validate(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     """Compare results with the float64 reference; the exit code says whether all pass."""
     if options.png and find_spec("matplotlib") is None:
-        raise ValueError("--png needs matplotlib: pip install 'convgrad[plot]'")
+        raise ValueError(f"--png needs matplotlib: {install_hint('plot')}")
     reports = _verified(options) if options.graph is None else _verified_graph(options)
     if options.png:
         for name, report in reports.items():

@@ -20,6 +20,7 @@ from convgrad._check.run import check as run_check
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
 from convgrad._command.exits import FAILED, say
+from convgrad._command.parser import suggestion
 from convgrad._command.streams import show
 from convgrad._progress import ProgressBar
 
@@ -139,5 +140,6 @@ def _canonical(client: Client, names: Sequence[str]) -> list[str]:
     known = {alias: entry["op"] for entry in client.operations() for alias in (entry["op"], *entry["aliases"])}
     for name in names:
         if name not in known:
-            raise ValueError(f"--ops {name[:60]!r} is none of {', '.join(dict.fromkeys(known.values()))}")
+            listed = ", ".join(dict.fromkeys(known.values()))
+            raise ValueError(f"--ops {name[:60]!r} is none of {listed}{suggestion(name[:60], known)}")
     return list(dict.fromkeys(known[name] for name in names))

@@ -43,11 +43,7 @@ _FLAGS = {"convgrad.local()": "--local of run, verify and check", "reference=Tru
 
 
 class UsageError(ValueError):
-    """The command line can't be parsed; `usage` is that of the subcommand."""
-
-    def __init__(self, message: str, usage: str) -> None:
-        super().__init__(message)
-        self.usage = usage
+    """The command line can't be parsed."""
 
 
 def failed(error: BaseException, *, as_json: bool = False) -> int:
@@ -59,8 +55,6 @@ def failed(error: BaseException, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps({"error": _members(error, message, code)}, ensure_ascii=False), file=sys.stderr)
         return code
-    if isinstance(error, UsageError):
-        sys.stderr.write(error.usage)
     say(message)
     faults = error.errors if isinstance(error, InvalidParams) else []
     # The message usually has the first one.

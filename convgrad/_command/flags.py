@@ -6,11 +6,12 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from convgrad import __version__
-from convgrad._command.exits import EXITS, UsageError
+from convgrad._command.exits import EXITS
 from convgrad._command.keys import add_key_flags
+from convgrad._command.parser import Parser
 from convgrad._command.spec import SHAPES, TENSORS, attribute, integers, named, names
 from convgrad._retry import DEFAULT_URL
 
@@ -25,27 +26,16 @@ _FILES = """FILE is a .npy file, and one FILE of the command may be -, standard 
 validate and bench also take a dtype and shape, such as f32:8,64,28,28."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are exceptions, so that the command can report them as JSON."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`."""
-        raise UsageError(message, self.format_usage())
-
-
 def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Return the parser; it sets `command` to the subcommand's function in `commands`.
 
     It raises `UsageError` for a command line that it can't parse.
     """
-    top = _Parser(prog="convgrad", description="Exact, fast convolution gradients.")
+    top = Parser(prog="convgrad", description="Exact, fast convolution gradients.", epilog=_EPILOG)
     top.add_argument("--version", action="version", version=f"convgrad {__version__}")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
     for name, (help_, add_flags) in COMMANDS.items():
-        command = subparsers.add_parser(name, help=help_, description=help_)
+        command = subparsers.add_parser(name, help=help_, description=help_, epilog=_EPILOG)
         command.set_defaults(command=commands[name])
         add_flags(command)
         if name != "completion":

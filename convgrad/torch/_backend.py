@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -17,12 +20,16 @@ from convgrad._errors import Unsupported
 from convgrad._events import Array
 from convgrad._layer import GRADIENTS, Layer, Layout, bias_gradient, client_or_default
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "as_ncx", "in_layout", "layout_of"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+# The names of clients in the arguments of operators, unique among processes: a program that was exported elsewhere
+# never finds another client by one.
+_names: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
+_clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +46,28 @@ class Backend:
     forward: Literal["service", "torch"] = "service"
     reference: bool = False
     algorithm: Algorithm | None = None
+    key: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.forward not in ("service", "torch"):
             raise ValueError(f"forward must be 'service' or 'torch', but is {self.forward!r}")
         if self.algorithm not in (None, *get_args(Algorithm)):
             raise ValueError(f"algorithm must be {', '.join(get_args(Algorithm))} or None, but is {self.algorithm!r}")
+        name = "" if self.client is None else _name(self.client)
+        object.__setattr__(self, "key", f"{name}/{self.forward}/{int(self.reference)}/{self.algorithm or ''}")
+
+    @classmethod
+    def of(cls, key: str) -> Backend:
+        """Return the backend with this `key`. Raises `RuntimeError` if its client is of another process."""
+        name, *settings = key.split("/")
+        forward, reference, algorithm = cast("Any", settings)
+        client = _clients.get(name)
+        if name and client is None:
+            raise RuntimeError(
+                "the client of this layer is not in this process: export layers without one, and choose it by"
+                " convgrad.torch.use"
+            )
+        return cls(client, forward, reference == "1", algorithm or None)
 
     def __deepcopy__(self, memo: object) -> Backend:
         return self
@@ -56,44 +79,40 @@ class Backend:
         """Compute the output of a layer, of shape (N, O, X), in the memory format of `src`."""
         if self.forward == "torch":
             return _by_torch(layer, src, weights, bias)
-        layout, reference = _layout(src), self._reference(src)
+        layout, reference = layout_of(src), self._reference(src)
         client = client_or_default(self.client)
         found = layer.run(
-            client, _view(src, layout), weights, bias, layout=layout, reference=reference, algorithm=self.algorithm
+            client, in_layout(src, layout), weights, bias, layout=layout, reference=reference, algorithm=self.algorithm
         )
         return _tensor(found, src, layout)
 
     def gradients(
         self, layer: Layer, needs: Sequence[bool], src: Tensor, weights: Tensor, diff_dst: Tensor
-    ) -> Gradients:
-        """Compute the gradients of input, weights and bias that are needed, in one call; None for the others."""
-        layout, reference = _layout(src, diff_dst), self._reference(diff_dst)
+    ) -> list[Tensor]:
+        """Compute those gradients of input, weights and bias that are needed, in one call."""
+        layout, reference = layout_of(src, diff_dst), self._reference(diff_dst)
         names = [name for name, needed in zip(GRADIENTS, needs, strict=True) if needed]
         found = layer.gradients(
-            client_or_default(self.client), names, _view(src, layout), weights, _view(diff_dst, layout),
+            client_or_default(self.client), names, in_layout(src, layout), weights, in_layout(diff_dst, layout),
             layout=layout, reference=reference, algorithm=self.algorithm,
         )  # fmt: skip
-        of_src, of_weights, of_bias = (found.get(name) for name in GRADIENTS)
-        return (
-            None if of_src is None else _tensor(of_src, src, layout),
-            None if of_weights is None else _tensor(of_weights, weights),
-            None if of_bias is None else _tensor(of_bias, diff_dst),
-        )
+        like = {"diff_src": src, "diff_weights": weights, "diff_bias": diff_dst}
+        return [_tensor(found[name], like[name], layout if name == "diff_src" else "NCX") for name in names]
 
     def bias_add(self, src: Tensor, bias: Tensor) -> Tensor:
         """Compute BiasAdd: one value of `bias` added to each channel of `src`."""
-        layout, reference = _layout(src), self._reference(src)
+        layout, reference = layout_of(src), self._reference(src)
         attributes = {"data_format": layout}
-        inputs = {"src": _view(src, layout), "bias": bias}
+        inputs = {"src": in_layout(src, layout), "bias": bias}
         return _tensor(
             client_or_default(self.client).run("BiasAdd", inputs, attributes, reference=reference), src, layout
         )
 
     def bias_gradient(self, diff_dst: Tensor) -> Tensor:
         """Compute BiasAddBackward: the sum of each channel."""
-        layout, reference = _layout(diff_dst), self._reference(diff_dst)
+        layout, reference = layout_of(diff_dst), self._reference(diff_dst)
         client = client_or_default(self.client)
-        return _tensor(bias_gradient(client, _view(diff_dst, layout), layout=layout, reference=reference), diff_dst)
+        return _tensor(bias_gradient(client, in_layout(diff_dst, layout), layout=layout, reference=reference), diff_dst)
 
     def _reference(self, tensor: Tensor) -> bool:
         if tensor.dtype not in _DTYPES:
@@ -102,7 +121,7 @@ class Backend:
         return self.reference or tensor.dtype == torch.float64
 
 
-def _layout(*tensors: Tensor) -> Layout:
+def layout_of(*tensors: Tensor) -> Layout:
     """Return the layout of the first tensor whose memory is contiguous in one; NCX if none is."""
     for tensor in tensors:
         if tensor.is_contiguous():
@@ -112,7 +131,8 @@ def _layout(*tensors: Tensor) -> Layout:
     return "NCX"
 
 
-def _view(tensor: Tensor, layout: Layout) -> Tensor:
+def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor (N, C, X) with the axes of a layout, in the same memory."""
     return tensor if layout == "NCX" else tensor.movedim(1, -1)
 
 
@@ -122,8 +142,12 @@ def _tensor(array: Array, like: Tensor, layout: Layout = "NCX") -> Tensor:
         found = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     else:
         found = torch.from_numpy(array)
-    found = found.to(like.device)
-    return found if layout == "NCX" else found.movedim(-1, 1)
+    return as_ncx(found.to(like.device), layout)
+
+
+def as_ncx(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor of this layout as PyTorch has it, (N, C, X), in the same memory."""
+    return tensor if layout == "NCX" else tensor.movedim(-1, 1)
 
 
 def _by_torch(layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
@@ -143,3 +167,15 @@ def _by_torch(layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -
         src = torch.nn.functional.pad(src, [size for pair in sides for size in pair][::-1])
         return compute(src, weights, bias, **given)
     return compute(src, weights, bias, padding=layer.pads_begin, **given)
+
+
+def _name(client: Client) -> str:
+    with _lock:
+        if client not in _names:
+            _names[client] = uuid.uuid4().hex
+            _clients[_names[client]] = client
+        return _names[client]
+
+
+# As torch.compiler.assume_constant_result does, which also imports the compiler: two seconds.
+vars(_name)["_dynamo_marked_constant"] = True

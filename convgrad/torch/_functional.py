@@ -19,6 +19,7 @@ from torch import Tensor
 from convgrad._errors import InvalidParams
 from convgrad._layer import Layer
 from convgrad.torch._backend import Backend
+from convgrad.torch._operators import differentiable
 
 __all__ = [
     "bias_add",
@@ -50,38 +51,42 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, diff_dst: Tensor) -> Any:
         src, weights = ctx.saved_tensors
-        needs = tuple(ctx.needs_input_grad[:3])
-        return *_Gradients.apply(src, weights, diff_dst, needs, ctx.layer, ctx.backend), None, None
+        needs = ctx.needs_input_grad[:3]
+        found = iter(_Gradients.apply(src, weights, diff_dst, needs, ctx.layer, ctx.backend))
+        return *(next(found) if needed else None for needed in needs), None, None
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of a convolution; a convolution is linear in its input, its weights and the gradient of its output.
+    """The gradients of a convolution that are needed.
 
-    So each gradient of a gradient is one of the same operations, on other tensors.
+    A convolution is linear in its input, its weights and the gradient of its output. So each gradient of a gradient is
+    one of the same operations, on other tensors.
     """
 
     @staticmethod
     def forward(
-        src: Tensor, weights: Tensor, diff_dst: Tensor, needs: tuple[bool, ...], layer: Layer, backend: Backend
+        src: Tensor, weights: Tensor, diff_dst: Tensor, needs: Sequence[bool], layer: Layer, backend: Backend
     ) -> Any:
-        return backend.gradients(layer, needs, src, weights, diff_dst)
+        return tuple(backend.gradients(layer, needs, src, weights, diff_dst))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
-        src, weights, diff_dst, _, ctx.layer, ctx.backend = inputs
+        src, weights, diff_dst, ctx.needs, ctx.layer, ctx.backend = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(src, weights, diff_dst)
 
     @staticmethod
-    def backward(ctx: Any, of_src: Tensor | None, of_weights: Tensor | None, of_bias: Tensor | None) -> Any:
+    def backward(ctx: Any, *of_gradients: Tensor | None) -> Any:
         src, weights, diff_dst = ctx.saved_tensors
+        given = iter(of_gradients)
+        of_src, of_weights, of_bias = (next(given) if needed else None for needed in ctx.needs)
         for_src, for_weights, for_diff_dst = ctx.needs_input_grad[:3]
         more = ctx.layer, ctx.backend
         found: list[Tensor | None] = [None, None, None]
         if of_weights is not None and for_src:
-            found[0] = _Gradients.apply(src, of_weights, diff_dst, (True, False, False), *more)[0]
+            (found[0],) = _Gradients.apply(src, of_weights, diff_dst, (True, False, False), *more)
         if of_src is not None and for_weights:
-            found[1] = _Gradients.apply(of_src, weights, diff_dst, (False, True, False), *more)[1]
+            (found[1],) = _Gradients.apply(of_src, weights, diff_dst, (False, True, False), *more)
         if for_diff_dst:
             terms = []
             if of_weights is not None:
@@ -127,6 +132,12 @@ class _BiasGradient(torch.autograd.Function):
         return _by_channel(of_bias, ctx.shape), None
 
 
+_convolve = differentiable("conv", _Convolve)
+_gradients = differentiable("conv_gradients", _Gradients)
+_bias_add = differentiable("bias_add", _BiasAdd)
+_bias_gradient = differentiable("bias_grad", _BiasGradient)
+
+
 def conv(
     input: Tensor,  # noqa: A002 - as PyTorch calls it
     weight: Tensor,
@@ -140,7 +151,7 @@ def conv(
 ) -> Tensor:
     """Compute Convolution, like `torch.nn.functional.conv1d` to `conv3d`; `padding` may be "same" or "valid"."""
     layer = _layer(weight, stride, padding, dilation, groups)
-    return _batched(_Convolve, input, weight, bias, layer, backend)
+    return _batched(input, weight, bias, layer, backend)
 
 
 def conv_transpose(
@@ -157,7 +168,7 @@ def conv_transpose(
 ) -> Tensor:
     """Compute ConvTranspose, like `torch.nn.functional.conv_transpose1d` to `conv_transpose3d`."""
     layer = _transposed(weight, stride, padding, output_padding, groups, dilation)
-    return _batched(_Convolve, input, weight, bias, layer, backend)
+    return _batched(input, weight, bias, layer, backend)
 
 
 def conv_input(
@@ -232,24 +243,20 @@ def conv_transpose_weight(
 
 def bias_add(input: Tensor, bias: Tensor, *, backend: Backend | None = None) -> Tensor:  # noqa: A002
     """Compute BiasAdd: `bias`, of shape (C), added to every channel of (N, C, X)."""
-    result: Tensor = _BiasAdd.apply(input, bias, backend or _DEFAULT)
-    return result
+    return _bias_add(input, bias, backend or _DEFAULT)
 
 
 def bias_grad(grad_output: Tensor, *, backend: Backend | None = None) -> Tensor:
     """Compute BiasAddBackward: the sum of every channel of (N, C, X), of shape (C)."""
-    result: Tensor = _BiasGradient.apply(grad_output, backend or _DEFAULT)
-    return result
+    return _bias_gradient(grad_output, backend or _DEFAULT)
 
 
-def _batched(
-    function: Any, src: Tensor, weights: Tensor, bias: Tensor | None, layer: Layer, backend: Backend | None
-) -> Tensor:
+def _batched(src: Tensor, weights: Tensor, bias: Tensor | None, layer: Layer, backend: Backend | None) -> Tensor:
     if torch.is_autocast_enabled(src.device.type):
         kind = torch.get_autocast_dtype(src.device.type)
         src, weights, bias = (None if each is None else each.to(kind) for each in (src, weights, bias))
     alone = src.dim() == weights.dim() - 1
-    result: Tensor = function.apply(src[None] if alone else src, weights, bias, layer, backend or _DEFAULT)
+    result: Tensor = _convolve(src[None] if alone else src, weights, bias, layer, backend or _DEFAULT)
     return result[0] if alone else result
 
 
@@ -257,7 +264,7 @@ def _gradient(
     which: int, src: Tensor, weights: Tensor, diff_dst: Tensor, layer: Layer, backend: Backend | None
 ) -> Tensor:
     needs = tuple(index == which for index in range(3))
-    result: Tensor = _Gradients.apply(src, weights, diff_dst, needs, layer, backend or _DEFAULT)[which]
+    (result,) = _gradients(src, weights, diff_dst, needs, layer, backend or _DEFAULT)
     return result
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
+import re
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +18,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
+import convgrad
+from app.http.listener import bind
 from tests.app.bare import connected, replies
 from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
@@ -70,24 +78,94 @@ def test_sigterm_drains(own: LiveService, http: httpx.Client) -> None:
     assert not [pid for pid in below if alive(pid)]
 
 
-def test_the_second_signal_stops_at_once(own: LiveService) -> None:
-    """A second SIGTERM does not wait for the running call: its stream ends without an `end` frame."""
+def interrupt_twice(service: LiveService, first: signal.Signals, second: signal.Signals) -> set[int]:
+    """Send two signals, the second when the first has been handled; return the processes that were its children."""
+    below = children(service.pid)
+    service.process.send_signal(first)
+    while httpx.get(f"{service.url}/readyz").json()["status"] != "draining":
+        pass  # the signal has not been handled yet
+    service.process.send_signal(second)
+    return below
+
+
+def assert_ended_quietly(service: LiveService, below: set[int]) -> None:
+    """Check the exit status, that the log has no traceback, and that nothing is left."""
+    assert service.process.wait(30) == 0
+    assert not [pid for pid in below if alive(pid)]
+    while not any("Finished server process" in line for line in service.log):
+        pass  # the log is read in a thread
+    assert not [line for line in service.log if "Traceback" in line or "ERROR" in line]
+    assert sum("stopping at once" in line for line in service.log) < 2
+
+
+def test_the_second_signal_ends_a_stream(own: LiveService) -> None:
+    """A second SIGTERM does not wait for the running call: its stream ends with an error."""
     with httpx.Client(base_url=own.url, timeout=60) as http:
         files, headers = parts(LONG, LONG.floats(), reference=True), {"accept": FRAMES}
         with http.stream("POST", f"/v1/ops/{LONG.op}", files=files, headers=headers) as running:
             stream = running.iter_raw()
             got = next(stream)
-            own.process.send_signal(signal.SIGTERM)
-            while http.get("/readyz").json()["status"] != "draining":
-                pass  # the signal has not been handled yet
-            own.process.send_signal(signal.SIGTERM)
-            try:
-                got += b"".join(stream)
-            except httpx.RemoteProtocolError:
-                pass
-            else:
-                assert [header["type"] for header, _ in frames(got)][-1] == "error"
-    own.process.wait(20)
+            below = interrupt_twice(own, signal.SIGTERM, signal.SIGTERM)
+            got += b"".join(stream)
+    last = list(frames(got))[-1][0]
+    assert (last["type"], last["code"]) == ("error", "shutting_down")
+    assert_ended_quietly(own, below)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_two_interrupts_during_a_call(own: LiveService, first: signal.Signals) -> None:
+    """The client of a running call gets 503, one line of the log says what happened, and no process is left."""
+    files = parts(LONG, LONG.floats(), reference=True)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(httpx.post, f"{own.url}/v1/ops/{LONG.op}", files=files, timeout=60)
+        while "\nconvgrad_calls_open 1.0\n" not in httpx.get(f"{own.url}/metrics").text:
+            pass
+        below = interrupt_twice(own, first, signal.SIGINT)
+        reply = running.result()
+    assert (reply.status_code, reply.json()["code"], reply.headers["retry-after"]) == (503, "shutting_down", "5")
+    assert_ended_quietly(own, below)
+    assert sum("stopping at once: 1 calls fail" in line for line in own.log) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_service_is_imported(number: signal.Signals) -> None:
+    """A signal before anything listens ends the process as by default, with a line and without a traceback."""
+    code = (
+        "import builtins, runpy, signal; found = builtins.__import__\n"
+        "def interrupted(name, *rest, **more):\n"
+        f"    if name == 'uvicorn': signal.raise_signal({int(number)})\n"
+        "    return found(name, *rest, **more)\n"
+        "builtins.__import__ = interrupted; runpy.run_module('app', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-number, f"ended by {number.name}\n")
+
+
+def test_while_kernels_are_compiled(tmp_path: Path) -> None:
+    """Each API says how far it is and when to try again; two interrupts end the service quietly."""
+    with running_service("--workers", "1", wait=False, NUMBA_CACHE_DIR=str(tmp_path)) as service:
+        assert service.listens.wait(60)
+        with httpx.Client(base_url=service.url) as http:
+            problem = http.post(f"/v1/ops/{SMALL.op}", json={})
+            call = {"jsonrpc": "2.0", "id": 1, "method": SMALL.op, "params": {}}
+            rpc = http.post("/rpc", json=call).json()["error"]
+            inference = http.post(f"/v2/models/{SMALL.op}/infer", json={})
+            pages = [http.get(path) for path in ("/readyz", "/v2/health/ready", f"/v2/models/{SMALL.op}/ready")]
+        with convgrad.Client(service.url, retry=None) as client, pytest.raises(convgrad.Overloaded) as raised:
+            client.run(SMALL.op, SMALL.inputs(), SMALL.attributes())
+        found = problem.json()
+        assert (problem.status_code, found["title"], found["code"]) == (503, "Starting", "overloaded")
+        errors = [found, rpc["data"], raised.value.data]
+        said = [found["detail"], rpc["message"], inference.json()["error"], str(raised.value)]
+        headers = [int(reply.headers["retry-after"]) for reply in (problem, inference, *pages)]
+        assert [text for text in said if not re.search(r"is starting: \d+ % of its kernels", text)] == []
+        assert all(error["reason"] == "starting" and 0 <= error["progress"] < 1 for error in errors)
+        assert all(1 <= seconds <= 30 for seconds in [*headers, *(error["retry_after"] for error in errors)])
+        assert headers[0] == math.ceil(found["retry_after"])
+        below = children(service.pid)
+        service.process.send_signal(signal.SIGINT)
+        service.process.send_signal(signal.SIGINT)
+        assert_ended_quietly(service, below)
 
 
 def test_what_the_drain_does_not_wait_for_is_answered() -> None:
@@ -112,6 +190,7 @@ def test_what_the_drain_does_not_wait_for_is_answered() -> None:
         ((status, upload),) = replies(slow, 1)
         assert (status, json.loads(upload)["code"]) == (503, "shutting_down")
         assert service.process.wait(30) == 0
+        assert not [line for line in service.log if "Traceback" in line]
 
 
 def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> None:
@@ -149,6 +228,22 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o000, 0o660), (0o022, 0o640), (0o007, 0o660), (0o077, 0o600)])
+def test_only_owner_and_group_may_open_the_socket(tmp_path: Path, mask: int, mode: int) -> None:
+    """The umask decides whether the group may connect; nobody else can, at no time, whatever was there before."""
+    path, before = tmp_path / "convgrad.sock", os.umask(mask)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    path.chmod(0o666)
+    config = uvicorn.Config("none", uds=str(path))
+    try:
+        (listener,) = asyncio.run(bind(config, listening=True))
+    finally:
+        os.umask(before)
+    with listener:
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
 def is_alive_at(path: Path) -> bool:
     """Return whether a service answers on a Unix socket."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as http:
@@ -182,7 +277,7 @@ def test_two_listeners_shut_down_cleanly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "word"), [(["--port", "x"], "port"), (["--queue-length", "0"], "queue_length"), (["--nope"], "nope")]
+    ("flags", "word"), [(["--port", "x"], "--port x: must"), (["--queue-length", "0"], "0: must"), (["--nope"], "nope")]
 )
 def test_wrong_flags_are_explained(flags: list[str], word: str) -> None:
     """A wrong flag or value ends the program with status 2 and a line that names it."""

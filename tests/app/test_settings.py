@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, ValidationError
 
-from app.flags import parse_settings
+from app.checking import read_settings
+from app.flags import parse_flags
 from app.settings import Settings, unknown_variables
 from engine.container import cpu_count, memory_bytes
 
@@ -32,8 +33,9 @@ def test_flags_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPa
     """A flag is the setting's name in kebab case, and overrides the variable."""
     monkeypatch.setenv("CONVGRAD_QUEUE_LENGTH", "7")
     monkeypatch.setenv("CONVGRAD_PORT", "1234")
-    settings, check = parse_settings(["--queue-length", "9"])
-    assert not check
+    flags, dry_run = parse_flags(["--queue-length", "9"])
+    settings = read_settings(flags)
+    assert not dry_run
     assert (settings.queue_length, settings.port) == (9, 1234)
 
 
@@ -59,7 +61,7 @@ def test_defaults_depend_on_the_container() -> None:
 def test_help_is_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     """The help names the command, and values by what they are: no Python types, no nulls, sizes with units."""
     with pytest.raises(SystemExit) as caught:
-        parse_settings(["--help"])
+        parse_flags(["--help"])
     assert caught.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith("usage: convgrad serve [-h] [--host ADDRESS]")
@@ -72,14 +74,14 @@ def test_help_is_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("text", ["https://a.org,https://b.org", '["https://a.org", "https://b.org"]'])
 def test_lists_have_commas_or_are_json(text: str) -> None:
     """A list may have commas or be JSON, in a variable as in a flag."""
-    assert parse_settings(["--cors", text])[0].cors == ("https://a.org", "https://b.org")
+    assert read_settings(parse_flags(["--cors", text])[0]).cors == ("https://a.org", "https://b.org")
 
 
 @pytest.mark.parametrize(("name", "least"), [("memory_limit", 1 << 20), ("body_limit", 1 << 10)])
 def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
     """A size too small for any call is rejected with the smallest valid one and the reason."""
     assert getattr(Settings.model_validate({name: least}), name) == least
-    with pytest.raises(ValidationError, match=rf"must be at least 1.0 .iB.*, but is {least - 1}: .* call"):
+    with pytest.raises(ValidationError, match=r"must be at least 1.0 .iB.*: .* call"):
         Settings.model_validate({name: least - 1})
 
 

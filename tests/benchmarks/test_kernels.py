@@ -191,7 +191,7 @@ def test_the_command_writes_a_record_that_the_report_reads(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One command measures a file of shapes, another writes the tables to their places."""
-    out, readme, picture = tmp_path / "out.json", tmp_path / "README.md", tmp_path / "out.png"
+    out, readme, picture, table = (tmp_path / name for name in ("out.json", "README.md", "out.png", "layers.csv"))
     words = ["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--ops", ",".join(OPERATIONS)]
     assert command.main([*words, "--json", str(out), "--plot", str(picture)]) == 0
     assert f"[{len(OPERATIONS)}/{len(OPERATIONS)}]" in capsys.readouterr().out
@@ -202,12 +202,14 @@ def test_the_command_writes_a_record_that_the_report_reads(
     assert record["machine"]["versions"].keys() >= {"python", "numba", "numpy"}
     assert picture.read_bytes().startswith(b"\x89PNG")
     readme.write_text(f"# Before\n{report.BEGIN}\nold\n{report.END}\nAfter\n")
-    assert report.main([str(out), "--into", str(readme)]) == 0
+    assert report.main([str(out), "--into", str(readme), "--layers", str(table)]) == 0
     text = readme.read_text()
     assert text.startswith("# Before\n")
     assert text.endswith("After\n")
     assert "old" not in text
-    assert "| deconv (forward) |" in text
+    rows = table.read_text().splitlines()
+    assert len(rows) == 1 + len(OPERATIONS)
+    assert any(row.startswith("deconv,ConvTranspose,f32,1,") for row in rows)
 
 
 @pytest.mark.heavy

@@ -305,11 +305,49 @@ def test_unusable_files_are_reported(capsys: pytest.CaptureFixture[str], argumen
 
 @pytest.mark.parametrize("arguments", [[], ["bogus"], ["run", "Op", "--attr", "x"], ["run", "Op", "--dtype", "f64"]])
 def test_bad_command_lines(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """They are rejected with exit code 2, the usage and the reason."""
+    """They are rejected with exit code 2 and the reason in one line."""
     assert main(arguments) == 2
-    usage, reason = capsys.readouterr().err.rsplit("\n", 2)[:2]
-    assert usage.startswith("usage: convgrad")
+    (reason,) = capsys.readouterr().err.splitlines()
     assert reason.startswith("convgrad: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rnu", "Op"], "rnu is not a command of convgrad; did you mean run?"),
+        (["srve"], "srve is not a command of convgrad; did you mean serve?"),
+        (["--versoin"], "--versoin is not a flag of convgrad; did you mean --version?"),
+        (["run", "Op", "--atr", "strides=1"], "--atr is not a flag of convgrad run; did you mean --attr?"),
+        (["bench", "--dst_shape=1,2"], "--dst_shape is not a flag of convgrad bench; did you mean --dst-shape?"),
+        (["verify", "Op", "--reslt", "x"], "--reslt is not a flag of convgrad verify; did you mean --result?"),
+        (["ops", "--zzz"], "--zzz is not a flag of convgrad ops (convgrad ops --help lists them)"),
+        (["keys", "a", "--fiel", "x"], "--fiel is not a flag of convgrad keys; did you mean --file?"),
+    ],
+)  # fmt: skip
+def test_the_name_that_was_meant(capfd: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    """A misspelt subcommand or flag is answered in one line with the closest one, whatever else is missing."""
+    code = "import sys; from convgrad._cli import main; sys.exit(main(sys.argv[1:]))"
+    assert subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode == 2
+    assert capfd.readouterr().err == f"convgrad: {said}\n"
+
+
+def test_all_misspelt_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two mistakes are two lines."""
+    assert main(["bench", "--secods", "1", "--cleints", "2"]) == 2
+    assert [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["--seconds?", "--clients?"]
+
+
+def test_an_interrupt_while_the_command_is_imported() -> None:
+    """Ctrl-C before the command has begun is one line and exit code 130, without a traceback."""
+    code = (
+        "import builtins, signal, sys; found = builtins.__import__\n"
+        "def interrupted(name, *rest, **more):\n"
+        "    if name == 'numpy': builtins.__import__ = found; signal.raise_signal(signal.SIGINT)\n"
+        "    return found(name, *rest, **more)\n"
+        "from convgrad._cli import main; builtins.__import__ = interrupted; sys.exit(main(['ops']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "convgrad: interrupted\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from tests.problems import Case
 __all__ = ["CALLS", "Family", "Striker", "Tally", "family_service", "load", "prepare_all"]
 
 _MARK = "CONVGRAD_TEST_FAMILY"
+PAUSE_S = 6.0
 
 # Tens of milliseconds for a worker, in several units.
 MIDDLE = Case(
@@ -112,17 +113,17 @@ def family_service(*flags: str, **environment: str) -> Iterator[tuple[LiveServic
 class Striker:
     """Signal processes `rate` times a second: mostly a random worker, sometimes the fork server; use ``async with``.
 
-    One signal in `hang_one_in` stops its worker instead of killing it, one in `fork_server_one_in` kills the fork
-    server.
+    One signal in `pause_one_in` stops its worker for `PAUSE_S` instead of killing it, as swapping does; one in
+    `fork_server_one_in` kills the fork server.
     """
 
     def __init__(
-        self, family: Family, rate: float, seed: int, *, hang_one_in: int = 40, fork_server_one_in: int = 60
+        self, family: Family, rate: float, seed: int, *, pause_one_in: int = 40, fork_server_one_in: int = 60
     ) -> None:
         self._family = family
         self._rate = rate
         self._random = random.Random(seed)
-        self._odds = hang_one_in, fork_server_one_in
+        self._odds = pause_one_in, fork_server_one_in
         self.struck = Counter[str]()
 
     async def __aenter__(self) -> Striker:
@@ -139,13 +140,15 @@ class Striker:
             self._strike()
 
     def _strike(self) -> None:
-        hang_one_in, fork_server_one_in = self._odds
+        pause_one_in, fork_server_one_in = self._odds
         if self._random.randrange(fork_server_one_in) == 0 and (fork_server := self._family.fork_server()) is not None:
             self.struck["fork_server"] += self._family.strike(fork_server)
         elif workers := self._family.workers():
-            hang = self._random.randrange(hang_one_in) == 0
-            number = signal.SIGSTOP if hang else signal.SIGKILL
-            self.struck["stopped" if hang else "killed"] += self._family.strike(self._random.choice(workers), number)
+            pause, worker = self._random.randrange(pause_one_in) == 0, self._random.choice(workers)
+            number = signal.SIGSTOP if pause else signal.SIGKILL
+            self.struck["stopped" if pause else "killed"] += self._family.strike(worker, number)
+            if pause:
+                asyncio.get_running_loop().call_later(PAUSE_S, self._family.strike, worker, signal.SIGCONT)
 
 
 @dataclass

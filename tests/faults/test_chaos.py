@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.faults.apis import APIS
-from tests.faults.chaos import CALLS, Family, Striker, Tally, family_service, load, prepare_all
+from tests.faults.chaos import CALLS, PAUSE_S, Family, Striker, Tally, family_service, load, prepare_all
 from tests.live import LiveService
 
 pytestmark = pytest.mark.heavy
@@ -29,7 +30,7 @@ def test_random_kills_cost_no_call(hurt: Hurt) -> None:
     tally = Tally()
 
     async def scenario() -> None:
-        async with Striker(family, 5.0, seed=1, hang_one_in=1 << 30, fork_server_one_in=1 << 30):
+        async with Striker(family, 5.0, seed=1, pause_one_in=1 << 30, fork_server_one_in=1 << 30):
             await load(service.url, prepare_all(), tally, count=140)
 
     asyncio.run(scenario())
@@ -37,6 +38,23 @@ def test_random_kills_cost_no_call(hurt: Hurt) -> None:
     assert not tally.wrong
     assert tally.right.total() == 140
     assert set(tally.right) == set(APIS)
+
+
+def test_pauses_of_seconds_cost_no_call_and_no_worker(hurt: Hurt) -> None:
+    """Workers that stop for six seconds, as on a swapping machine, go on afterwards: none is taken for dead."""
+    service, family = hurt
+    tally, workers = Tally(), family.workers()
+
+    async def scenario() -> None:
+        async with Striker(family, 1.0, seed=2, pause_one_in=1, fork_server_one_in=1 << 30) as striker:
+            while not striker.struck["stopped"]:
+                await load(service.url, prepare_all(CALLS[:1]), tally, count=20)
+        await load(service.url, prepare_all(CALLS[:1]), tally, until=time.monotonic() + PAUSE_S + 1)
+
+    asyncio.run(scenario())
+    assert not tally.lost
+    assert not tally.wrong
+    assert family.workers() == workers
 
 
 def test_no_call_is_lost_with_all_processes_at_once(hurt: Hurt) -> None:

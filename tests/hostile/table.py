@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 
 from app.replies.errors import MAPPING
 from tests.app.samples import JSON
@@ -231,10 +232,26 @@ def _bias(number: int, **more: Any) -> dict[str, Any]:
 
 
 _MANY = 4100
+_ZEROS = b'{"inputs":[{"name":"src","datatype":"FP32","shape":[1,1,8388608],"data":[' + b"0," * (8 << 20)
 _LONG = "x" * 100_000
 _SRC = {"dtype": "f32", "shape": [1, 1, 4]}
 _SRC_DATA = ["inputs", "src", "data"]
 _SMALL_TENSORS = {f"t{n}": {**_SRC, "data": bytes(48_000)} for n in range(300)}
+
+_MANY_TAPS = {
+    "strides": [1, 1, 1],
+    "dilations": [1, 1, 1],
+    "pads_begin": [7, 7, 7],
+    "pads_end": [7, 7, 7],
+    "output_padding": [0, 0, 0],
+    "weights_shape": [1, 1, 15, 15, 15],
+}
+_PIXELS: dict[str, Any] = {"shape": [1000, 1, 1, 1, 1], "data": np.ones(1000, np.float32).tobytes()}
+_NO_GRADIENT = {
+    "dtype": "f32",
+    "shape": _MANY_TAPS["weights_shape"],
+    "data": np.arange(15**3, dtype=np.float32).tobytes(),
+}
 
 ROWS: list[Row] = [
     _VALID,
@@ -339,6 +356,16 @@ ROWS: list[Row] = [
         attributes={"x": list(map(_in_json, _SMALL_TENSORS.values()))},
         apis=("json", "rpc", "batch", "graph"),
     ),
+    Row(
+        "an empty batch with weights of 6 GB",
+        (413, "too_large", ["outputs", "diff_weights"]),
+        attributes={"weights_shape": [1 << 15, 1 << 14, 3]},
+        tensors={
+            "src": {"shape": [0, 1 << 14, 4], "data": b""},
+            "diff_dst": {"shape": [0, 1 << 15, 6], "data": b""},
+        },
+        apis=("json", "validate", "parts", "rpc", "batch", "oip"),
+    ),
     # JSON.
     *(
         Row(name, _MALFORMED, attributes={"strides": RAW}, raw=raw)
@@ -357,12 +384,33 @@ ROWS: list[Row] = [
     ),
     Row("a long document", (413, "too_large", None), attributes={"x": [_LONG] * 3}),
     Row("a long list", (413, "too_large", None), attributes={"x": RAW}, raw=b"[" + b"1," * 200_000 + b"1]"),
+    # Much work for few bytes.
+    Row(
+        "a wrong result of 1,000 images and 3,375 taps",
+        _OK,
+        attributes=_MANY_TAPS,
+        tensors={"src": _PIXELS, "diff_dst": _PIXELS, _RESULT: _NO_GRADIENT},
+        apis=("verify",),
+    ),
+    Row(
+        "1,000 images and 3,375 taps by the reference",
+        _OK,
+        attributes=_MANY_TAPS,
+        tensors={"src": _PIXELS, "diff_dst": _PIXELS},
+        members={"options": {"reference": True}},
+        apis=("json", "parts", "rpc", "batch"),
+    ),
     # Bodies.
     Row("half of the body", _MALFORMED, send=_half, others={"oip": (400, "invalid_request", None)}),
     Row(
         "another content type",
         (415, "unsupported_media_type", None),
         send=lambda body, headers: (body, headers | {"content-type": "text/plain"}),
+    ),
+    Row(
+        "a long content type",
+        (415, "unsupported_media_type", None),
+        send=lambda body, headers: (body, headers | {"content-type": "multipart/form-data" + ";" * 8000}),
     ),
     *(
         Row(
@@ -375,6 +423,8 @@ ROWS: list[Row] = [
             ("empty gzip members", gzip.compress(b"") * 32_000, _MALFORMED),
             ("too many gzip members", gzip.compress(b"") * 40_000, _MALFORMED),
             ("a compression bomb", gzip.compress(b" " * (64 << 20), 1), (413, "too_large", None)),
+            ("compressed numbers", gzip.compress(_ZEROS, 1), (413, "too_large", None)),
+            ("compressed blanks among numbers", gzip.compress(_ZEROS.replace(b"0,", b"  ")), (413, "too_large", None)),
         ]
     ),
     # Graphs.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.http.protocol import MAX_FIELDS
+from app.http.protocol import MAX_FIELDS, MAX_VALUE
 from tests.app import oip
 from tests.app.resident import Resident
 from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits
@@ -119,6 +119,79 @@ def test_fields_of_a_head(service: LiveService, count: int, expected: int) -> No
     reply = talk(service.url, head("/healthz", LAST, *[b"a:b"] * (count - 2), method="GET"))
     assert status(reply) == expected
     assert (b"more than %d fields" % MAX_FIELDS in reply) == (expected == 400)
+
+
+LONG = 60_000
+
+
+@pytest.mark.parametrize(
+    "name", ["Content-Type", "Accept", "Accept-Encoding", "X-Forwarded-For", "traceparent", "x-any"]
+)
+@pytest.mark.parametrize("split", [1, 10])
+def test_values_of_fields(service: LiveService, name: str, split: int) -> None:
+    """A field with more bytes than the limit, also in several lines, is rejected, and the answer has both numbers."""
+    lines = [b"%s: %s" % (name.encode(), b";" * (LONG // split))] * split
+    reply = talk(service.url, request(REST, b"{}", LAST, *lines))
+    assert status(reply) == 400
+    assert b"The header %s has %d bytes; at most %d are allowed." % (name.lower().encode(), LONG, MAX_VALUE) in reply
+    reply = talk(service.url, head("/healthz", LAST, b"%s: %s" % (name.encode(), b";" * MAX_VALUE), method="GET"))
+    assert status(reply) == 200
+
+
+def test_a_field_that_no_page_reads_has_no_name_in_the_answer(service: LiveService) -> None:
+    """The name of a long field is the client's, and only a short one is repeated."""
+    reply = talk(service.url, head("/healthz", b"x" * 100 + b": " + b"a" * LONG, method="GET"))
+    assert status(reply) == 400
+    assert b"The header ? has" in reply
+
+
+def test_cookies_may_be_long(service: LiveService) -> None:
+    """Cookies of other services on this machine are ignored, however long they are."""
+    assert status(talk(service.url, head("/healthz", LAST, b"cookie: " + b"a" * LONG, method="GET"))) == 200
+
+
+@pytest.mark.parametrize("piece", ["a", "%", "%41", "/", "?a=1&", "/v1/ops/"])
+def test_long_targets(service: LiveService, piece: str) -> None:
+    """A target with more bytes than the limit is rejected before it is parsed."""
+    target = "/" + piece * (LONG // len(piece))
+    reply = talk(service.url, head(target, LAST, method="GET"))
+    assert status(reply) == 400
+    assert b"target has %d bytes; at most %d are allowed" % (len(target), MAX_VALUE) in reply
+    shorter = "/" + piece * (MAX_VALUE // len(piece) - 1)
+    assert status(talk(service.url, head(shorter, LAST, method="GET"))) in (200, 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "expected"),
+    [
+        ("GET", "http://localhost/healthz", 200),
+        ("GET", "http://localhost:1/healthz?a=b", 200),
+        ("GET", "HTTP://LOCALHOST/healthz", 200),
+        ("GET", "http://localhost", 400),
+        ("GET", "http://localhost?x", 400),
+        ("GET", "http://", 400),
+        ("GET", "http://[::1/healthz", 400),
+        ("GET", "http://localhost:99999999999999999999/healthz", 400),
+        ("GET", "healthz", 400),
+        ("GET", "*", 404),
+        ("OPTIONS", "*", 404),
+        ("CONNECT", "localhost:80", 400),
+        ("CONNECT", "/healthz", 400),
+        ("GET", "/healthz#x", 200),
+        ("GET", "/%", 404),
+        ("GET", "/%00", 404),
+        ("GET", "/%ff%fe", 404),
+        ("GET", "/v1/ops/%2e%2e%2fhealthz", 404),
+        ("PRI", "*", 400),
+        ("QUERY", "/healthz", 405),
+    ],
+)
+def test_targets(service: LiveService, method: str, target: str, expected: int) -> None:
+    """Each form of a target is answered as HTTP says, or rejected, and nothing is logged as an error."""
+    before = len(service.log)
+    reply = talk(service.url, head(target, method=method) + head("/healthz", LAST, method="GET"))
+    assert (status(reply), reply.count(b"HTTP/1.1 ")) == (expected, 1 if expected == 400 else 2), reply
+    assert not [line for line in service.log[before:] if "Traceback" in line or "ERROR" in line]
 
 
 @pytest.mark.parametrize(

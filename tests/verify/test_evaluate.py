@@ -11,6 +11,7 @@ from tests.naive import DTYPES
 from tests.problems import Case, Tensor, random_case
 from verify import evaluate as module
 from verify.evaluate import evaluate, gradients, pixel_chunks
+from verify.stopping import Stopped, raising
 
 LAYER = Case(
     n=3, src_channels=4, dst_channels=6, groups=2, src_spatial=(6, 5), dst_spatial=(6, 5), kernel=(3, 3),
@@ -74,7 +75,8 @@ def test_infinities_stay_where_they_meet_data() -> None:
 
 def test_it_stops() -> None:
     """Nothing is returned once `stop` says so."""
-    assert evaluate(*given(LAYER, LAYER.inputs()), lambda: True) is None
+    with pytest.raises(Stopped):
+        evaluate(*given(LAYER, LAYER.inputs()), raising(lambda: True))
 
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])

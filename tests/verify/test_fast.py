@@ -124,7 +124,7 @@ def test_projected_sums_are_those_of_the_result(op: str, data_format: str) -> No
     slots = np.zeros((projection.blocks, projection.slots))
     tensors = [*map(stored, inputs.values())]
     for block in range(projection.blocks):
-        assert projection.run(block, tensors, right, slots[block], lambda: False)
+        projection.run(block, tensors, right, slots[block], lambda: False)
     t = projection.signs("dst", case.dst_channels)
     if case.forward:
         dst = right if data_format == "NCX" else np.moveaxis(right, -1, 1)

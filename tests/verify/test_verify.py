@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from tests.problems import Case, Tensor, random_case
 from tests.verify.judged import verify
 from verify.fast import plan_fast_verification
 from verify.hints import hints
-from verify.report import write_report
+from verify.report import report_work, write_report
 from verify.rules import Compared
+from verify.stopping import Stopped, raising
 from verify.terms import worst_terms
-from verify.unit import plan_verification
+from verify.unit import plan_verification, read_report
 
 LAYER = Case(
     n=2, src_channels=5, dst_channels=7, src_spatial=(9, 8), dst_spatial=(9, 8), kernel=(3, 3), pads_begin=(1, 1),
@@ -300,7 +302,7 @@ def test_a_long_sum_is_described_in_little_memory(data_format: str, computes: st
     products = np.prod(factors, axis=0)
     tracemalloc.start()
     try:
-        found = worst_terms(problem, given, (1, 1, 0, 0)[: len(problem.output_shape)])
+        found = worst_terms(problem, given, (1, 1, 0, 0)[: len(problem.output_shape)], lambda: False)
         assert tracemalloc.get_traced_memory()[1] < products.nbytes
     finally:
         tracemalloc.stop()
@@ -319,7 +321,8 @@ def test_hints_stop() -> None:
     inputs = list(LAYER.floats().values())
     compared = Compared(problem_of(LAYER), inputs, result, exact, None, np.ones_like(exact))
     answers = iter([False, False, True])
-    assert hints(compared, np.ones(exact.shape, np.float32), (0, 0, 0, 0), lambda: next(answers, True)) is None
+    with pytest.raises(Stopped):
+        hints(compared, np.ones(exact.shape, np.float32), (0, 0, 0, 0), raising(lambda: next(answers, True)))
 
 
 def test_the_report_is_bounded_and_stops() -> None:
@@ -369,3 +372,86 @@ def test_a_stop_is_looked_at_often(op: str, make: Callable[[ConvProblem], Plan])
         assert not run(unit, before // 2)
         assert asked == before // 2 + 1
     assert total > 5
+
+
+def many(n: int, size: tuple[int, ...], kernel: tuple[int, ...], channels: int = 1, **more: Any) -> Case:
+    """Return a problem of many taps or images, whose result has as many pixels as its data."""
+    pads = tuple(extent // 2 for extent in kernel)
+    return Case(
+        n=n, src_channels=channels, dst_channels=channels, src_spatial=size, dst_spatial=size, kernel=kernel,
+        pads_begin=pads, pads_end=pads, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        many(1000, (1, 1, 1), (15, 15, 15)),
+        many(1000, (1, 1), (3, 3), 4),
+        many(2, (15, 15, 15), (15, 15, 15)),
+        many(8, (1000,), (1001,)),
+        many(3, (32, 32), (63, 63)),
+        many(1000, (1, 1, 1), (7, 7, 7), op="Convolution"),
+        many(1, (9, 9, 9), (9, 9, 9), op="Convolution"),
+    ],
+    ids=lambda case: f"{case.op}-{case.n}-{case.kernel}",
+)
+def test_a_report_takes_no_longer_than_it_counts(case: Case) -> None:
+    """Of a wrong result of many images, taps or both few are looked at; before each the worker may be asked to stop."""
+    inputs, wrong = case.floats(), np.random.default_rng(1).standard_normal(case.output_shape).astype(np.float32)
+    plan = plan_verification(problem_of(case))
+    output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+    looks = 0
+
+    def stop() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 50_000
+
+    *sums, report = plan.units
+    tensors = [*map(stored, inputs.values()), wrong]
+    assert all(run_unit(plan, unit, tensors, output, scratch) for unit in sums)
+    assert run_unit(plan, report, tensors, output, scratch, stop)
+    assert not read_report(output.tobytes())["passed"]
+    assert looks < report_work(problem_of(case)) / 1000
+
+
+def test_many_small_images_give_the_same_hints() -> None:
+    """Mistakes in gradients of a thousand small images are named, as those of a few large ones are."""
+    case = many(1000, (2, 2), (3, 3), 3)
+    inputs = case.floats()
+    right = case.expected(inputs)
+    assert verify(case, inputs, right)["passed"]
+    lost = case.expected({name: np.concatenate([tensor[:-1], 0 * tensor[-1:]]) for name, tensor in inputs.items()})
+    assert not verify(case, inputs, lost)["passed"]
+    assert "reverse order" in verify(case, inputs, right[..., ::-1, ::-1].copy())["hints"][0]
+    cut = {name: (tensor.view(np.uint32) & 0xFFFFE000).view(np.float32) for name, tensor in inputs.items()}
+    assert verify(case, inputs, case.expected(cut))["causes"][0]["cause"] == "the inputs were read as TF32, truncated"
+
+
+def test_maps_of_three_axes() -> None:
+    """A result with 64 pixels along each of three axes has maps that fit in a report."""
+    case = Case(op="Convolution", src_spatial=(64, 64, 64), dst_spatial=(64, 64, 64), kernel=(1, 1, 1))
+    inputs = case.floats()
+    report = verify(case, inputs, np.zeros(case.output_shape, np.float32))
+    assert np.shape(report["maps"]["pixel"]["values"]) == (16, 16, 16)
+    assert report["maps"]["pixel"]["shape"] == [64, 64, 64]
+
+
+def test_large_results_are_recognised_by_a_part_of_them() -> None:
+    """A result of a million elements that is rearranged is recognised, and noise is not."""
+    case = Case(src_channels=512, dst_channels=512, src_spatial=(2, 2), dst_spatial=(1, 1), kernel=(2, 2))
+    problem, rng = problem_of(case), np.random.default_rng(3)
+    exact = rng.standard_normal(problem.output_shape)
+    inputs = [np.zeros(shape, np.float32) for shape in problem.input_shapes]
+    for wrong, words in (
+        (exact[..., ::-1, ::-1], "its taps in reverse order"),
+        (exact.swapaxes(0, 1), "its two channel axes swapped"),
+        (exact.transpose(2, 3, 0, 1).reshape(exact.shape), "has the layout XOI instead of OIX"),
+        (3 * exact, "is 3 times the reference"),
+        (rng.standard_normal(exact.shape), ""),
+    ):
+        stored_result = np.ascontiguousarray(wrong, np.float32)
+        compared = Compared(problem, inputs, stored_result, exact, None, np.ones_like(exact))
+        found = hints(compared, np.full(exact.shape, 2, np.float32), (0, 0, 0, 0), lambda: False)
+        assert any(words in sentence for sentence in found) if words else not found

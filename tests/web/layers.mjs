@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 
 import { indexOf, OPERATIONS, reach, resolve } from "../../app/web/arithmetic.js";
-import { numpyLine, pytorch } from "../../app/web/code.js";
+import { numpyLine } from "../../app/web/code.js";
 import { request } from "../../app/web/layer.js";
 import { axisWords, elementOf, Filling, views } from "../../app/web/maps.js";
 import { narrow, widen } from "../../app/web/npy.js";
@@ -42,7 +42,7 @@ const answers = {
   resolve: ({ layer }) => ({ ...resolve(layer), request: request(layer) }),
   sums({ layer, kind }) {
     const resolved = resolve(layer);
-    const values = fill(layer, resolved, kind);
+    const values = fill(layer, resolved, { kind, seed: 1, typed: {} });
     const found = [...elements(layer, resolved, OPERATIONS[layer.op].output)].map((element) => {
       const { inside, times } = reach(layer, resolved, element);
       return { index: indexOf(layer, element), sum: sum(layer, resolved, values, element), count: inside * times };
@@ -59,7 +59,6 @@ const answers = {
       lines: [...elements(layer, resolved, role)].map((element) => numpyLine(layer, resolved, element)),
     };
   },
-  torch: ({ layer }) => pytorch(layer, resolve(layer)),
   told: ({ text }) => {
     const { state, note } = parse(text);
     const resolved = resolve(state.layer);
@@ -70,7 +69,7 @@ const answers = {
   },
   state: ({ text }) => {
     const { state, note } = parse(text);
-    return { state, note, again: fragment(state) };
+    return { state, note, again: fragment(state).text };
   },
   rounded({ dtype, bits }) {
     const found = narrow(dtype, new Float32Array(Uint32Array.from(bits).buffer));

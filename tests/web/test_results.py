@@ -58,7 +58,7 @@ def test_maps_fill_by_tiles(op: str, weights_format: str, shape: tuple[int, ...]
     values = rng.standard_normal(shape).astype(np.float32)
     layer = {"op": op, "src": [9, 9], "data_format": "NCX", "weights_format": weights_format, "groups": 1}
     (maps,) = ask([{"ask": "filled", "layer": layer, "shape": shape, "tiles": tiles_of(values, rng)}])
-    expected = _maps(problem(op, 2, "NCX", weights_format), np.abs(values))
+    expected = _maps(problem(op, 2, "NCX", weights_format), np.abs(values), lambda: False)
     assert {found["name"] for found in maps} == set(expected)
     for found in maps:
         largest = np.array(expected[found["name"]]["values"], np.float32)

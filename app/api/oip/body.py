@@ -142,7 +142,8 @@ class InferenceBody:
 
     def _lists(self) -> JsonIntake:
         if self._json is None:
-            length = self._length if self._head_length is None else self._head_length
+            # A body without a length may claim any for its head.
+            length = self._length if None in (self._length, self._head_length) else self._head_length
             self._json = JsonIntake(
                 TensorValues(self._lease, only_lists=True), length=length, max_skeleton=self._head_limit
             )

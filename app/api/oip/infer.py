@@ -75,13 +75,15 @@ class _Inference(Compute):
         headers, settings = exchange.headers, self.service.settings
         if not (name := media_type(headers)).endswith("+json"):
             check_media_type(name, _REQUEST_TYPES)
-        decompressor = decompressor_of(headers.get("content-encoding", ""), int(settings.body_limit))
+        head_length, limit = _head_length(headers), int(settings.body_limit)
+        text = limit if head_length is None else head_length  # without the header all of the body is JSON
+        decompressor = decompressor_of(headers.get("content-encoding", ""), limit, text)
         body = self._body = InferenceBody(
             self.called,
             lease,
             self._state.regions.of(exchange.context.key),
             self._state.heads,
-            head_length=_head_length(headers),
+            head_length=head_length,
             # The decompressed length is not known in advance.
             length=None if decompressor is not None else exchange.length,
             head_limit=int(settings.head_limit),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -49,21 +49,24 @@ async def send_inference(
         start = json_bytes({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
     binary = [output.data for wanted, output in pairs if wanted.binary]
     numbers = [prod(output.spec.shape) for wanted, output in pairs if wanted.in_json]
-    pieces: AsyncGenerator[bytes | memoryview, None] = _with_numbers(call, start, described, pairs)
+    with_numbers = partial(_with_numbers, call, start, described, pairs)
     parts: list[bytes | memoryview] = []
     if not numbers:
         parts = [start + b",".join(described) + b"]}", *binary]
     elif binary or sum(numbers) <= NUMBERS:
-        parts = [b"".join([piece async for piece in pieces]), *binary]  # its length is sent before it
+        parts = [b"".join([piece async for piece in with_numbers()]), *binary]
     headers, media_type, length = {}, "application/json", None
     if binary:
-        headers[HEAD_LENGTH], media_type = str(len(parts[0])), "application/octet-stream"
+        # The length of the JSON is sent before it: many numbers, which may be too many to keep, are formatted twice.
+        size = len(parts[0]) if parts else sum([len(piece) async for piece in with_numbers()])
+        headers[HEAD_LENGTH], media_type, length = str(size), "application/octet-stream", size + sum(map(len, binary))
+    pieces = _slices(parts) if parts else with_numbers(binary)
     if parts:
-        pieces, length = _slices(parts), sum(map(len, parts))
+        length = sum(map(len, parts))
     if coding is not None:
         headers |= {"content-encoding": coding, "vary": "accept-encoding"}
         pieces, length = coded(pieces, coding), None
-    elif length is not None and length <= SMALL:
+    elif parts and length is not None and length <= SMALL:
         await send_bytes(send, b"".join(parts), media_type, headers=headers)
         return
     await send_head(send, media_type, length=length, headers=headers)
@@ -99,9 +102,13 @@ async def _slices(parts: Sequence[bytes | memoryview]) -> AsyncGenerator[bytes |
 
 
 async def _with_numbers(
-    call: Call, start: bytes, described: Sequence[bytes], pairs: Sequence[tuple[RequestedOutput, CallOutput]]
+    call: Call,
+    start: bytes,
+    described: Sequence[bytes],
+    pairs: Sequence[tuple[RequestedOutput, CallOutput]],
+    binary: Sequence[memoryview] = (),
 ) -> AsyncGenerator[bytes | memoryview, None]:
-    """Yield the head, with the elements of those outputs that are neither binary nor in shared memory."""
+    """Yield the head, with the elements of outputs neither binary nor in shared memory; then those in `binary`."""
     before = start
     for text, (wanted, output) in zip(described, pairs, strict=True):
         if not wanted.in_json:
@@ -115,3 +122,5 @@ async def _with_numbers(
             await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
         before = b"},"
     yield before.removesuffix(b",") + b"]}"
+    async for piece in _slices(binary):
+        yield piece

@@ -30,8 +30,9 @@ Source = Literal["json", "binary", "region"]
 _MOST_TENSORS = 64
 _INT64_MAX = 2**63 - 1
 _LONGEST_LIST = 1024
-_LIST = re.compile(r"\[\s*((?:-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*)?)\]|(-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*)")
-_INTEGER = re.compile(r"-?\d{1,19}")
+_NUMBERS = r"-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*"
+_LIST = re.compile(rf"\[\s*((?:{_NUMBERS})?)\]|({_NUMBERS})", re.ASCII)
+_INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
 # The protocol's own parameters; sequences and priorities are ignored.
 _RESERVED = frozenset(
     {"binary_data_output", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}

@@ -18,6 +18,7 @@ from app.api.oip.infer import OipState
 from app.api.oip.infer import infer as run_inference
 from app.api.oip.regions import Regions
 from app.api.oip.reply import VERSION
+from app.api.pages import not_ready_headers
 from app.api.routing import service_of
 from app.http.exchange import exchange_of
 from app.intake.strict_json import parse_document
@@ -183,5 +184,6 @@ def _readiness(request: Request, about: dict[str, Any]) -> Response:
     status = service_of(request).status
     if status == "ready":
         return JSONResponse(about | {"ready": True})
-    headers = {"retry-after": "1"}
-    return JSONResponse(about | {"ready": False, "error": f"the service is {status}"}, 503, headers)
+    service = service_of(request)
+    error = service.starting().message if status == "starting" else f"the service is {status}"
+    return JSONResponse(about | {"ready": False, "error": error}, 503, not_ready_headers(service))

@@ -58,7 +58,6 @@ _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: 
 _DOCUMENTS = 4 << 20
 # The first of these that a request has names its session.
 _SESSION_HEADERS = ("x-session-id", "mcp-session-id")
-_LONGEST_SESSION = 128
 
 router = APIRouter()
 
@@ -160,7 +159,8 @@ class _Message:
                 error = error or await self._check_begun(begun.document)
                 if error is not None and "id" in begun.document:
                     return _Unreadable(error, rpc.id_of(begun.document))
-            return rpc.parse_message(await document.finish_async())
+            message = rpc.parse_message(await document.finish_async())
+            return _Unreadable(denied) if denied is not None and isinstance(message, rpc.Batch) else message
         except (Cancelled, UnsupportedMediaType):
             raise
         except ConvgradError as fault:
@@ -180,9 +180,8 @@ class _Message:
         """Handle the notifications that cancel calls."""
         for item in () if self._context.denied else items:
             if _is_notification(item) and item.method == "notifications/cancelled" and isinstance(item.params, Mapping):
-                request_id = item.params.get("requestId")
-                if isinstance(request_id, str | int | float):
-                    self._service.cancellations.cancel(*self._caller, request_id)
+                request_id = rpc.id_of({"id": item.params.get("requestId")})
+                self._service.cancellations.cancel(*self._caller, request_id)
 
     async def _reply_nothing(self, notifications: Sequence[_Item]) -> None:
         for item in notifications:
@@ -342,7 +341,7 @@ class _Message:
 
 def _session_of(headers: Mapping[str, str]) -> str:
     """Return the session that a request belongs to; empty if it names none."""
-    return next((headers[name][:_LONGEST_SESSION] for name in _SESSION_HEADERS if name in headers), "")
+    return next((headers[name] for name in _SESSION_HEADERS if name in headers), "")
 
 
 def _is_notification(item: _Item) -> TypeGuard[rpc.Request]:

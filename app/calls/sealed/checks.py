@@ -232,23 +232,23 @@ class SealedChecks:
         self._checks: dict[str, SealedCheck] = {}
         """By id: the open ones, and finished ones in the order in which they were finished."""
         self._drawing = asyncio.Lock()
-        key = settings.check_key
+        key = settings.sealed_key
         self.signer = Signer(None if key is None else key.get_secret_value())
 
     def begin(self, context: RequestContext, given: Mapping[str, Any]) -> SealedCheck:
         """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
         settings, owner = self._settings, context.tenant
-        takes, asked, label = _read(given, settings.check_cases)
-        data = {"reason": "checks", "limit": settings.checks}
+        takes, asked, label = _read(given, settings.sealed_cases)
+        data = {"reason": "checks", "limit": settings.sealed_checks}
         unfinished = [check for check in self._checks.values() if check.document is None]
-        if sum(check.owner == owner for check in unfinished) >= settings.checks:
-            message = f"this key or address may have {settings.checks} open checks: finish or delete one"
+        if sum(check.owner == owner for check in unfinished) >= settings.sealed_checks:
+            message = f"this key or address may have {settings.sealed_checks} open checks: finish or delete one"
             raise RateLimited(message, retry_after=_RETRY_AFTER_S, data=data)
         if len(unfinished) >= _MOST_CHECKS:
             message = f"{_MOST_CHECKS} checks are open, as many as the service keeps"
             raise Overloaded(message, retry_after=_RETRY_AFTER_S, data=data | {"limit": _MOST_CHECKS})
         check = SealedCheck(owner, context.key, takes, asked, label)
-        check.timer = asyncio.get_running_loop().call_later(settings.check_s, self.drop, check)
+        check.timer = asyncio.get_running_loop().call_later(settings.sealed_check_s, self.drop, check)
         self._checks[check.id] = check
         return check
 
@@ -271,7 +271,7 @@ class SealedChecks:
             if current is not None or len(check.cases) == check.asked:
                 return current
             case, inputs = await asyncio.to_thread(_drawn, len(check.cases), check.takes)
-            drawn = SealedCase(case, time.monotonic() + self._settings.check_case_s)
+            drawn = SealedCase(case, time.monotonic() + self._settings.sealed_case_s)
             try:
                 await self._keep(drawn, inputs, check.owner)
                 if check.id not in self._checks:
@@ -283,13 +283,13 @@ class SealedChecks:
             for last in check.cases[-1:]:
                 last.verdict = None
             check.cases.append(drawn)
-            drawn.timer = asyncio.get_running_loop().call_later(self._settings.check_case_s, drawn.end, "late")
+            drawn.timer = asyncio.get_running_loop().call_later(self._settings.sealed_case_s, drawn.end, "late")
             return drawn
 
     async def _keep(self, drawn: SealedCase, inputs: Mapping[str, Array], owner: str) -> None:
         """Copy the inputs to shared memory."""
         held = sum(case.nbytes for check in self._of(owner) for case in check.cases[-1:])
-        needed, limit = held + sum(array.nbytes for array in inputs.values()), int(self._settings.check_memory)
+        needed, limit = held + sum(array.nbytes for array in inputs.values()), int(self._settings.sealed_memory)
         if needed > limit:
             message = f"the open cases of this key or address need {needed} bytes, but may have {limit}"
             data = {"reason": "check_memory", "limit": limit, "value": needed}
@@ -310,7 +310,7 @@ class SealedChecks:
             self._checks[check.id] = self._checks.pop(check.id)
             finished = [each for each in self._checks.values() if each.document is not None]
             mine = [each for each in finished if each.owner == check.owner]
-            for oldest in (*mine[: -self._settings.checks], *finished[:-_MOST_CHECKS]):
+            for oldest in (*mine[: -self._settings.sealed_checks], *finished[:-_MOST_CHECKS]):
                 self.drop(oldest)
         return check.document
 

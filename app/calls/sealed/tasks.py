@@ -168,7 +168,7 @@ class Verdict(Work):
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
     checks, settings = service.sealed_checks, service.settings
     check = checks.begin(current_context(), given)
-    limits = {"case_s": settings.check_case_s, "check_s": settings.check_s, "key_id": checks.signer.key_id}
+    limits = {"case_s": settings.sealed_case_s, "check_s": settings.sealed_check_s, "key_id": checks.signer.key_id}
     return Answered(Result({"check": check.id, "cases": check.asked, **limits}))
 
 

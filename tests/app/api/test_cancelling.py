@@ -77,6 +77,18 @@ def test_only_the_call_of_the_same_session_is_cancelled(
     assert last["error"]["code"] == -32002
 
 
+@pytest.mark.parametrize("other", [True, "1", 1.5, 1 << 64, [1]])
+def test_ids_of_another_type_are_other_ids(tight: Resident, tight_http: httpx.Client, other: Any) -> None:
+    """A call is cancelled by its own id; JSON's `true` is none, although Python's equals 1."""
+    with streaming(tight, rpc_request(SLOW, SLOW.floats(), 1, reference=True)) as response:
+        (call,) = tight.service.calls
+        cancel(tight_http, other)
+        assert not call.cancelled
+        cancel(tight_http, 1)
+        *_, last = events(response)
+    assert (last["id"], last["error"]["code"]) == (1, -32002)
+
+
 def test_a_call_of_another_address_is_not_cancelled() -> None:
     """Without keys, a call can be cancelled only from its own address."""
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")

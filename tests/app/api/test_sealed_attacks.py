@@ -41,7 +41,7 @@ KEY = "cg_the-key-of-the-checker"
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
     """A service with a key, and one worker, which a slow call can occupy."""
-    with resident_service(workers=1, checks=8, keys=f"checker {digest(KEY)}") as resident:
+    with resident_service(workers=1, sealed_checks=8, keys=f"checker {digest(KEY)}") as resident:
         yield resident
 
 
@@ -157,7 +157,7 @@ def test_finished_checks_hold_no_place() -> None:
     """However many checks were finished, new ones begin; the latest documents are kept, of each owner and of all."""
 
     async def use() -> None:
-        checks = SealedChecks(Settings(checks=2), SegmentPool(1 << 20))
+        checks = SealedChecks(Settings(sealed_checks=2), SegmentPool(1 << 20))
         finished = []
         for number in range(300):
             owner = RequestContext("test", key=f"key {number // 3}")

@@ -142,6 +142,16 @@ def test_json_rpc(http: httpx.Client) -> None:
         check(found, names, expected, case)
 
 
+def test_many_numbers_before_binary_outputs(service: LiveService) -> None:
+    """One reply has an output as more numbers than are formatted at once, and others as the bytes after the JSON."""
+    inputs, expected = with_weights(LARGE)
+    with triton.InferenceServerClient(service.url.removeprefix("http://")) as client:
+        sent = [oip.tensor(name, array, "FP32") for name, array in inputs.items()]
+        asked = [triton.InferRequestedOutput(name, binary_data=name != "diff_weights") for name in NAMES]
+        result = client.infer(LARGE.op, sent, outputs=asked, parameters=LARGE.attributes())
+        check({name: result.as_numpy(name) for name in NAMES}, list(NAMES), expected, LARGE)
+
+
 def test_triton(service: LiveService) -> None:
     """An unmodified tritonclient asks for outputs by name, each as bytes or as numbers."""
     rng = np.random.default_rng(4)

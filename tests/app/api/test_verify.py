@@ -21,8 +21,10 @@ from convgrad._cli import main
 from schemas.wire import VerifyReply
 from tests.app.resident import Resident
 from tests.app.samples import SMALL, SSE, document, messages
+from tests.kernels.harness import problem_of
 from tests.live import LiveService, running_service
 from tests.problems import Case, random_case
+from verify.report import report_work
 
 LAYER = Case(
     name="layer", op="ConvolutionBackwardWeights", n=3, src_channels=6, dst_channels=8, src_spatial=(12, 10),
@@ -235,10 +237,12 @@ def test_another_dtype_is_refused(client: convgrad.Client) -> None:
 
 
 def test_the_cost_is_told_before(client: convgrad.Client) -> None:
-    """Validating a call says what its verification would cost: its sums, and something for each tap of each image."""
+    """Validating a call says what its verification would cost: its sums, each tap of each image, and the report."""
     told = client.validate(LAYER.op, LAYER.inputs(), LAYER.attributes())["plan"]
     taps = LAYER.n * 9
-    assert told["verify"]["gmac"] == pytest.approx(2 * told["gmac"] + taps * 2**18 / 1e9)
+    report = report_work(problem_of(LAYER))
+    assert report > 2**12 * np.prod(LAYER.output_shape)
+    assert told["verify"]["gmac"] == pytest.approx(2 * told["gmac"] + (taps * 2**18 + report) / 1e9)
     assert told["verify"]["allowed"] is True
     assert told["verify"]["units"] == 10
 

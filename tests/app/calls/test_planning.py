@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -226,6 +229,48 @@ def test_a_deadline_ends_waiting_for_a_plan(tight: Resident, tight_http: httpx.C
     assert tight.service.admission.full(0) is None
     assert validate(tight_http, LONG).status_code == 200
     assert len(slow.threads) == 2, "what was given up is not planned"
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_a_long_plan_waits_for_one_of_each_client(tight: Resident, keys: bool) -> None:
+    """The plans of one key, or connection, are made one after another, and that of another one after the first."""
+    order, go = list[str](), threading.Event()
+
+    def make(name: str) -> None:
+        assert go.wait(30)
+        order.append(name)
+
+    async def ask(name: str, client: int) -> None:
+        context = RequestContext("test", connection=client)
+        if keys:
+            context = RequestContext("test", key=f"key{client}")
+        context.enter()
+        await tight.service.plan_in_thread(partial(make, name), time.monotonic() + 60)
+
+    async def scenario() -> None:
+        asked = [asyncio.create_task(ask(name, int(name[0]))) for name in ("1a", "1b", "1c", "2a")]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(*asked)
+
+    tight.run(scenario())
+    assert order == ["1a", "2a", "1b", "1c"]
+
+
+def test_the_spare_worker_is_for_short_units() -> None:
+    """Units of compiled kernels are short but for unusual shapes, those of the reference if the whole call is."""
+    layer = Case(n=8, src_channels=16, dst_channels=32, src_spatial=(28, 28), dst_spatial=(26, 26), kernel=(3, 3))
+    taps = Case(
+        src_spatial=(30_000,), dst_spatial=(30_000,), kernel=(30_001,), pads_begin=(15_000,), pads_end=(15_000,)
+    )
+    images = Case(n=1000, src_spatial=(1, 1, 1), dst_spatial=(1, 1, 1), kernel=(15, 15, 15), pads_begin=(7, 7, 7),
+                  pads_end=(7, 7, 7))  # fmt: skip
+    for case, reference, short in (
+        (SMALL, False, True), (SMALL, True, True), (layer, False, True), (replace(layer, n=64), True, False),
+        (taps, False, False), (images, True, False),
+    ):  # fmt: skip
+        (found,) = plan_call(resolved(case), Settings(workers=2), reference)
+        assert found.short is short, (case, reference)
 
 
 def test_validations_are_admitted_like_calls(tight: Resident, tight_http: httpx.Client) -> None:

@@ -20,7 +20,7 @@ def test_a_lost_client_costs_nothing() -> None:
 
     async def lose(case_s: float, check_s: float) -> None:
         context, segments = RequestContext("test"), SegmentPool(1 << 24)
-        checks = SealedChecks(Settings(check_case_s=case_s, check_s=check_s), segments)
+        checks = SealedChecks(Settings(sealed_case_s=case_s, sealed_check_s=check_s), segments)
         check = checks.begin(context, {})
         with suppress(NotFound):  # on a slow machine the check is over at once
             await checks.next(check)
@@ -42,7 +42,7 @@ def test_memory() -> None:
 
     async def draw() -> None:
         segments = SegmentPool(1 << 24)
-        checks = SealedChecks(Settings(check_memory=ByteSize(1)), segments)
+        checks = SealedChecks(Settings(sealed_memory=ByteSize(1)), segments)
         check = checks.begin(RequestContext("test"), {})
         with pytest.raises(RateLimited, match="may have 1") as refused:
             await checks.next(check)

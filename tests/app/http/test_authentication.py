@@ -18,7 +18,7 @@ from app.http.authentication import FREE_PAGES
 from app.settings import Settings
 from convgrad import Client, Unauthorised
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import SMALL, digest, document, post, read, same_bits, wait_for
+from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
 from tests.live import running_service
 
 KEY = "cg_the-key-of-this-test"
@@ -94,8 +94,16 @@ def test_json_rpc_reports_it_under_the_id(http: httpx.Client) -> None:
         reply = rpc(http, method, None)
         assert (reply["id"], reply["error"]["code"]) == ("mine", -32005)
         assert reply["error"]["data"]["reason"] == "no_key"
-    batch = [{"jsonrpc": "2.0", "id": number, "method": "ops.list"} for number in range(2)]
-    assert [entry["error"]["code"] for entry in http.post("/rpc", json=batch).json()] == [-32005, -32005]
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+@pytest.mark.parametrize("item", [1, {"jsonrpc": "2.0", "id": 1, "method": "ops.list"}])
+def test_a_batch_without_a_key_gets_one_error(http: httpx.Client, item: object, accept: str) -> None:
+    """A batch without a valid key, however many requests are in it and whatever they are, gets one error."""
+    reply = http.post("/rpc", json=[item] * 80, headers={"accept": accept})
+    (found,) = messages(reply.text) if accept == SSE else [reply.json()]
+    assert (found["id"], found["error"]["code"]) == (None, -32005)
+    assert found["error"]["data"]["reason"] == "no_key"
 
 
 def test_tensors_without_a_valid_key_are_not_read(http: httpx.Client) -> None:
@@ -142,9 +150,9 @@ def test_public_addresses_need_a_setting() -> None:
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--host", "0.0.0.0"], "keys_file"),
-        (["--keys-file", "/none/such"], "keys_file"),
-        (["--tls-key", "/none/such"], "tls_certificate"),
+        (["--host", "0.0.0.0"], "--keys-file"),
+        (["--keys-file", "/none/such"], "--keys-file"),
+        (["--tls-key", "/none/such"], "--tls-certificate"),
         (["--tls-certificate", "/none/such"], "No such file"),
     ],
 )

@@ -212,6 +212,51 @@ def test_a_client_that_leaves_cancels_the_block() -> None:
     asyncio.run(scenario())
 
 
+def test_a_cancellation_is_not_lost_when_the_client_leaves_too() -> None:
+    """A task that is cancelled while its client disconnects ends as cancelled."""
+
+    async def scenario() -> None:
+        async def receive() -> Message:
+            task.cancel()
+            return {"type": "http.disconnect"}
+
+        async def wait() -> None:
+            async with Exchange(scope(), receive, _ignored, ANY).watched():
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(wait())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_is_answered_and_cancelled() -> None:
+    """Whoever cancels a request, such as a server that stops, has the client told and the task end as cancelled."""
+    sent: list[Message] = []
+    begun = asyncio.Event()
+
+    async def waits(*_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(Exchanges(waits, ANY)(scope(), _nothing, send))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"])["code"] == "shutting_down"
+    assert not sent[-1]["more_body"]
+
+
 def test_a_block_that_ends_is_not_cancelled() -> None:
     """A client that stays until the end of the block has no effect."""
 

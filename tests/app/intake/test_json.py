@@ -272,6 +272,21 @@ def test_large_strings_land_whole(declared: bool, shape_first: bool, nbytes: int
     assert document["t"]["data"] == base64.b64decode(text)
 
 
+@pytest.mark.parametrize("data", [b"[" + b"1," * 100_000, b'"' + b"A" * 200_000])
+def test_a_body_without_a_length_takes_memory_as_it_arrives(data: bytes) -> None:
+    """A declared gigabyte of which little has arrived takes little memory, as numbers and as base64."""
+    pool = SegmentPool(2048 * MIB)
+
+    async def run() -> int:
+        with Lease(pool) as lease:
+            intake = JsonIntake(TensorValues(lease, only_lists=data[:1] == b"["), max_skeleton=HEAD)
+            await intake.take(b'{"dtype": "f32", "shape": [268435456], "data": ' + data)
+            await intake.supply()
+            return pool.stats().peak
+
+    assert 0 < asyncio.run(run()) <= 2 * MIB
+
+
 def test_a_tensor_is_held_once() -> None:
     """Sixteen megabytes of base64 use their decoded size from the pool and less than 1 MiB of the heap."""
     nbytes = 12 * MIB

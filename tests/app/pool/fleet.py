@@ -45,11 +45,11 @@ TINY = ConvProblem(
 class Fleet:
     """An engine, its memory, and the event loop that both use."""
 
-    def __init__(self, workers: int, **options: float) -> None:
+    def __init__(self, workers: int, **options: Any) -> None:
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.segments = SegmentPool(256 << 20)
         self.engine = LocalEngine(self.segments, workers=workers, **options)
-        self.count = workers
+        self.count = workers + bool(options.get("spare"))
 
     def run(self, scenario: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
         """Run a scenario to its end, failing if that takes too long; return its result."""
@@ -125,7 +125,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet(workers: int, **options: float) -> Iterator[Fleet]:
+def fleet(workers: int, **options: Any) -> Iterator[Fleet]:
     """Start an engine; stop it in any case when the block ends."""
     made = Fleet(workers, **options)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -66,6 +68,89 @@ def test_jobs_take_turns(pool: SegmentPool) -> None:
         run.take()
         order.append(run)
     assert order == [many, few, many, few, many, many, many]
+
+
+def plenty(pool: SegmentPool, **named: Any) -> JobRun:
+    """Return a job of many units, with these properties."""
+    return JobRun(dataclasses.replace(job_of(pool, 100), **named))
+
+
+def served(queue: FairQueue, turns: int, seconds: float = 1.0) -> list[JobRun]:
+    """Compute units one after another; return their jobs."""
+    order = []
+    for _ in range(turns):
+        run = queue.next()
+        assert run is not None
+        run.done(run.take())
+        queue.charge(run, seconds)
+        order.append(run)
+    return order
+
+
+def test_one_who_comes_is_next(pool: SegmentPool) -> None:
+    """A new job waits for no unit of those that have been served already, however many they are."""
+    queue = FairQueue()
+    for number in range(10):
+        queue.add(plenty(pool, connection=number))
+    served(queue, 20)
+    late = plenty(pool, connection=10)
+    queue.add(late)
+    assert late in served(queue, 11)
+    assert served(queue, 110).count(late) == 10
+
+
+def test_a_newcomer_does_not_overtake_for_ever(pool: SegmentPool) -> None:
+    """Small jobs that come again and again leave the old one every second unit."""
+    queue, old = FairQueue(), plenty(pool, connection=1)
+    queue.add(old)
+    order = served(queue, 5)
+    for _ in range(10):
+        small = JobRun(dataclasses.replace(job_of(pool, 1), connection=2))
+        queue.add(small)
+        while not small.over:
+            order += served(queue, 1)
+        queue.remove(small)
+    assert order[5:].count(old) == 10
+
+
+def test_time_is_shared_by_owner_then_by_connection(pool: SegmentPool) -> None:
+    """Each of two owners gets half of the time, and of this each connection its half, whatever units it has."""
+    queue, counts = FairQueue(), Counter[tuple[str, int]]()
+    for owner, connection, jobs in (("one", 1, 1), ("two", 2, 1), ("two", 3, 7)):
+        for _ in range(jobs):
+            queue.add(plenty(pool, owner=owner, connection=connection))
+    for _ in range(80):
+        run = queue.next()
+        assert run is not None
+        run.done(run.take())
+        counts[run.job.owner, run.job.connection] += 1
+        queue.charge(run, 2.0 if run.job.connection == 2 else 1.0)
+    seconds = {"one": counts["one", 1], "two": 2 * counts["two", 2] + counts["two", 3]}
+    assert abs(seconds["one"] - seconds["two"]) <= 2
+    assert abs(2 * counts["two", 2] - counts["two", 3]) <= 2
+
+
+def test_a_batch_is_one_client(pool: SegmentPool) -> None:
+    """A job waits for one unit of a connection with many jobs, even while none of those has been computed."""
+    queue = FairQueue()
+    for _ in range(20):
+        queue.add(plenty(pool, connection=1))
+    late = plenty(pool, connection=2)
+    queue.add(late)
+    first, second = queue.next(), None
+    assert first is not None
+    first.take()
+    second = queue.next()
+    assert second is late
+
+
+def test_only_short_units(pool: SegmentPool) -> None:
+    """The spare worker is given units of short jobs only."""
+    queue, short = FairQueue(), plenty(pool, short=True)
+    queue.add(plenty(pool))
+    assert queue.next(short=True) is None
+    queue.add(short)
+    assert queue.next(short=True) is short
 
 
 def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ PROBLEMS = [
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Fleet]:
     """Two workers for the tests in this file."""
-    with fleet(2, grace_s=0.2, hang_s=60.0) as made:
+    with fleet(2, grace_s=0.2, start_s=60.0) as made:
         yield made
 
 
@@ -136,6 +137,30 @@ def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
             np.testing.assert_array_equal(result, compute(LONG, *inputs, reference=True))
 
     two.run(scenario())
+
+
+def test_a_spare_worker_goes_past_long_units() -> None:
+    """While the only worker has a long unit, a spare one computes short ones, and no other long one."""
+    inputs = random_inputs(TINY)
+
+    async def scenario(both: Fleet) -> None:
+        chosen = plan(LONG, workers=4, reference=True)
+        with Frozen(both.pids) as frozen:
+            long = [asyncio.create_task(both.finish(both.job(chosen, random_inputs(LONG)))) for _ in range(2)]
+            await both.until(lambda: both.engine.snapshot()["jobs"] == 2)
+            (busy,) = both.busy()
+            (spare,) = both.pids - {busy}
+            os.kill(spare, signal.SIGCONT)
+            frozen.pids = {busy}
+            for _ in range(3):
+                result, _ = await both.finish(both.job(plan(TINY, workers=1), inputs, short=True))
+                np.testing.assert_array_equal(result, compute(TINY, *inputs))
+            assert both.busy() == [busy]
+            assert both.engine.workers == (1, 1)
+        await asyncio.gather(*long)
+
+    with fleet(1, spare=True) as both:
+        both.run(scenario(both))
 
 
 def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:

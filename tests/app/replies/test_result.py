@@ -14,4 +14,4 @@ from app.replies.result import base64_pieces
 def test_the_pieces_are_one_base64_text(header: int, size: int) -> None:
     """Joined, the pieces are the base64 of header and data together, whatever their lengths."""
     head, data = b"\x07" * header, bytes(range(256)) * (size // 256) + bytes(size % 256)
-    assert b"".join(base64_pieces(memoryview(data), header=head)) == base64.b64encode(head + data)
+    assert b"".join(base64_pieces([head, memoryview(data)])) == base64.b64encode(head + data)

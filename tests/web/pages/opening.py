@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from playwright.sync_api import Page
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from playwright.sync_api import FilePayload, Locator, Page
 
-__all__ = ["Opener", "violations"]
+__all__ = ["Opener", "button", "npy", "said", "saved", "violations"]
 
 _AXE = Path(__file__).parents[3] / ".cache" / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -24,3 +28,28 @@ def violations(page: Page) -> list[str]:
     page.evaluate(_AXE.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(({violations}) => violations)")
     return [f"{rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]
+
+
+def npy(array: npt.NDArray[Any], name: str = "mine.npy") -> FilePayload:
+    """Return an array as a file to choose."""
+    with io.BytesIO() as file:
+        np.save(file, array)
+        return {"name": name, "mimeType": "application/octet-stream", "buffer": file.getvalue()}
+
+
+def said(page: Page, part: str = "run-layer") -> Locator:
+    """Return what is said about the run, or about the verification."""
+    return page.locator(f"{part} .said")
+
+
+def button(page: Page, name: str) -> Locator:
+    """Return a button."""
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def saved(page: Page, name: str) -> npt.NDArray[Any]:
+    """Save a tensor; return it."""
+    with page.expect_download() as download:
+        button(page, f"Save {name}.npy").click()
+    found: npt.NDArray[Any] = np.load(download.value.path())
+    return found.view(ml_dtypes.bfloat16) if found.dtype.kind == "V" else found

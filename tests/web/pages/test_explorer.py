@@ -27,6 +27,7 @@ HOSTILE = (
     "op=Convolution&kernel=3x3x3&src=7x7",
     "&&==&&",
     "%00%ff%c3%28",
+    "op=Convolution&typed=src:0x0x99x0:1",
     "x" * 5000,
 )
 
@@ -154,7 +155,7 @@ def test_an_address_that_is_no_state(open_page: Opener, state: str) -> None:
     page = open_page(f"/#{state}")
     expect(page.locator("#note")).to_contain_text("The address names no layer")
     expect(page.locator("#verdict")).to_have_text("Valid")
-    assert element(page).startswith("diff_weights[")
+    assert element(page) == "dst[0, 0, 3, 3]"
 
 
 @pytest.mark.parametrize(
@@ -164,3 +165,108 @@ def test_extreme_layers(open_page: Opener, state: str) -> None:
     """Layers that are too large or do not fit are resolved or refused by the service, and nothing breaks."""
     page = open_page(f"/#op=Convolution&{state}")
     expect(page.locator("#verdict")).not_to_have_text("Not checked yet")
+
+
+def test_only_shapes_and_work_are_shown(open_page: Opener) -> None:
+    """The panel of a valid layer has shapes and work; units, tiles and refusals are there for who opens them."""
+    page = open_page(PLAIN)
+    panel = page.get_by_label("Layer as the service resolves it")
+    expect(panel.locator("#verdict")).to_have_text("Valid")
+    for text in ("src", "f32 [1, 1, 7, 7]", "dst", "multiply-adds", "144"):
+        expect(panel).to_contain_text(text)
+    plan = panel.locator("#plan")
+    expect(plan).to_be_hidden()
+    panel.get_by_text("How the service computes it").press("Enter")
+    for name in ("units", "tiles", "scratch", "refusals", "pads_begin"):
+        expect(plan.get_by_text(name, exact=True)).to_be_visible()
+    stepper(page, "strides, axis 0").fill("1")
+    expect(page.locator("#resolved")).to_contain_text("f32 [1, 1, 7, 4]")
+    expect(plan).to_be_visible()
+
+
+def test_the_page_says_what_it_is(open_page: Opener) -> None:
+    """One sentence says what the page is and for whom, the first layer is a 3 x 3, and Tab leads to the drawing."""
+    page = open_page("/")
+    expect(page.locator("main > p").first).to_contain_text(
+        re.compile(r"^Draws a convolution .* for everyone who [^.]*\.$")
+    )
+    expect(page.locator("[data-role=weights] .shape")).to_have_text("1 x 1 x 3 x 3")
+    expect(page.locator("[data-role=dst] .shape")).to_have_text("1 x 1 x 7 x 7")
+    page.keyboard.press("Tab")
+    link = page.get_by_role("link", name="Skip to the drawing")
+    expect(link).to_be_focused()
+    assert page.evaluate("document.activeElement.getBoundingClientRect().width") > 100
+    page.keyboard.press("Enter")
+    expect(page.locator("#figure")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Numbers", exact=True)).to_be_focused()
+    expect(page.locator("#note")).to_be_hidden()
+
+
+def test_the_way_back_from_the_documents(open_page: Opener) -> None:
+    """Swagger UI has a link to the explorer."""
+    page = open_page("/docs")
+    page.get_by_role("link", name="Back to the explorer").click()
+    expect(page.locator("#verdict")).to_have_text("Valid")
+
+
+@pytest.mark.parametrize(("groups", "src", "dst"), [(2, 4, 4), (4, 8, 4), (32, 32, 64), (2, 256, 256)])
+def test_groups_are_drawn(open_page: Opener, groups: int, src: int, dst: int) -> None:
+    """Bands join the channels of each group; that of the element is marked, and said in words."""
+    page = open_page(f"/#op=Convolution&src=5x5&i={src}&o={dst}&groups={groups}&at=dst:1x1&of=0x0x{dst - 1}")
+    drawn = page.locator("channel-groups")
+    i, o = src // groups, dst // groups
+    expect(drawn.locator("path.band.joined")).to_have_count(1)
+    assert drawn.locator("path.band").count() <= groups
+    words = [
+        f"channel {size - 1}" if length == 1 else f"channels {size - length} to {size - 1}"
+        for size, length in ((src, i), (dst, o))
+    ]
+    expect(drawn).to_contain_text(f"One of {groups} groups: {words[0]} of src and {words[1]} of dst belong together.")
+    boxes = page.evaluate(
+        """() => [...document.querySelectorAll("channel-groups path.edge, channel-groups .band")].map((each) => {
+          const { x, width } = each.getBBox();
+          return [x, x + width];
+        })"""
+    )
+    assert max(right for _, right in boxes) <= page.evaluate("document.querySelector('channel-groups').clientWidth")
+    stepper(page, "groups").fill("1")
+    expect(drawn).to_be_hidden()
+
+
+# Text that a line of a product passes, sampled along the line.
+CROSSED = """() => {
+  const path = document.querySelector(".links");
+  const texts = [...document.querySelectorAll(".drawing .value, .drawing .ruler, .drawing .name")];
+  const boxes = texts.map((text) => [text.textContent, text.getBBox()]);
+  const found = new Set();
+  for (let at = 0; at <= path.getTotalLength(); at++) {
+    const { x, y } = path.getPointAtLength(at);
+    for (const [text, box] of boxes)
+      if (x > box.x && x < box.x + box.width && y > box.y + 2 && y < box.y + box.height - 2) found.add(text);
+  }
+  return [path.getTotalLength(), [...found]];
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "op=Convolution&src=7x7&strides=1x1&at=dst:4x5",
+        "op=ConvTransposeBackwardWeights&src=4x4&at=diff_weights:0x2",
+        "op=ConvolutionBackwardData&src=9x9&dilations=2x2&at=diff_src:3x3",
+        "op=Convolution&src=12&kernel=3&strides=1&dilations=2&pads_begin=2&pads_end=2&at=dst:5",
+        "op=ConvTranspose&src=3x4x4&kernel=3x3x3&at=dst:2x3x3",
+        "op=BiasAdd&at=dst:1x2",
+    ],
+)
+def test_the_line_of_a_product_crosses_no_number(open_page: Opener, state: str, width: int) -> None:
+    """The line that joins the elements of each product runs between the numbers."""
+    page = open_page(f"/#{state}", width=width)
+    expect(page.locator("#sum .good")).to_contain_text("the service computed")
+    for _ in range(4):
+        page.get_by_role("button", name="Next product").click()
+        length, crossed = page.evaluate(CROSSED)
+        assert length > 20
+        assert crossed == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import socket
@@ -12,15 +11,14 @@ from contextlib import closing, suppress
 from typing import Any
 
 import httpx
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from playwright.sync_api import FilePayload, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.live import LiveService
 from tests.naive import bwd_weights, round_to
-from tests.web.pages.opening import Opener, violations
+from tests.web.pages.opening import Opener, button, npy, said, saved, violations
 
 LAYER = "/#op=ConvolutionBackwardWeights&n=2&i=3&o=4&src=9x9&strides=1x1"
 ATTRIBUTES: dict[str, Any] = {
@@ -61,34 +59,9 @@ HOLD = """() => {
 }"""
 
 
-def npy(array: npt.NDArray[Any], name: str = "mine.npy") -> FilePayload:
-    """Return an array as a file to choose."""
-    with io.BytesIO() as file:
-        np.save(file, array)
-        return {"name": name, "mimeType": "application/octet-stream", "buffer": file.getvalue()}
-
-
-def said(page: Page, part: str = "run-layer") -> Locator:
-    """Return what is said about the run, or about the verification."""
-    return page.locator(f"{part} .said")
-
-
-def button(page: Page, name: str) -> Locator:
-    """Return a button."""
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def saved(page: Page, name: str) -> npt.NDArray[Any]:
-    """Save a tensor; return it."""
-    with page.expect_download() as download:
-        button(page, f"Save {name}.npy").click()
-    found: npt.NDArray[Any] = np.load(download.value.path())
-    return found.view(ml_dtypes.bfloat16) if found.dtype.itemsize == 2 else found
-
-
 def compute(page: Page, data: str = "normal") -> None:
     """Run the layer on generated numbers."""
-    page.get_by_label("Without a file").select_option(data)
+    page.get_by_label("Numbers", exact=True).select_option(data)
     button(page, "Run").click()
     expect(said(page)).to_have_text("Done.")
 
@@ -113,7 +86,8 @@ def test_the_algorithm(open_page: Opener) -> None:
     page = open_page("/#op=ConvolutionBackwardWeights&i=16&o=16&src=9x9&strides=1x1")
     choice, facts = page.get_by_label("Algorithm"), page.locator("run-layer .facts div", has_text="algorithm")
     wrong = page.locator("#wrong-algorithm")
-    expect(page.locator("#resolved div", has_text="by Winograd's algorithm")).to_contain_text("multiply-adds")
+    page.get_by_text("How the service computes it").click()
+    expect(page.locator("#plan div", has_text="by Winograd's algorithm")).to_contain_text("multiply-adds")
     compute(page, "random")
     expect(facts).to_contain_text("direct")
     direct = saved(page, "diff_weights")

@@ -1,0 +1,410 @@
+"""`torch.compile` and `torch.export` of the layers and functions of `convgrad.torch`: one graph, the same bits."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import shutil
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import convgrad
+from convgrad import Client
+from tests.convgrad.test_torch import EVERY, Recording, made, results
+from tests.live import LiveService
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/test-frameworks installs it")
+ct = pytest.importorskip("convgrad.torch")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+]
+
+BACKENDS = [
+    "eager",
+    "aot_eager",
+    pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")),
+]
+
+
+@pytest.fixture(autouse=True)
+def client(service: LiveService) -> Iterator[Recording]:
+    """The client that all layers use; nothing is compiled yet."""
+    torch._dynamo.reset()
+    with Recording(service.url) as client:
+        ct.use(client)
+        yield client
+        ct.use(None)
+    torch._dynamo.reset()
+
+
+def whole(function: Any, backend: Any = "aot_eager", **more: Any) -> Any:
+    """Compile a function or layer; raises an error where it does not become one graph."""
+    return torch.compile(function, fullgraph=True, backend=backend, **more)
+
+
+def assert_same(found: Any, right: Any) -> None:
+    """All tensors have the same bits and strides."""
+    for one, other in zip(found, right, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+@EVERY
+def test_layers(name: str, rank: int) -> None:
+    """Output and gradients of a compiled layer have the bits, and the strides, of those of the layer."""
+    _, ours, src = made(name, rank)
+    assert_same(results(whole(ours), src), results(ours, src))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["all", "all transposed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_and_memory_formats(backend: str, name: str, dtype: Any, client: Recording) -> None:
+    """Every kind of compiler gives the same in both memory formats, and what is channels-last is sent as it is."""
+    _, ours, src = made(name, 2, dtype)
+    last = src.detach().to(memory_format=torch.channels_last).requires_grad_()
+    compiled = whole(ours, backend)
+    assert_same(results(compiled, src), results(ours, src))
+    client.calls.clear()
+    found = results(compiled, last)
+    assert {layout for _, layout, _ in client.calls} == {"NXC"}
+    assert_same(found, results(ours, last))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_by_pytorch_have_the_strides_that_were_announced(backend: str) -> None:
+    """PyTorch chooses channels-last outputs for channels-last weights; what follows in the graph reads them rightly."""
+    theirs, ours, src = made("all", 2, forward="torch")
+    ours.to(memory_format=torch.channels_last)
+    assert not ours(src).is_contiguous()
+    compiled = whole(lambda src: (ours(src) * 2).flatten(1), backend)
+    assert torch.equal(compiled(src), (theirs(src) * 2).flatten(1))
+
+
+@pytest.mark.parametrize("name", ["all", "all transposed", "same"])
+def test_one_graph_for_all_sizes(name: str) -> None:
+    """With dynamic shapes a layer is compiled once."""
+    counter = pytest.importorskip("torch._dynamo.testing").CompileCounterWithBackend("aot_eager")
+    _, ours, _ = made(name, 2)
+    compiled = whole(ours, counter, dynamic=True)
+    for n, height, width in ((2, 6, 5), (3, 9, 12), (5, 8, 7)):
+        src = torch.randint(-4, 5, (n, 4, height, width)).float().requires_grad_()
+        assert_same(results(compiled, src), results(ours, src))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functions(backend: str, dynamic: bool) -> None:
+    """Every function can be compiled, with sizes as arguments too; an input without a batch stays without one."""
+    draw = torch.Generator().manual_seed(3)
+    src, weights, diff_dst, bias = (
+        torch.randint(-4, 5, shape, generator=draw).float()
+        for shape in ((2, 4, 8, 6), (6, 2, 3, 2), (2, 6, 4, 4), (4,))
+    )
+    more: dict[str, Any] = {"stride": 2, "padding": (1, 1), "groups": 2}
+
+    def run(src: Any, weights: Any, diff_dst: Any, bias: Any) -> list[Any]:
+        return [
+            ct.conv(src[0], weights, **more),
+            ct.conv(src, weights, padding="same", groups=2),
+            ct.conv_input(src.shape, weights, diff_dst * 2, **more),
+            ct.conv_weight(src * 2, weights.shape, diff_dst, **more),
+            ct.conv_transpose(diff_dst, weights, bias, output_padding=(1, 0), **more),
+            ct.conv_transpose_input(diff_dst.shape, weights, src, output_padding=(1, 0), **more),
+            ct.conv_transpose_weight(diff_dst, weights.shape, src, output_padding=(1, 0), **more),
+            ct.bias_add(src, bias),
+            ct.bias_grad(src.to(memory_format=torch.channels_last)),
+        ]
+
+    given = (src, weights, diff_dst, bias)
+    assert_same(whole(run, backend, dynamic=dynamic)(*given), run(*given))
+
+
+def test_a_size_chosen_at_each_call() -> None:
+    """`output_size` works under a compiler, also where sizes are not known."""
+    layer = ct.ConvTranspose2d(4, 6, 3, stride=2)
+    compiled = whole(layer, dynamic=True)
+    for height, size in ((5, [12, 8]), (5, [11, 7]), (6, [14, 8])):
+        src = torch.randn(2, 4, height, 3)
+        assert torch.equal(compiled(src, size), layer(src, size))
+
+
+def resnet(width: int = 4) -> Any:
+    """Return ResNet-18 with the first layer for small images, and `width` channels at its beginning."""
+    nn = torch.nn
+
+    class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """Two convolutions beside a shortcut."""
+
+        def __init__(self, channels: int, width: int, stride: int) -> None:
+            super().__init__()
+            self.path = nn.Sequential(
+                nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
+            )  # fmt: skip
+            self.shortcut = nn.Identity()
+            if stride > 1:
+                self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+        def forward(self, src: Any) -> Any:
+            """Compute the block."""
+            return torch.relu(self.path(src) + self.shortcut(src))
+
+    layers = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    channels = width
+    for factor, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
+        layers += [Block(channels, factor * width, stride), Block(factor * width, factor * width, 1)]
+        channels = factor * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_step_of_resnet(backend: str, form: Any, client: Recording) -> None:
+    """A ResNet-18 with replaced convolutions is one graph, of the same calls, and learns to the same bits."""
+    torch.manual_seed(0)
+    model = ct.replace(resnet().to(memory_format=form))
+    images, labels = torch.randn(2, 3, 16, 16).to(memory_format=form), torch.tensor([1, 7])
+    explained = torch._dynamo.explain(copy.deepcopy(model))(images)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+
+    def trained(network: Any, compiled: Any) -> tuple[list[Any], list[Any]]:
+        optimizer = torch.optim.SGD(network.parameters(), 0.1)
+        client.calls.clear()
+        losses = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            losses.append(torch.nn.functional.cross_entropy(compiled(images), labels))
+            losses[-1].backward()
+            optimizer.step()
+        gradients = [values.grad for values in network.parameters()]
+        return [*losses, *gradients, *network.state_dict().values()], sorted(client.calls)
+
+    other = copy.deepcopy(model)
+    found, calls = trained(other, whole(other, backend))
+    right, expected = trained(model, model)
+    assert len(calls) == 2 * 2 * 20
+    assert calls == expected
+    assert all(torch.equal(one, another) for one, another in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_operators_are_what_pytorch_demands(form: Any) -> None:
+    """`opcheck` finds schemas, shapes and strides without data, and gradients to be right."""
+    draw = torch.Generator().manual_seed(4)
+    src, weights, diff_dst, bias = (
+        torch.randint(-4, 5, shape, generator=draw).float()
+        for shape in ((2, 4, 7, 6), (6, 2, 3, 2), (2, 6, 4, 4), (6,))
+    )
+    src = src.to(memory_format=form)
+    layer, transposed = [0, 2, 2, 2, 1, 1, 1, 1, 1, 1, 0, 0], [1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 0, 1]
+    key, ops = ct.Backend().key, torch.ops.convgrad
+    calls = [
+        (ops.conv, (src, weights, bias, layer, key)),
+        (ops.conv, (diff_dst, weights, None, transposed, key)),
+        (ops.conv, (src, weights, None, layer, ct.Backend(forward="torch").key)),
+        (ops.conv_gradients, (src, weights, diff_dst, [True, True, True], layer, key)),
+        (ops.conv_gradients, (src, weights, diff_dst, [False, True, False], layer, key)),
+        (ops.bias_add, (diff_dst.to(memory_format=form), bias, key)),
+        (ops.bias_grad, (src, key)),
+    ]
+    for operator, given in calls:
+        torch.library.opcheck(getattr(ops, f"_{operator.__name__}").default, given)
+        needing = [each.clone().requires_grad_() if isinstance(each, torch.Tensor) else each for each in given]
+        torch.library.opcheck(operator.default, needing)
+
+
+def test_autocast_within_the_graph() -> None:
+    """A compiled function that uses autocast computes in the short type, and its gradients are f32."""
+    _, ours, src = made("all", 2)
+
+    def run(src: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return ours(src)
+
+    assert_same([whole(run)(src)], [run(src)])
+    whole(run)(src).float().sum().backward()
+    assert ours.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_who_computes_is_chosen_at_each_call(backend: str, service: LiveService, client: Recording) -> None:
+    """A compiled layer's client and algorithm are its backend's, or else those of `use` when it is called."""
+    layer = ct.Conv2d(16, 16, 3, padding=1, backend=ct.Backend(algorithm="winograd"))
+    compiled, src = whole(layer, backend), torch.randn(2, 16, 6, 5)
+    with Recording(service.url) as first, Recording(service.url) as second:
+        everyone = (client, first, second)
+
+        def asked(each: Any) -> list[list[str]]:
+            for one in everyone:
+                one.algorithms.clear()
+            each(src).sum().backward()
+            return [one.algorithms for one in everyone]
+
+        assert asked(compiled) == [["winograd"] * 2, [], []]
+        layer.backend = ct.Backend(first, algorithm="auto")
+        assert asked(compiled) == [[], ["auto"] * 2, []]
+        layer.backend = ct.Backend(second)
+        assert asked(compiled) == [[], [], ["direct"] * 2]
+        layer.backend = ct.Backend()
+        ct.use(first, algorithm="auto")
+        assert asked(compiled) == [[], ["auto"] * 2, []]
+        ct.use(client)
+        assert asked(compiled) == [["direct"] * 2, [], []]
+
+        def function(src: Any, chosen: Any = second) -> Any:
+            return ct.conv(src, layer.weight, backend=ct.Backend(chosen, algorithm="auto"))
+
+        compiled = whole(function, backend)
+        assert asked(compiled) == [[], [], ["auto"] * 2]
+        assert asked(lambda src: compiled(src, first)) == [[], ["auto"] * 2, []]
+
+
+def test_threads_with_clients_of_their_own(service: LiveService) -> None:
+    """Compiled layers that compute in several threads call each its own client."""
+    src = torch.randn(2, 4, 6, 5)
+    counts = {}
+
+    def work(number: int) -> None:
+        with Recording(service.url) as mine:
+            layer = ct.Conv2d(4, 6, 3, backend=ct.Backend(mine))
+            compiled = whole(layer)
+            for _ in range(number):
+                compiled(src).sum().backward()
+            counts[number] = len(mine.calls)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == {1: 2, 2: 4, 3: 6}
+
+
+def test_a_backward_pass_after_the_layer_is_gone(service: LiveService) -> None:
+    """What is compiled keeps its client; that of other layers ends with them."""
+
+    def output(wrap: Any) -> tuple[Any, str, weakref.ref[Client]]:
+        backend = ct.Backend(Client(service.url))
+        dst = wrap(ct.Conv2d(4, 6, 3, backend=backend))(torch.randn(2, 4, 6, 5))
+        return dst, backend.key, weakref.ref(backend.client)
+
+    for wrap in (whole, lambda layer: layer):
+        dst, key, client = output(wrap)
+        gc.collect()
+        dst.sum().backward()
+        if (kept := client()) is not None:
+            kept.close()
+        del dst, kept
+        gc.collect()
+    with pytest.raises(RuntimeError, match="the client of this layer is not in this process"):
+        ct.Backend.of(key)
+
+
+def test_a_backend_has_one_key(client: Recording) -> None:
+    """Backends with the same settings have the same key, which finds them; copies without a client the default."""
+    backend = ct.Backend(client, "torch", reference=True, algorithm="auto")
+    assert ct.Backend.of(backend.key) == backend == ct.Backend(client, "torch", reference=True, algorithm="auto")
+    assert copy.deepcopy(backend).key == ct.Backend(client, "torch", reference=True, algorithm="auto").key
+    assert ct.Backend.of(ct.Backend().key) == ct.Backend()
+    assert ct.Backend(client).key != ct.Backend().key
+
+
+def test_compiled_layers_are_copied_and_saved() -> None:
+    """A compiled layer can be copied; its state has the names of the layer's, and a saved layer can be compiled."""
+    layer, src = ct.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
+    compiled = whole(layer)
+    right = compiled(src)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(compiled), whole(torch.load(file, weights_only=False)), whole(copy.deepcopy(layer))):
+        assert torch.equal(other(src), right)
+    fresh = ct.Conv2d(2, 3, 3)
+    fresh.load_state_dict({name.removeprefix("_orig_mod."): each for name, each in compiled.state_dict().items()})
+    assert torch.equal(fresh(src), right)
+
+
+def test_an_exported_layer_learns() -> None:
+    """`torch.export` keeps a layer as one operator, which has gradients."""
+    _, ours, src = made("all", 2)
+    program = torch.export.export(ours, (src.detach(),))
+    assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == ["convgrad.conv.default"]
+    exported = program.module()
+    assert_same(results(exported, src), results(ours, src))
+
+
+def test_checkpoints_and_reparametrized_weights() -> None:
+    """Compiled, a checkpoint and a normed weight give what they give without a compiler."""
+    _, ours, src = made("all", 2)
+
+    def kept(src: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(ours, src, use_reentrant=False)
+
+    assert_same(torch.autograd.grad(whole(kept)(src).sum(), src), torch.autograd.grad(ours(src).sum(), src))
+    normed = torch.nn.utils.parametrizations.weight_norm(ct.Conv1d(2, 3, 3))
+    whole(normed)(torch.randn(1, 2, 5)).sum().backward()
+    assert normed.parametrizations.weight.original0.grad is not None
+
+
+def test_second_derivatives() -> None:
+    """They are right where the compiler lets through autograd, and an error where it does not."""
+    src = torch.randint(-4, 5, (2, 4, 6, 5)).double().requires_grad_()
+    weights = torch.randint(-4, 5, (6, 4, 3, 2)).double()
+
+    def second(function: Any) -> Any:
+        (gradient,) = torch.autograd.grad(function(src).pow(3).sum(), src, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum() + function(src).square().sum(), src)
+
+    def run(src: Any) -> Any:
+        return ct.conv(src, weights)
+
+    right = second(lambda src: torch.nn.functional.conv2d(src, weights))
+    assert torch.equal(second(whole(run, "eager"))[0], right[0])
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        second(whole(run, "aot_eager"))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_transforms_of_functions(order: int) -> None:
+    """`torch.func.grad` is right without a compiler; within one it and forward-mode derivatives are errors."""
+    src = torch.randint(-4, 5, (2, 4, 6, 5)).double()
+    weights = torch.randint(-4, 5, (6, 4, 3, 2)).double()
+
+    def derived(conv: Any) -> Any:
+        function = torch.func.grad(lambda src: conv(src, weights).pow(3).sum())
+        return function if order == 1 else torch.func.grad(lambda src: function(src).square().sum())
+
+    assert torch.equal(derived(ct.conv)(src), derived(torch.nn.functional.conv2d)(src))
+    with pytest.raises(Exception, match="custom_function_call"):
+        whole(derived(ct.conv))(src)
+
+    def forward(src: Any) -> Any:
+        return torch.func.jvp(lambda src: ct.conv(src, weights), (src,), (src,))
+
+    with pytest.raises(NotImplementedError, match="implement the jvp function"):
+        forward(src)
+    with pytest.raises(Exception, match="custom_function_call"):
+        whole(forward)(src)
+
+
+def test_what_does_not_fit_is_named_when_it_is_called() -> None:
+    """A compiled call raises the error of the call."""
+    src = torch.zeros(1, 2, 5)
+    with pytest.raises(convgrad.InvalidParams, match="channels"):
+        whole(ct.conv)(src, torch.zeros(3, 4, 3))
+    with pytest.raises(convgrad.InvalidParams, match="weights must be f32 like src, but is f16"):
+        whole(ct.conv)(src, torch.zeros(3, 2, 3).half())
+    with pytest.raises(convgrad.InvalidParams):
+        whole(ct.conv)(src, torch.zeros(3, 2, 9))
+    with pytest.raises(convgrad.Unsupported, match=r"the tensor is torch\.complex64: convert it"):
+        whole(ct.conv, "eager")(src.to(torch.complex64), torch.zeros(3, 2, 3, dtype=torch.complex64))
