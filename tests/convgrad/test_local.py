@@ -54,7 +54,7 @@ def test_any_number_of_threads_gives_the_same_bits(seed: int) -> None:
     inputs, attributes = case.floats(), case.attributes()
     for algorithm in ("direct", "auto"):
         first, *others = (
-            convgrad.local(threads=threads).run(case.op, inputs, attributes, algorithm=algorithm)  # type: ignore[arg-type]
+            convgrad.local(threads=threads).run(case.op, inputs, attributes, algorithm=algorithm)
             for threads in (1, 2, 3, 7)
         )
         assert all(same_bits(first, other) for other in others), case
@@ -65,8 +65,8 @@ def test_the_service_gives_the_same_bits(local: convgrad.LocalClient, service: L
     op, inputs, attributes = several()
     with Client(service.url) as remote:
         for options in ({}, {"reference": True}, {"algorithm": "auto"}):
-            mine = local.run_outputs(op, inputs, attributes, outputs=SEVERAL, **options)  # type: ignore[arg-type]
-            theirs = remote.run_outputs(op, inputs, attributes, outputs=SEVERAL, **options)  # type: ignore[arg-type]
+            mine = local.run_outputs(op, inputs, attributes, outputs=SEVERAL, **options)
+            theirs = remote.run_outputs(op, inputs, attributes, outputs=SEVERAL, **options)
             assert list(mine) == list(theirs) == SEVERAL
             assert all(same_bits(mine[name], theirs[name]) for name in SEVERAL)
         given = graph.tensors(5)
@@ -109,7 +109,7 @@ def test_errors_have_the_words_of_a_service(local: convgrad.LocalClient, service
             lambda: client.run(op, inputs, attributes | {"strides": [2.0, 2]}),
             lambda: client.run(op, inputs, attributes | {"strides": {2, 1}}),
             lambda: client.run(op, inputs, attributes, algorithm="winograd"),
-            lambda: client.run(op, inputs, attributes, algorithm="fast"),  # type: ignore[arg-type]
+            lambda: client.run(op, inputs, attributes, algorithm="fast"),
             lambda: client.validate(op, inputs, attributes | {"pads_begin": [-1, 0]}),
             lambda: client.verify(op, inputs, np.zeros((1, 2), np.float32), attributes),
             lambda: client.run_graph({"graph": [{"id": 0, "kind": "ReLU"}]}, {}),
@@ -286,7 +286,7 @@ def test_a_misspelt_argument_is_an_error() -> None:
         convgrad.local(settings={"memory_limits": "1GB"})
     for threads in (-1, 1.5, True):
         with pytest.raises(ValueError, match="threads must be an integer"):
-            convgrad.local(threads=threads)  # type: ignore[arg-type]
+            convgrad.local(threads=threads)
     with pytest.raises(ValueError, match="comes too late"):
         convgrad.local(target="nonsense").open()
 
