@@ -122,5 +122,5 @@ async def _with_numbers(
             await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
         before = b"},"
     yield before.removesuffix(b",") + b"]}"
-    async for piece in _slices(binary):
-        yield piece
+    async for block in _slices(binary):
+        yield block
