@@ -109,7 +109,7 @@ def test_errors_have_the_words_of_a_service(local: convgrad.LocalClient, service
             lambda: client.run(op, inputs, attributes | {"strides": [2.0, 2]}),
             lambda: client.run(op, inputs, attributes | {"strides": {2, 1}}),
             lambda: client.run(op, inputs, attributes, algorithm="winograd"),
-            lambda: client.run(op, inputs, attributes, algorithm="fast"),
+            lambda: client.run(op, inputs, attributes, algorithm="fast"),  # type: ignore[arg-type]
             lambda: client.validate(op, inputs, attributes | {"pads_begin": [-1, 0]}),
             lambda: client.verify(op, inputs, np.zeros((1, 2), np.float32), attributes),
             lambda: client.run_graph({"graph": [{"id": 0, "kind": "ReLU"}]}, {}),
@@ -286,7 +286,7 @@ def test_a_misspelt_argument_is_an_error() -> None:
         convgrad.local(settings={"memory_limits": "1GB"})
     for threads in (-1, 1.5, True):
         with pytest.raises(ValueError, match="threads must be an integer"):
-            convgrad.local(threads=threads)
+            convgrad.local(threads=threads)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="comes too late"):
         convgrad.local(target="nonsense").open()
 
