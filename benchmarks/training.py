@@ -4,7 +4,7 @@
     python -m benchmarks.training --network small --steps 150 --batch 16 --size 32 --digits 6 --picture FILE
 
 All copies of a network begin with the same weights and take turns, step by step, on the same batches: noisy copies of
-ten pictures, to be told apart. PyTorch and `convgrad.local()` compute in this process, with a thread for each processor.
+ten pictures, to be told apart. PyTorch and `convgrad.local()` compute here, with a thread for each processor.
 Prints the median seconds of a step, without the first of each copy, which plans and allocates, and the largest
 difference of the losses from PyTorch's, as a share of them. `--digits N` also trains the network of
 examples/train_digits.py for N epochs, with direct sums and with `auto`.
