@@ -157,7 +157,8 @@ def test_every_outside_package_is_declared() -> None:
     lazy = {name for extra in ("ray", "otel", "plot") for line in optional[extra] for name in import_names(line)}
     lazy -= {"convgrad"}
     assert {name for extra in FRAMEWORKS for line in optional[extra] for name in import_names(line)} == {*FRAMEWORKS}
-    declared = {name for line in client + optional["server"] for name in import_names(line)} | lazy | {*FRAMEWORKS}
+    serves = client + optional["compute"] + optional["server"]
+    declared = {name for line in serves for name in import_names(line)} | lazy | {*FRAMEWORKS}
     known = sys.stdlib_module_names | declared | set(PACKAGES)
     strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
                  if i.split(".")[0] not in known}  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 
 import convgrad
 from convgrad import Client
-from tests.convgrad.test_torch import EVERY, Recording, made, results
+from tests.convgrad.torch_layers import EVERY, Recording, made, results
 from tests.live import LiveService
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/test-frameworks installs it")
