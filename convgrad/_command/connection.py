@@ -28,8 +28,12 @@ def connected(options: argparse.Namespace) -> Iterator[Client]:
 def opened(options: argparse.Namespace) -> Client:
     """Return the client that the flags describe, without waiting for the service unless it is local."""
     timeout = DEFAULT_TIMEOUT if options.timeout is None else options.timeout
-    if getattr(options, "local", False):
-        return local(progress=False if options.quiet else None).open()
+    here = getattr(options, "local", False)
+    if here or (here is None and not (options.url or options.uds)):
+        try:
+            return local(progress=False if options.quiet else None).open()
+        except ImportError as error:  # an extra is missing
+            raise ValueError(f"{error}; or give the address of a service with --url") from error
     if options.key and not options.cert:
         raise ValueError("--key needs --cert, the certificate that it belongs to")
     return Client(

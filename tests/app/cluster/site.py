@@ -30,7 +30,7 @@ class Site:
     """A `Fleet` whose engine is `RayEngine`, which sends every job that can travel to the cluster."""
 
     def __init__(self, address: str, **options: Any) -> None:
-        self.fleet = Fleet(1)
+        self.fleet = Fleet(1, spare=True)
         self.ray = RayEngine(self.fleet.segments, workers=1, address=address, expected=8, costs=None, **options)
         self.fleet.engine = self.ray
 
