@@ -224,7 +224,7 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 import numpy as np, convgrad
 client = convgrad.local(threads=2).open()
-src, diff_dst = np.ones((16, 64, 96, 96), np.float32), np.ones((16, 64, 96, 96), np.float32)
+src = np.ones((64, 64, 96, 96), np.float32)
 given = dict(strides=[1, 1], dilations=[1, 1], auto_pad="same_upper", data_format="NCX", weights_format="OIX")
 small = np.ones((1, 1, 4, 4), np.float32)
 call = lambda x, channels, **options: client.convolution_backward_weights(
@@ -234,7 +234,8 @@ begun = []
 def interrupt():
     begun.append(time.monotonic())
     os.kill(os.getpid(), signal.SIGINT)
-threading.Timer(0.5, interrupt).start()
+timer = threading.Timer(0.3, interrupt)
+timer.start()
 try:
     call(src, 64, reference=True)
 except KeyboardInterrupt:

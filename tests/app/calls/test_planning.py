@@ -16,10 +16,10 @@ import httpx
 import numpy as np
 import pytest
 
-from app.calls import service
 from app.settings import Settings
 from app.telemetry.context import RequestContext
 from convgrad import TooLarge
+from engine import prepare
 from engine.planning import (
     Computation,
     call_bytes,
@@ -32,6 +32,7 @@ from engine.planning import (
     work_of_taps,
     work_of_verification,
 )
+from kernels.cache import CACHE
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from tests.app.resident import Resident
 from tests.app.samples import SMALL
@@ -194,7 +195,8 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     """Make planning wait, until the end of the test at the latest."""
     slow = Slow()
-    monkeypatch.setattr(service, "plan_call", slow.plan_call)
+    CACHE.forget(lambda _: True)  # an earlier test may have planned the call
+    monkeypatch.setattr(prepare, "plan_call", slow.plan_call)
     with slow.pool:
         yield slow
         slow.go.set()
