@@ -18,6 +18,7 @@ COPY kernels kernels
 RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -m kernels.prepare --for "$CONVGRAD_TARGETS"
 COPY schemas schemas
 COPY verify verify
+COPY engine engine
 COPY app app
 RUN /opt/convgrad/bin/python -m compileall -q .
 

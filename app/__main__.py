@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import uvicorn
 from fastapi import FastAPI
 
-from app.pool.container import check_address_space
+from engine.container import check_address_space
 
 try:
     check_address_space()

@@ -17,9 +17,9 @@ from pydantic import ByteSize, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.http.authentication import make_key_ring
-from app.pool.container import cpu_count, memory_bytes
 from app.settings import PREFIX, RENAMED, Settings, as_flag, unknown_variables
 from convgrad._launch import install_hint
+from engine.container import cpu_count, memory_bytes
 from kernels.emit.cache import cache_folder
 from kernels.prepare import read_verdict
 from kernels.target import target

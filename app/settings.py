@@ -22,8 +22,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.pool.container import cpu_count, memory_bytes
 from convgrad._command.parser import suggestion
+from engine.container import cpu_count, memory_bytes
 
 __all__ = ["PREFIX", "RENAMED", "Settings", "as_flag", "as_written", "is_loopback", "unknown_variables"]
 
@@ -333,6 +333,11 @@ class Settings(BaseSettings):
     def planned_workers(self) -> int:
         """Number of workers for which calls are cut into units."""
         return self.worker_count + self.ray_workers if self.engine == "ray" else self.worker_count
+
+    @property
+    def full_verification(self) -> int:
+        """Most multiply-adds of a verification by the reference; beyond it, projections verify by default."""
+        return self.work_limit
 
     @cached_property
     def memory_budget(self) -> int:

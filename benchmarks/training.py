@@ -4,9 +4,9 @@
     python -m benchmarks.training --network small --steps 150 --batch 16 --size 32 --digits 6 --picture FILE
 
 All copies of a network begin with the same weights and take turns, step by step, on the same batches: noisy copies of
-ten pictures, to be told apart. The service is that of `convgrad.local()`, with a worker for each processor, and PyTorch
-has as many threads. Prints the median seconds of a step, without the first of each copy, which plans and allocates, and
-the largest difference of the losses from PyTorch's, as a share of them. `--digits N` also trains the network of
+ten pictures, to be told apart. PyTorch and `convgrad.local()` compute here, with a thread for each processor.
+Prints the median seconds of a step, without the first of each copy, which plans and allocates, and the largest
+difference of the losses from PyTorch's, as a share of them. `--digits N` also trains the network of
 examples/train_digits.py for N epochs, with direct sums and with `auto`.
 """
 
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(processors)
     print(describe_machine()["cpu"]["model"], f"{processors} processors", f"{given.batch} images", sep=", ")
     losses: dict[str, dict[str, list[float]]] = {}
-    with convgrad.local(share=False) as client:
+    with convgrad.local() as client:
         for network in given.network or ("vgg", "resnet"):
             copies, data = contenders(client, network), batches(given.batch, given.size)
             for _, (images, labels) in zip(range(given.steps), data, strict=False):

@@ -46,11 +46,11 @@ from convgrad._errors import (
 if TYPE_CHECKING:
     from convgrad._async_client import AsyncClient
     from convgrad._client import Client
-    from convgrad._core import Inputs
     from convgrad._events import Event, Health, Progress, Result, Tile
-    from convgrad._local import AsyncLocalClient, Local, LocalClient, local
+    from convgrad._local import AsyncLocalClient, LocalClient, local
     from convgrad._operations import Attributes, TransposeAttributes
     from convgrad._report import Report
+    from convgrad._requests import Inputs
     from convgrad._retry import Retry
     from convgrad._sealed import SealedCase
     from convgrad._stream import AsyncStream, Stream
@@ -75,7 +75,6 @@ __all__ = [
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
-    "Local",
     "LocalClient",
     "MethodNotAllowed",
     "NotAcceptable",
@@ -111,11 +110,11 @@ __all__ = [
 _MODULES = {
     "_async_client": ["AsyncClient"],
     "_client": ["Client"],
-    "_core": ["Inputs"],
     "_events": ["Event", "Health", "Progress", "Result", "Tile"],
-    "_local": ["AsyncLocalClient", "Local", "LocalClient", "local"],
+    "_local": ["AsyncLocalClient", "LocalClient", "local"],
     "_operations": ["Attributes", "TransposeAttributes"],
     "_report": ["Report"],
+    "_requests": ["Inputs"],
     "_retry": ["Retry"],
     "_sealed": ["SealedCase"],
     "_stream": ["AsyncStream", "Stream"],

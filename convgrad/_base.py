@@ -1,108 +1,73 @@
-"""Everything that both clients do, as coroutines; `_core` builds the requests and parses the replies."""
+"""The methods of all clients, as coroutines over a `Backend`."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, Protocol, TypeVar
-
-import httpx
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 from convgrad import _core as core
-from convgrad import _sealed as sealed
-from convgrad._core import Algorithm, Inputs, OnUpload, Request
-from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TransportError
-from convgrad._events import Array, Health, Progress, Result
-from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
-from convgrad._keys import checked_key
+from convgrad._core import Algorithm
+from convgrad._errors import ConvgradError
+from convgrad._events import Array, Health, Result
+from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of
 from convgrad._operations import Operations
 from convgrad._report import Report
-from convgrad._retry import Budget, Retry
+from convgrad._requests import (
+    CheckHealth,
+    CheckMethod,
+    Compute,
+    Describe,
+    Inputs,
+    ListOperations,
+    NextCase,
+    OnUpload,
+    Request,
+    RunGraph,
+    SubmitResult,
+    Validate,
+    ValidateGraph,
+    Verify,
+)
 from convgrad._sealed import SealedCase
-from convgrad._shared import SharedMemory
-from convgrad._stream import AsyncStream
-from convgrad._tensors import Bytes, Tensor
-from convgrad._transport import translated
+from convgrad._stream import AsyncStream, OnProgress
+from convgrad._tensors import Tensor
 
-__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "ONCE", "BaseClient", "Network", "OnPoll", "OnProgress", "Timeout"]
+__all__ = ["Backend", "BaseClient", "OnPoll"]
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-# A computation may be silent for as long as the service lets it run, by default five minutes.
-DEFAULT_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=330.0)
-ONCE = Retry(attempts=1)
 _READY_POLL = 0.1
-
-Timeout = float | httpx.Timeout | None
-
-OnProgress = Callable[[Progress], object]
-"""Called with each `Progress` of a computation."""
 
 OnPoll = Callable[[Health | None], None]
 """Called with each reply of a service that is not ready yet; None while there is no connection."""
 
-T = TypeVar("T")
 
+class Backend(Protocol):
+    """What answers requests: a service (`_http.py`) or this process (`_local.py`). A blocking one never suspends."""
 
-class Network(Protocol):
-    """How a client sends, receives and waits; a blocking one never suspends."""
+    async def fetch(self, request: Request, deadline: float | None = None) -> Any:
+        """Return what the request asks for."""
 
-    @property
-    def http(self) -> httpx.Client | httpx.AsyncClient:
-        """The client of httpx."""
+    async def result(
+        self, request: Compute | Verify, deadline: float | None, on_progress: OnProgress | None = None
+    ) -> Any:
+        """Return the `Result` of a computation, or the report of a verification."""
 
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return the response before its body is read."""
-
-    def chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """Iterate over the body of a response while it arrives."""
-
-    async def read(self, response: httpx.Response) -> bytes:
-        """Return the body of a response."""
-
-    async def close(self, response: httpx.Response) -> None:
-        """Close a response."""
+    def stream(self, request: Compute, deadline: float | None) -> AbstractAsyncContextManager[AsyncStream]:
+        """Compute, and stream what becomes final."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
 
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call a function that takes a while."""
-
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Free what the backend holds."""
 
 
 class BaseClient(Operations[Coroutine[Any, Any, Array]]):
-    """The methods of both clients: `AsyncClient` inherits them, `Client` runs them on a blocking network."""
+    """The methods of all clients: the async ones inherit them, the others run them on a backend that blocks."""
 
-    def __init__(
-        self, network: Network, url: str | None, api_key: str | None, timeout: Timeout, retry: Retry | None
-    ) -> None:
-        from convgrad import __version__
-
-        if url is None:
-            url = os.environ.get("CONVGRAD_URL") or DEFAULT_URL
-        if api_key is None:
-            api_key = os.environ.get("CONVGRAD_API_KEY") or None
-        try:
-            self._url = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"url must be an address such as {DEFAULT_URL}: {error}") from error
-        if self._url.scheme not in ("http", "https"):
-            raise ValueError("url must begin with http:// or https://")
-        network.http.base_url = self._url
-        # No compression: tensors don't shrink, and frames have to be read as they arrive.
-        network.http.headers.update({"User-Agent": f"convgrad/{__version__}", "Accept-Encoding": "identity"})
-        if api_key is not None:
-            network.http.headers["Authorization"] = f"Bearer {checked_key(api_key)}"
-        self._network = network
-        self._timeout = httpx.Timeout(timeout)
-        self._retry = retry or ONCE
-        self._pages: dict[str, httpx.Request] = {}
-        self._memory: SharedMemory | None = None
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     async def run(
         self,
@@ -115,14 +80,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> Array:
-        request = await self._call(
-            op,
-            inputs,
-            attributes,
-            core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm),
-            whole=True,
-        )
-        result: Result = await self._result(request, deadline)
+        options = core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm)
+        request = Compute(op, inputs, attributes or {}, options, whole=True)
+        result: Result = await self._backend.result(request, deadline)
         return result.array
 
     async def run_outputs(
@@ -140,14 +100,10 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         """Compute several outputs of `op` in one call, such as `diff_weights`, `diff_bias` and `diff_src` of a weight
         gradient; return them by name.
         """
-        request = await self._call(
-            op,
-            inputs,
-            attributes,
-            core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
-            whole=True,
-        )
-        return dict((await self._result(request, deadline)).outputs)
+        options = core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm)
+        request = Compute(op, inputs, attributes or {}, options, whole=True)
+        result: Result = await self._backend.result(request, deadline)
+        return dict(result.outputs)
 
     async def run_detailed(
         self,
@@ -166,13 +122,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         `outputs` are the names of those to compute in the one call, such as `diff_weights`, `diff_bias` and `diff_src`
         of a weight gradient; by default its first.
         """
-        request = await self._call(
-            op,
-            inputs,
-            attributes,
-            core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
-        )
-        result: Result = await self._result(request, deadline)
+        options = core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm)
+        request = Compute(op, inputs, attributes or {}, options)
+        result: Result = await self._backend.result(request, deadline)
         return result
 
     @asynccontextmanager
@@ -194,13 +146,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
-        request = await self._call(
-            op,
-            inputs,
-            attributes,
-            core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm),
-        )
-        async with self._opened(core.with_upload_progress(request, on_upload), Budget(self._retry, deadline)) as stream:
+        options = core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm)
+        request = Compute(op, inputs, attributes or {}, options, on_upload=on_upload)
+        async with self._backend.stream(request, deadline) as stream:
             yield stream
 
     async def validate(
@@ -219,7 +167,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
         options = core.options(reference, None, outputs, reproducible=reproducible, algorithm=algorithm)
-        return core.object_of(await self._fetch(core.validation(op, inputs, attributes, options=options)))
+        found: dict[str, Any] = await self._backend.fetch(Validate(op, inputs, attributes or {}, options))
+        return found
 
     async def verify(
         self,
@@ -244,8 +193,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         """
         name = output or core.output_of(op, await self.operations())
         options = core.options(False, deadline, explain=explain, fast=fast)
-        request = core.verification(op, {**inputs, name: result}, attributes, options=options)
-        return Report(core.object_of(await self._result(request, deadline, on_progress)))
+        request = Verify(op, {**inputs, name: result}, attributes or {}, options)
+        return Report(core.object_of(await self._backend.result(request, deadline, on_progress)))
 
     async def run_graph(
         self,
@@ -264,11 +213,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         ids of those to return: by default those that no node reads. Raises what a call raises; an invalid graph, with
         everything that is wrong with it, is `InvalidParams`.
         """
-        request = core.graph_run(
-            graph, inputs, outputs, core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm)
-        )
-        response = await self._send(request, Budget(self._retry, deadline))
-        return outputs_of(response.headers.get("content-type", ""), await self._read(response))[1]
+        options = core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm)
+        found: dict[int, Array] = await self._backend.fetch(RunGraph(graph, inputs, outputs, options), deadline)
+        return found
 
     async def verify_graph(
         self,
@@ -300,11 +247,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         self, graph: Dump, *, reproducible: bool = False, algorithm: Algorithm = "direct"
     ) -> dict[str, Any]:
         """Check a dumped graph; return its inputs, outputs and nodes with resolved attributes and cost."""
-        return core.object_of(
-            await self._fetch(
-                core.graph_validation(graph, core.options(False, None, reproducible=reproducible, algorithm=algorithm))
-            )
-        )
+        options = core.options(False, None, reproducible=reproducible, algorithm=algorithm)
+        found: dict[str, Any] = await self._backend.fetch(ValidateGraph(graph, options))
+        return found
 
     async def begin_check(
         self, takes: Mapping[str, Any] | None = None, *, cases: int | None = None, label: str | None = None
@@ -316,53 +261,57 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         for the signed document. Raises `RateLimited` when too many checks are open.
         """
         given = {"takes": takes or {}, "cases": cases, "label": label}
-        return str(core.object_of(await self._fetch(sealed.beginning(given))).get("check"))
+        return str((await self._backend.fetch(CheckMethod("check.begin", given))).get("check"))
 
     async def next_case(self, check: str, *, seed: bool = False) -> SealedCase | None:
         """Return the case of a sealed check that is to be answered; None after the last.
 
         With `seed` the service sends no tensors: the inputs are generated here. Don't show the seed to the kernel.
         """
-        response = await self._send(sealed.next_request(check, seed=seed), Budget(self._retry))
-        return sealed.case_of(response.headers.get("content-type", ""), await self._read(response))
+        found: SealedCase | None = await self._backend.fetch(NextCase(check, seed))
+        return found
 
     async def submit_result(self, case: SealedCase, result: Tensor) -> Report:
         """Submit the kernel's result of a sealed case; a result that fails is not an error.
 
         Raises `InvalidParams` for another dtype or shape, and with the type `late` or `answered` in its errors.
         """
-        return Report(core.object_of(await self._fetch(sealed.submission(case, result))))
+        request = SubmitResult(case.check, case.number, case.output, result)
+        return Report(await self._backend.fetch(request))
 
     async def submit_outcome(self, case: SealedCase, outcome: str) -> None:
         """Say that the kernel has no result of a sealed case: it is `unsupported`, or the kernel `failed`."""
-        await self._fetch(sealed.post("/submit", {"case": case.number, "outcome": outcome}, case.check))
+        given = {"check": case.check, "case": case.number, "outcome": outcome}
+        await self._backend.fetch(CheckMethod("check.submit", given))
 
     async def finish_check(self, check: str) -> dict[str, Any]:
         """End a sealed check; return its signed document."""
-        return core.object_of(await self._fetch(sealed.post("/finish", {}, check)))
+        found: dict[str, Any] = await self._backend.fetch(CheckMethod("check.finish", {"check": check}))
+        return found
 
     async def drop_check(self, check: str) -> None:
         """Have the service forget a sealed check."""
-        await self._fetch(sealed.deletion(check))
+        await self._backend.fetch(CheckMethod("check.drop", {"check": check}))
 
     async def verify_signature(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the service whether it signed the document of a sealed check; return `valid`, `reason` and `key_id`."""
-        return core.object_of(await self._fetch(sealed.post("/verify-signature", document)))
+        found: dict[str, Any] = await self._backend.fetch(CheckMethod("check.verify_signature", {"document": document}))
+        return found
 
     async def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""
-        return core.operations_of(await self._fetch(core.operations()))
+        found: list[dict[str, Any]] = await self._backend.fetch(ListOperations())
+        return found
 
     async def describe(self, op: str) -> dict[str, Any]:
         """Return the table of `op`: attributes, inputs, outputs and layouts, as data."""
-        return core.object_of(await self._fetch(core.description(op)))
+        found: dict[str, Any] = await self._backend.fetch(Describe(op))
+        return found
 
     async def health(self) -> Health:
         """Return whether the service accepts calls; raises `ConnectFailed` when it can't be reached."""
-        try:
-            return core.health_of(await self._fetch(core.readiness(), ONCE))
-        except (Overloaded, ShuttingDown) as error:
-            return core.health_of(error)
+        found: Health = await self._backend.fetch(CheckHealth())
+        return found
 
     async def wait_until_ready(
         self,
@@ -387,114 +336,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
             seen = health or seen
             if time.monotonic() + _READY_POLL > end:
                 raise core.not_ready(timeout, seen)
-            await self._network.sleep(_READY_POLL)
+            await self._backend.sleep(_READY_POLL)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._network.aclose()
-        if self._memory is not None:
-            self._memory.close()
-
-    async def _call(
-        self,
-        op: str,
-        inputs: Inputs,
-        attributes: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        *,
-        whole: bool = False,
-    ) -> Request:
-        """Build the request of a call; copying tensors to shared memory takes a while."""
-        build = partial(core.call, op, inputs, attributes, options=options, whole=whole, memory=self._memory)
-        return build() if self._memory is None else await self._network.in_thread(build)
-
-    async def _result(self, request: Request, deadline: float | None, on_progress: OnProgress | None = None) -> Any:
-        """Send a request and return the result at the end of its reply; a reply that breaks off is retried."""
-        budget = Budget(self._retry, deadline)
-        while True:
-            try:
-                async with self._opened(request, budget) as stream:
-                    if on_progress is not None:
-                        async for event in stream:
-                            if isinstance(event, Progress):
-                                on_progress(event)
-                    return await stream.details()
-            except BrokenStream as error:
-                await self._network.sleep(budget.wait_after(error))
-
-    @asynccontextmanager
-    async def _opened(self, request: Request, budget: Budget) -> AsyncIterator[AsyncStream]:
-        response = await self._send(request, budget)
-        try:
-            decoder = core.decoder_of(response.headers, request)
-            yield AsyncStream(self._network.chunks(response), decoder, budget)
-        finally:
-            await self._network.close(response)
-
-    async def _fetch(self, request: Request, retry: Retry | None = None) -> Any:
-        return core.json_of(await self._read(await self._send(request, Budget(retry or self._retry))))
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        """Return the body of a response, and close it."""
-        with translated():
-            try:
-                return await self._network.read(response)
-            finally:
-                await self._network.close(response)
-
-    async def _send(self, request: Request, budget: Budget) -> httpx.Response:
-        """Send a request, retrying as the budget allows; return the response before its body is read."""
-        while True:
-            try:
-                return await self._send_once(request, budget)
-            except ConvgradError as error:
-                if isinstance(error, BrokenStream) and not request.repeatable:
-                    raise
-                await self._network.sleep(budget.wait_after(error))
-
-    async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
-        if self._memory is not None:
-            self._memory.check()
-        try:
-            with translated(self._url):
-                response = await self._network.send(self._build(request, budget))
-            if response.is_success:
-                return response
-            raise core.error_of(response.status_code, response.headers, await self._read(response))
-        except TransportError as error:
-            if self._memory is not None:
-                self._memory.check(error)
-            raise
-
-    def _build(self, request: Request, budget: Budget) -> httpx.Request:
-        """Build a request as httpx's `build_request` does, which takes longer than sending a small request."""
-        http, body = self._network.http, request.body
-        if (page := self._pages.get(request.path)) is None:
-            page = self._pages[request.path] = http.build_request("GET", request.path)
-        headers = {"host": page.headers["host"], **http.headers, "accept": request.accept}
-        if body is not None:
-            headers["content-type"] = body.content_type
-            headers["content-length"] = str(body.length)
-            headers |= body.headers
-        return httpx.Request(
-            request.method,
-            page.url,
-            headers=headers,
-            cookies=http.cookies or None,
-            stream=None if body is None else _Content(body.pieces),
-            extensions={"timeout": {**self._timeout.as_dict(), "read": budget.read_timeout(self._timeout.read)}},
-        )
-
-
-class _Content(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """The body of a request, for either client of httpx."""
-
-    def __init__(self, pieces: Callable[[], Iterable[Bytes]]) -> None:
-        self._pieces = pieces
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._pieces())  # type: ignore[arg-type] # sockets accept views too
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
-            yield piece
+        await self._backend.aclose()

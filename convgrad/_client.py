@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import httpx
-
-from convgrad._base import DEFAULT_TIMEOUT, BaseClient, Timeout
-from convgrad._blocking import Blocking, BlockingNetwork, blocking, complete
+from convgrad._base import BaseClient
+from convgrad._blocking import Blocking, blocking, complete
 from convgrad._events import Array
 from convgrad._operations import Operations
-from convgrad._retry import Retry
+from convgrad._retry import DEFAULT_TIMEOUT, Retry, Timeout
 from convgrad._stream import blocking_stream
-from convgrad._tls import Certificate, Trust, tls_context
+
+if TYPE_CHECKING:
+    import httpx
+
+    from convgrad._tls import Certificate, Trust
 
 __all__ = ["Client"]
 
@@ -49,11 +51,16 @@ class Client(Blocking[BaseClient], Operations[Array]):
         verify: Trust | None = None,
         cert: Certificate | None = None,
     ) -> None:
+        import httpx
+
+        from convgrad._http import BlockingNetwork, Http
+        from convgrad._tls import tls_context
+
         trust = tls_context(verify, cert)
         if uds is not None and transport is None:
             transport = httpx.HTTPTransport(uds=os.fspath(uds), verify=trust)
         network = BlockingNetwork(httpx.Client(transport=transport, verify=trust))
-        self._async = BaseClient(network, url, api_key, timeout, retry)
+        self._async = BaseClient(Http(network, url, api_key, timeout, retry))
 
     run = blocking(BaseClient.run)
     run_outputs = blocking(BaseClient.run_outputs)

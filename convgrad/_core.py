@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -42,16 +42,14 @@ from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
 from convgrad._inference import BINARY, HEAD_LENGTH, inference, json_bytes
 from convgrad._messages import MEDIA_TYPE, Messages
 from convgrad._multipart import Body, multipart
-from convgrad._shared import SharedMemory
-from convgrad._tensors import Bytes, Part, Tensor, part
+from convgrad._requests import Inputs, OnUpload
+from convgrad._tensors import Bytes, Part, part
 from convgrad._whole import Whole
 
 __all__ = [
     "Algorithm",
     "Decoder",
-    "Inputs",
-    "OnUpload",
-    "Request",
+    "HttpRequest",
     "call",
     "decoder_of",
     "description",
@@ -59,6 +57,7 @@ __all__ = [
     "graph_run",
     "graph_validation",
     "health_of",
+    "is_list",
     "json_of",
     "multipart_call",
     "not_ready",
@@ -68,19 +67,14 @@ __all__ = [
     "options",
     "output_of",
     "readiness",
+    "tensor",
     "validation",
     "verification",
     "with_upload_progress",
 ]
 
-Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
-"""Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
-
 Algorithm = Literal["direct", "winograd", "auto"]
 """How a convolution is summed: directly, by Winograd's transforms, or by the faster of the two."""
-
-OnUpload = Callable[[int, int], None]
-"""Called with the number of bytes of a request sent so far, and in total."""
 
 Decoder = Assembly | Messages | Whole
 """Decodes a reply while it arrives; `close` returns the result."""
@@ -111,7 +105,7 @@ _PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """An HTTP request, independent of the HTTP library."""
 
     method: str
@@ -129,24 +123,23 @@ def call(
     *,
     options: Mapping[str, Any],
     whole: bool = False,
-    memory: SharedMemory | None = None,
-) -> Request:
+) -> HttpRequest:
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests only the
-    bytes of its outputs, which is faster. `memory` is shared with the service.
+    bytes of its outputs, which is faster.
     """
     tensors = _parts(inputs, f64=_takes_f64(options))
-    lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
-    whole = whole and (memory is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
-    body = inference(op, tensors, lists, attributes or {}, options, whole=whole, memory=memory)
+    lists = {name: value for name, value in inputs.items() if is_list(name, value)}
+    whole = whole and sum(part.nbytes for part in tensors.values()) <= _SMALL
+    body = inference(tensors, lists, attributes or {}, options, whole=whole)
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE
-    return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {PROBLEM_JSON}", body)
+    return HttpRequest("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {PROBLEM_JSON}", body)
 
 
-def with_upload_progress(request: Request, on_upload: OnUpload | None) -> Request:
+def with_upload_progress(request: HttpRequest, on_upload: OnUpload | None) -> HttpRequest:
     """Return the request with a body that reports how much of it was sent."""
     body = request.body
     if on_upload is None or body is None:
@@ -168,21 +161,21 @@ def _takes_f64(options: Mapping[str, Any]) -> bool:
 
 
 def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:
-    """Return the tensors among the inputs; `f64` allows that dtype. Errors name the input and the remedy."""
-    found = {}
-    for name, value in inputs.items():
-        if _is_list(name, value):
-            continue
-        try:
-            found[name] = part(value)
-        except Unsupported as error:
-            raise Unsupported(f"{name}: {error.message}", data=error.data) from error
-        dtype = found[name].dtype
-        integers = dtype.numpy.kind == "i" and not name.endswith(_SHAPE)
-        if integers or (dtype.name == "f64" and not f64):
-            why = "is not computed" if integers else "is computed only with reference=True, slowly"
-            remedy = "convert it, for example with .astype(numpy.float32)"
-            raise Unsupported(f"{name}: {dtype.numpy} {why}: {remedy}")
+    return {name: tensor(name, value, f64=f64) for name, value in inputs.items() if not is_list(name, value)}
+
+
+def tensor(name: str, value: Any, *, f64: bool) -> Part:
+    """Return a tensor among the inputs; `f64` allows that dtype. Errors name the input and the remedy."""
+    try:
+        found = part(value)
+    except Unsupported as error:
+        raise Unsupported(f"{name}: {error.message}", data=error.data) from error
+    dtype = found.dtype
+    integers = dtype.numpy.kind == "i" and not name.endswith(_SHAPE)
+    if integers or (dtype.name == "f64" and not f64):
+        why = "is not computed" if integers else "is computed only with reference=True, slowly"
+        remedy = "convert it, for example with .astype(numpy.float32)"
+        raise Unsupported(f"{name}: {dtype.numpy} {why}: {remedy}")
     return found
 
 
@@ -193,22 +186,22 @@ def multipart_call(
     *,
     options: Mapping[str, Any],
     verified: bool = False,
-) -> Request:
+) -> HttpRequest:
     """Build the multipart request that computes `op`, with lists in its JSON and a part for each tensor.
 
     A result that is to be `verified` is among the inputs.
     """
     tensors = _parts(inputs, f64=verified or _takes_f64(options))
-    stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(name, value)}
+    stated: dict[str, Any] = {name: value for name, value in inputs.items() if is_list(name, value)}
     # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
     document = {"attributes": attributes or {}, "inputs": stated, "options": options}
-    return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(json_bytes(document), tensors))
+    return HttpRequest("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(json_bytes(document), tensors))
 
 
 def verification(
     op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
-) -> Request:
+) -> HttpRequest:
     """Build the multipart request that verifies a result, which is among the inputs."""
     computed = multipart_call(op, inputs, attributes, options=options, verified=True)
     return replace(computed, path=_op_path(op) + "/verify", accept=f"{MEDIA_TYPE}, {PROBLEM_JSON}")
@@ -220,42 +213,44 @@ def validation(
     attributes: Mapping[str, Any] | None = None,
     *,
     options: Mapping[str, Any],
-) -> Request:
+) -> HttpRequest:
     """Build the request that checks `op` by the dtypes and shapes of its tensors."""
     stated = {
-        name: value if _is_list(name, value) or isinstance(value, Mapping) else part(value).describe()
+        name: value if is_list(name, value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
     }
     text = json_bytes({"attributes": attributes or {}, "inputs": stated, **({"options": options} if options else {})})
     body = Body("application/json", len(text), lambda: [text])
-    return Request("POST", _op_path(op) + "/validate", body=body)
+    return HttpRequest("POST", _op_path(op) + "/validate", body=body)
 
 
-def graph_run(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, options: Mapping[str, Any]) -> Request:
+def graph_run(
+    graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, options: Mapping[str, Any]
+) -> HttpRequest:
     """Build the request that computes a dumped graph."""
     body = graph_body(graph, inputs, outputs, options)
-    return Request("POST", "/v1/graphs", f"multipart/form-data, {PROBLEM_JSON}", body)
+    return HttpRequest("POST", "/v1/graphs", f"multipart/form-data, {PROBLEM_JSON}", body)
 
 
-def graph_validation(graph: Dump, options: Mapping[str, Any]) -> Request:
+def graph_validation(graph: Dump, options: Mapping[str, Any]) -> HttpRequest:
     """Build the request that checks a dumped graph."""
     text = json_bytes({"graph": dump_of(graph), **({"options": options} if options else {})})
-    return Request("POST", "/v1/graphs/validate", body=Body("application/json", len(text), lambda: [text]))
+    return HttpRequest("POST", "/v1/graphs/validate", body=Body("application/json", len(text), lambda: [text]))
 
 
-def operations() -> Request:
+def operations() -> HttpRequest:
     """Build the request for the list of operations."""
-    return Request("GET", "/v1/ops")
+    return HttpRequest("GET", "/v1/ops")
 
 
-def description(op: str) -> Request:
+def description(op: str) -> HttpRequest:
     """Build the request for the table of `op`."""
-    return Request("GET", _op_path(op))
+    return HttpRequest("GET", _op_path(op))
 
 
-def readiness() -> Request:
+def readiness() -> HttpRequest:
     """Build the request for the readiness of the service."""
-    return Request("GET", "/readyz")
+    return HttpRequest("GET", "/readyz")
 
 
 def json_of(content: bytes) -> Any:
@@ -305,17 +300,17 @@ def not_ready(waited: float, seen: Health | None) -> TimedOut:
     return TimedOut(f"the service was not ready within {waited:g} s{last and f'; its last state was {last}'}")
 
 
-def decoder_of(headers: Mapping[str, str], request: Request) -> Decoder:
+def decoder_of(headers: Mapping[str, str], request: HttpRequest) -> Decoder:
     """Return the decoder for the reply to a call or a verification; raises `ProtocolError` for other content types."""
-    content_type, body = headers.get("content-type", ""), request.body
+    content_type = headers.get("content-type", "")
     if request.accept.startswith(MEDIA_TYPE):
         return Messages(content_type)
     kind = content_type.partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
-    length = headers.get(HEAD_LENGTH if kind == BINARY else "content-length", "")
-    if body is not None and kind in (BINARY, "application/json" if body.outputs else BINARY) and _is_length(length):
-        return Whole(int(length), shared=body.outputs, on_outputs=body.on_outputs)
+    length = headers.get(HEAD_LENGTH, "")
+    if kind == BINARY and _is_length(length):
+        return Whole(int(length))
     raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}: is this a convgrad service?")
 
 
@@ -372,7 +367,7 @@ def _is_length(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _is_list(name: str, value: object) -> bool:
+def is_list(name: str, value: object) -> bool:
     """Return whether an input is a shape, given as a list or as an array of integers; others are tensors."""
     if not name.endswith(_SHAPE):
         return False

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from convgrad._errors import InvalidParams
 from convgrad._multipart import Body, checked, joined
-from convgrad._shared import SharedBuffer, SharedMemory
 from convgrad._tensors import Bytes, Part
 
 __all__ = ["BINARY", "HEAD_LENGTH", "inference", "json_bytes"]
@@ -31,20 +29,17 @@ _PREFIXES = ("sequence_", "triton_")
 
 
 def inference(
-    op: str,
     tensors: Mapping[str, Part],
     lists: Mapping[str, Any],
     attributes: Mapping[str, Any],
     options: Mapping[str, Any],
     *,
     whole: bool,
-    memory: SharedMemory | None = None,
 ) -> Body | None:
-    """Build the body of a call of `op`; None when the protocol can't represent it.
+    """Build the body of a call; None when the protocol can't represent it.
 
     `whole` requests the outputs as bytes instead of frames. Shapes come first, so that the service can check the call
-    before it receives a tensor. With `memory`, large tensors are shared for as long as the body exists, and
-    so are the outputs of a `whole` reply if their sizes are known.
+    before it receives a tensor.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -53,10 +48,7 @@ def inference(
     if any(part.elements is None for part in tensors.values()):
         return None
     described = [_input(name, "INT64", [len(value)], 8 * len(value)) for name, value in lists.items()]
-    buffers = {name: buffer for name, part in tensors.items() if memory is not None and (buffer := memory.put(part))}
-    inline = {name: part for name, part in tensors.items() if name not in buffers}
-    described += [_shared(checked(name), tensors[name], buffer) for name, buffer in buffers.items()]
-    described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in inline.items()]
+    described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in tensors.items()]
     parameters = dict(attributes)
     if "deadline_ms" in options:
         parameters["timeout"] = options["deadline_ms"] * 1000
@@ -64,28 +56,18 @@ def inference(
     if whole:
         parameters["binary_data_output"] = True
     asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
-    outputs: dict[str, SharedBuffer] = {}
-    on_outputs = None
-    if memory is not None and whole:
-        kinds = [[name, part.dtype.oip, part.shape] for name, part in tensors.items()]
-        call = json_bytes({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes, **asked})
-        on_outputs = partial(memory.remember_outputs, call)
-        found = memory.output_buffers(call)
-        outputs = {name: buffer for name, buffer in found.items() if buffer is not None}
-        if outputs:
-            asked = {"outputs": [_output(name, buffer) for name, buffer in found.items()]}
     head = json_bytes({"inputs": described, "parameters": parameters, **asked})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
     def pieces() -> Iterator[Bytes]:
         yield head + shapes
-        for part in inline.values():
+        for part in tensors.values():
             assert part.elements is not None
             yield from part.elements()
 
-    length = len(head) + len(shapes) + sum(part.size for part in inline.values())
+    length = len(head) + len(shapes) + sum(part.size for part in tensors.values())
     headers = {HEAD_LENGTH: str(len(head))}
-    return Body(BINARY, length, lambda: joined(pieces()), headers, tuple(buffers.values()), outputs, on_outputs)
+    return Body(BINARY, length, lambda: joined(pieces()), headers)
 
 
 def json_bytes(document: Mapping[str, Any]) -> bytes:
@@ -110,18 +92,6 @@ def _is_shape(value: Sequence[Any]) -> bool:
         isinstance(number, int | np.integer) and not isinstance(number, bool) and -_INT64 <= int(number) < _INT64
         for number in value
     )
-
-
-def _shared(name: str, part: Part, buffer: SharedBuffer) -> dict[str, Any]:
-    return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": _region(buffer)}
-
-
-def _output(name: str, buffer: SharedBuffer | None) -> dict[str, Any]:
-    return {"name": name} | ({} if buffer is None else {"parameters": _region(buffer)})
-
-
-def _region(buffer: SharedBuffer) -> dict[str, Any]:
-    return {"shared_memory_region": buffer.name, "shared_memory_byte_size": buffer.size}
 
 
 def _input(name: str, datatype: str, shape: Sequence[int], nbytes: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from convgrad._client import Client
 from convgrad._core import Algorithm
 from convgrad._errors import Unsupported
 from convgrad._events import Array
+from convgrad._local import local
 
 __all__ = ["GRADIENTS", "Layer", "Layout", "client_or_default", "use"]
 
@@ -27,7 +28,7 @@ _algorithm: Algorithm = "direct"
 
 
 def use(client: Client | None = None, *, algorithm: Algorithm = "direct") -> None:
-    """Set the defaults; without a client `Client()`, which is created when it is first needed.
+    """Set the defaults; without a client the service at CONVGRAD_URL if that is set, and else this process computes.
 
     `algorithm` is "direct", "auto" (the faster one), or "winograd" for all layers and their gradients, which raises
     `InvalidParams` where it can't compute one.
@@ -41,7 +42,7 @@ def use(client: Client | None = None, *, algorithm: Algorithm = "direct") -> Non
 
 
 def client_or_default(client: Client | None) -> Client:
-    """Return `client`, or else the one set by `use`, or else `Client()`."""
+    """Return `client`, or else the one set by `use`, or else that of the environment, or of this process."""
     global _own
     if client is not None:
         return client
@@ -50,7 +51,7 @@ def client_or_default(client: Client | None) -> Client:
             return _chosen
         # A child process must not use its parent's connections.
         if _own is None or _own[0] != os.getpid():
-            _own = os.getpid(), Client()
+            _own = os.getpid(), Client() if os.environ.get("CONVGRAD_URL") else local()
         return _own[1]
 
 

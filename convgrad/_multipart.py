@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from convgrad._errors import InvalidParams
-from convgrad._shared import SharedBuffer
 from convgrad._tensors import PIECE, Bytes, Part
 
 __all__ = ["Body", "checked", "joined", "multipart"]
@@ -26,12 +25,6 @@ class Body:
     length: int
     pieces: Callable[[], Iterable[Bytes]]
     headers: Mapping[str, str] = field(default_factory=dict)
-    buffers: tuple[SharedBuffer, ...] = ()
-    """Tensors in shared memory, in use until the service has read them."""
-    outputs: Mapping[str, SharedBuffer] = field(default_factory=dict)
-    """Shared memory for those outputs that are not part of the reply."""
-    on_outputs: Callable[[dict[str, int]], None] | None = None
-    """Called with the size of each output."""
 
 
 def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack
 
-from convgrad._core import Algorithm, Inputs
+from convgrad._core import Algorithm
+from convgrad._requests import Inputs
 from convgrad._tensors import Tensor
 
 __all__ = ["Attributes", "Operations", "TransposeAttributes"]

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
 
 from convgrad._errors import (
     BrokenStream,
@@ -18,7 +19,18 @@ from convgrad._errors import (
     ShuttingDown,
 )
 
-__all__ = ["Budget", "Retry"]
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "Budget", "Retry", "Timeout"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Timeout = Union[float, tuple[float, float, float, float], "httpx.Timeout", None]
+"""Seconds for everything, or for connecting, reading, writing and a free connection, as httpx has them."""
+
+DEFAULT_TIMEOUT: Timeout = (5.0, 330.0, 60.0, 60.0)
+"""A computation may be silent for as long as the service lets it run, by default five minutes."""
 
 # The service enforces the deadline itself; we wait this much longer for its error.
 _GRACE = 2.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convgrad._check.cases import Case
-from convgrad._core import Request
+from convgrad._core import HttpRequest
 from convgrad._errors import PROBLEM_JSON, NotFound, ProtocolError
 from convgrad._events import Array
 from convgrad._graphs import tensors_of
@@ -16,7 +16,7 @@ from convgrad._inference import json_bytes
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
 
-__all__ = ["SealedCase", "beginning", "case_of", "deletion", "next_request", "post", "submission"]
+__all__ = ["SealedCase", "case_of", "encoded", "next_request", "submission"]
 
 _ID = re.compile(r"[0-9a-z]{1,64}")
 
@@ -38,34 +38,37 @@ class SealedCase:
     """The fields of the problem that the attributes are made of: channels, groups, pads, .."""
 
 
-def post(what: str, document: Mapping[str, Any], check: str | None = None) -> Request:
-    """Build a request about a check, or one without a check; raises `NotFound` for a malformed id."""
+def encoded(method: str, params: Mapping[str, Any]) -> HttpRequest:
+    """Build the request for a method of sealed checks; raises `NotFound` for a malformed id."""
+    rest = {name: value for name, value in params.items() if name != "check"}
+    match method.removeprefix("check."):
+        case "begin":  # sent twice, it would begin two
+            return replace(_post("", rest), repeatable=False)
+        case "drop":
+            return HttpRequest("DELETE", _path(params["check"], ""))
+        case "verify_signature":
+            return _post("/verify-signature", params["document"])
+        case name:
+            return _post(f"/{name}", rest, params["check"])
+
+
+def _post(what: str, document: Mapping[str, Any], check: str | None = None) -> HttpRequest:
     text = json_bytes(document)
-    return Request("POST", _path(check, what), body=Body("application/json", len(text), lambda: [text]))
+    return HttpRequest("POST", _path(check, what), body=Body("application/json", len(text), lambda: [text]))
 
 
-def beginning(document: Mapping[str, Any]) -> Request:
-    """Build the request that begins a check. Sent twice, it would begin two."""
-    return replace(post("", document), repeatable=False)
-
-
-def deletion(check: str) -> Request:
-    """Build the request that deletes a check."""
-    return Request("DELETE", _path(check, ""))
-
-
-def next_request(check: str, *, seed: bool) -> Request:
+def next_request(check: str, *, seed: bool) -> HttpRequest:
     """Build the request for the next case."""
-    request = post("/next", {"send": "seed" if seed else "tensors"}, check)
-    return Request("POST", request.path, f"multipart/form-data, {PROBLEM_JSON}", request.body)
+    request = _post("/next", {"send": "seed" if seed else "tensors"}, check)
+    return HttpRequest("POST", request.path, f"multipart/form-data, {PROBLEM_JSON}", request.body)
 
 
-def submission(case: SealedCase, result: Tensor) -> Request:
+def submission(check: str, case: int, output: str, result: Tensor) -> HttpRequest:
     """Build the request that submits a result."""
     sent = part(result)
-    stated = {case.output: {"dtype": "bf16"}} if sent.dtype.name == "bf16" else {}
-    body = multipart(json_bytes({"case": case.number, "inputs": stated}), {case.output: sent})
-    return Request("POST", _path(case.check, "/submit"), body=body)
+    stated = {output: {"dtype": "bf16"}} if sent.dtype.name == "bf16" else {}
+    body = multipart(json_bytes({"case": case, "inputs": stated}), {output: sent})
+    return HttpRequest("POST", _path(check, "/submit"), body=body)
 
 
 def case_of(content_type: str, body: bytes) -> SealedCase | None:

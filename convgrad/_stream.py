@@ -6,29 +6,30 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from convgrad._blocking import Blocking, blocking, complete
-from convgrad._core import Decoder
-from convgrad._errors import TimedOut
-from convgrad._events import Array, Event, Result
-from convgrad._retry import Budget
-from convgrad._transport import translated
+from convgrad._events import Array, Event, Progress, Result
 
-__all__ = ["AsyncStream", "Stream", "blocking_stream"]
+__all__ = ["AsyncStream", "OnProgress", "Stream", "blocking_stream"]
 
 A = TypeVar("A")
 P = ParamSpec("P")
 
 
-class AsyncStream:
-    """`Stream` for asyncio: the same names with `await` and `async for`."""
+OnProgress = Callable[[Progress], object]
+"""Called with each `Progress` of a computation."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], decoder: Decoder, budget: Budget) -> None:
-        self._chunks = chunks
-        self._decoder = decoder
-        self._budget = budget
-        self._events = self._read()
+
+class AsyncStream:
+    """`Stream` for asyncio: the same names with `await` and `async for`.
+
+    `events` are those of a call, after which `close` returns its result or raises `BrokenStream`.
+    """
+
+    def __init__(self, events: AsyncIterator[Event], close: Callable[[], Any]) -> None:
+        self._events = events
+        self._close = close
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
@@ -41,20 +42,8 @@ class AsyncStream:
         """Read the rest of the reply and return all of it; raises what the call raises."""
         async for _ in self._events:
             pass
-        found: Result = self._decoder.close()
+        found: Result = self._close()
         return found
-
-    async def _read(self) -> AsyncIterator[Event]:
-        try:
-            with translated():
-                async for data in self._chunks:
-                    self._budget.check()
-                    for event in self._decoder.feed(data):
-                        yield event
-        except TimedOut:
-            self._budget.check()
-            raise
-        self._decoder.close()
 
 
 class Stream(Blocking[AsyncStream]):

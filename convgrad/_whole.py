@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from convgrad._dtypes import MAX_RANK, dtype_of_oip
 from convgrad._errors import BrokenStream, ProtocolError, Unsupported
 from convgrad._events import Event, Result
 from convgrad._frames import Bytes
-from convgrad._shared import SharedBuffer
 
 __all__ = ["Whole"]
 
@@ -22,22 +21,13 @@ _MAX_HEAD = 1 << 20
 class Whole:
     """Decode one reply from its bytes, in pieces of any size; the first `head_length` bytes are its head.
 
-    The result has only the outputs, without resolved attributes and statistics. Those of `shared` were written to that
-    memory, the others follow the head. `on_outputs` is called with the size of each.
+    The result has only the outputs, without resolved attributes and statistics.
     """
 
-    def __init__(
-        self,
-        head_length: int,
-        *,
-        shared: Mapping[str, SharedBuffer] | None = None,
-        on_outputs: Callable[[dict[str, int]], None] | None = None,
-    ) -> None:
+    def __init__(self, head_length: int) -> None:
         if head_length > _MAX_HEAD:
             raise ProtocolError(f"the head of a reply must have at most {_MAX_HEAD} bytes, but has {head_length}")
         self._head_left = head_length
-        self._shared = shared or {}
-        self._on_outputs = on_outputs
         self._head = bytearray()
         self._result: Result | None = None
         self._rest: list[memoryview] = []
@@ -74,29 +64,22 @@ class Whole:
             head = json.loads(self._head)
             for output in head["outputs"]:
                 name, kind, shape = output["name"], dtype_of_oip(output["datatype"]), tuple(output["shape"])
-                # one in shared memory has no parameters
-                buffer = None if "parameters" in output else self._shared.get(name)
-                sizes[name] = output["parameters"]["binary_data_size"] if buffer is None else buffer.size
-                outputs[name] = kind, shape, buffer
+                sizes[name] = output["parameters"]["binary_data_size"]
+                outputs[name] = kind, shape
             op = head["model_name"]
         except (ValueError, KeyError, TypeError, RecursionError, Unsupported) as error:
             raise ProtocolError("the head of the reply must describe binary outputs") from error
         if not outputs or len(outputs) < len(head["outputs"]):
             raise ProtocolError("the head of the reply must describe at least one output, and each once")
-        for name, (kind, shape, _) in outputs.items():
+        for name, (kind, shape) in outputs.items():
             if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > MAX_RANK:
                 raise ProtocolError(
                     f"the shape in the head of the reply must have up to {MAX_RANK} integers of at least 0"
                 )
             if (needed := math.prod(shape) * kind.itemsize) != sizes[name]:
                 raise ProtocolError(f"the output needs {needed} bytes, but its head says {sizes[name]}")
-        if self._on_outputs is not None:
-            self._on_outputs(sizes)
         arrays = {}
-        for name, (kind, shape, buffer) in outputs.items():
-            if buffer is not None:
-                arrays[name] = buffer.array(kind.numpy, shape)
-                continue
+        for name, (kind, shape) in outputs.items():
             try:
                 arrays[name] = np.empty(shape, kind.numpy)
             except (ValueError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Convolutions for JAX that the service computes, with their gradients: needs the extra `[jax]`.
+"""Convolutions for JAX that convgrad computes, with their gradients: needs the extra `[jax]`.
 
 `conv_general_dilated`, `conv_transpose`, `conv` and `conv_with_general_padding` take the arguments of their namesakes
 in `jax.lax`, `dimension_numbers` too. They work under `jit`, `grad` of any order and `vmap`, by `custom_vjp` and

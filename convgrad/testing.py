@@ -1,26 +1,52 @@
-"""A fixture for pytest: a client of a local service that a test session shares.
+"""Verdicts in test suites, computed in the process of the tests: for pytest, unittest and plain asserts.
 
-Import it in `conftest.py`, or in the module of the tests:
+>>> from convgrad.testing import assert_honest  # doctest: +SKIP
+>>> def test_my_kernel():  # doctest: +SKIP
+...     assert_honest(my_kernel(src, diff_dst), "ConvolutionBackwardWeights", inputs, attributes)
 
->>> from convgrad.testing import convgrad_client  # doctest: +SKIP
->>> def test_my_kernel(convgrad_client):  # doctest: +SKIP
-...     report = convgrad_client.verify("ConvolutionBackwardWeights", inputs, my_result, attributes)
-...     assert report.passed, report.text()
+With pytest there is also the fixture `convgrad_client`, a client for the whole session, which needs no import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-import pytest
+from convgrad._client import Client
+from convgrad._report import Report
+from convgrad._requests import Inputs
+from convgrad._tensors import Tensor
 
-from convgrad._local import LocalClient, local
-
-__all__ = ["convgrad_client"]
+__all__ = ["assert_honest"]
 
 
-@pytest.fixture(scope="session")
-def convgrad_client() -> Iterator[LocalClient]:
-    """A client of a local service (`convgrad.local`), which the processes of pytest-xdist share."""
-    with local(progress=False) as client:
-        yield client
+def assert_honest(
+    result: Tensor,
+    op: str,
+    inputs: Inputs,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    output: str | None = None,
+    fast: bool | None = None,
+    client: Client | None = None,
+) -> Report:
+    """Verify `result`, of your own kernel, with the float64 reference of `op`, and return the report (`Client.verify`).
+
+    `output` names what the result is where the operation has several outputs; `fast` verifies by random projections.
+    Without a `client` the verification runs in this process, which needs ``convgrad[compute]``.
+
+    Raises `AssertionError` with the text of the report if the errors are not those of an honest sum, and what `verify`
+    raises for a call that is not valid.
+    """
+    report = (client or _local()).verify(op, inputs, result, attributes, output=output, fast=fast)
+    if not report.passed:
+        raise AssertionError(report.text())
+    return report
+
+
+@cache
+def _local() -> Client:
+    from convgrad._local import local
+
+    return local(progress=False)

@@ -323,7 +323,7 @@ def main() -> None:
     if chosen.names:
         for name in _known(chosen.names):
             started = time.monotonic()
-            command = [sys.executable, "-m", "kernels.prepare", "--jobs", str(chosen.jobs)]
+            command = [sys.executable, "-m", f"{__package__}.prepare", "--jobs", str(chosen.jobs)]
             environment = {**os.environ, BUILD: name}
             subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 -- our own
             print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)  # noqa: T201

@@ -12,7 +12,6 @@ from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, 
 from schemas.call import ParsedCall, read_call
 from schemas.dumps import is_dump, read_dump
 from schemas.geometry import Geometry, infer_geometry
-from schemas.memo import Memo, key_of
 from schemas.resolved import ResolvedOp
 from schemas.rows import DATA_FORMATS, REFERENCE_DTYPES, WEIGHTS_FORMATS
 from schemas.shapes import INT64_MAX, data_shape, elements
@@ -39,24 +38,6 @@ def resolve(
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
     f32, f16, bf16, and f64, for which see `require_reference`.
     """
-    key = key_of(name, attributes, inputs, outputs) if output is None else None
-    known = _MEMO.get(key)
-    return known or _MEMO.put(key, _resolve(name, attributes, inputs, output, outputs))
-
-
-_MEMO = Memo()
-
-
-def require_reference(op: ResolvedOp) -> None:
-    """Raise `Unsupported` for a dtype that only the reference kernel computes."""
-    if op.dtype in REFERENCE_DTYPES:
-        rule = f"is {op.dtype}, which only the reference kernel computes, slowly: send f32, or set options.reference"
-        names = [op.wire_name(spec.name) for spec in op.inputs]
-        broken = [broken_rule(["inputs", name, "dtype"], f"{name} {rule}", "unsupported_dtype") for name in names]
-        raise unsupported(f"{op.called_as}: {broken[0]['msg']}", broken)
-
-
-def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tuple[str, ...]) -> ResolvedOp:
     called = find_operation(name)
     given, expected = attributes, output
     if is_dump(attributes):
@@ -84,6 +65,15 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tupl
     if call.inputs.unsupported is not None:
         raise unsupported(call.inputs.unsupported["msg"], broken)
     raise invalid_params(called.called_as, broken)
+
+
+def require_reference(op: ResolvedOp) -> None:
+    """Raise `Unsupported` for a dtype that only the reference kernel computes."""
+    if op.dtype in REFERENCE_DTYPES:
+        rule = f"is {op.dtype}, which only the reference kernel computes, slowly: send f32, or set options.reference"
+        names = [op.wire_name(spec.name) for spec in op.inputs]
+        broken = [broken_rule(["inputs", name, "dtype"], f"{name} {rule}", "unsupported_dtype") for name in names]
+        raise unsupported(f"{op.called_as}: {broken[0]['msg']}", broken)
 
 
 def _resolved(

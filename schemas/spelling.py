@@ -14,7 +14,7 @@ from schemas.frameworks import name_here
 from schemas.rows import MAX_DIMS, AttributeRow
 from schemas.tables import CalledOperation, near_miss
 
-__all__ = ["advice", "canonical", "same_value"]
+__all__ = ["advice", "canonical", "check_members", "same_value"]
 
 
 def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict[str, str], list[BrokenRule]]:
@@ -124,3 +124,12 @@ def _missing(called: CalledOperation, values: Mapping[str, Any], wrong: set[str]
         elif row.required == "unless auto_pad" and needs_pads:
             msg = f"{row.name} is required while auto_pad is none; [] means no padding"
             yield broken_rule(["attributes", row.name], msg, "missing")
+
+
+def check_members(request: Mapping[str, Any], members: tuple[str, ...], rule: str, broken: list[BrokenRule]) -> None:
+    """Append the rule that each unknown member of a request breaks."""
+    for name in request:
+        if name not in members:
+            hint = near_miss(name, members, broken)
+            message = f"{rule}; did you mean {hint}?" if hint else rule
+            broken.append(broken_rule([safe_key(name)], message, "unknown_member"))

@@ -15,20 +15,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("app", "kernels", "schemas", "verify", "convgrad")
+PACKAGES = ("app", "engine", "kernels", "schemas", "verify", "convgrad")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
 
 # Which packages may be imported, ours and third-party; `app` may use every server dependency.
 OURS = {
-    "app": {"schemas", "kernels", "verify", "convgrad"},
+    "app": {"engine", "schemas", "kernels", "verify", "convgrad"},
+    "engine": {"schemas", "kernels", "verify", "convgrad"},
     "schemas": {"convgrad"},
     "verify": {"kernels"},
     "kernels": set(),
-    "convgrad": set(),
+    "convgrad": {"engine"},
 }
 # The packages of the service, from the routes down: each imports only those after it.
 LAYERS = ("api", "http", "replies", "calls", "intake", "cluster", "pool", "telemetry")
 OUTSIDE = {
+    "engine": {"numpy", "ml_dtypes"},
     "schemas": {"pydantic", "pydantic_core"},
     "verify": {"numpy"},
     "kernels": {"numpy", "numba", "llvmlite"},
@@ -116,7 +118,7 @@ def of(package: str) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_between_the_rooms_go_one_way(package: str) -> None:
-    """A package imports only those below it: app -> all others, schemas -> convgrad, verify -> kernels."""
+    """A package imports only those below it: app -> engine -> verify, schemas, kernels; schemas -> convgrad."""
     rooms = {"tests", "benchmarks", "examples", *PACKAGES} - {package} - OURS[package]
     crossed = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] in rooms}
     assert not crossed
@@ -155,11 +157,12 @@ def test_every_outside_package_is_declared() -> None:
     lazy = {name for extra in ("ray", "otel", "plot") for line in optional[extra] for name in import_names(line)}
     lazy -= {"convgrad"}
     assert {name for extra in FRAMEWORKS for line in optional[extra] for name in import_names(line)} == {*FRAMEWORKS}
-    declared = {name for line in client + optional["server"] for name in import_names(line)} | lazy | {*FRAMEWORKS}
+    serves = client + optional["compute"] + optional["server"]
+    declared = {name for line in serves for name in import_names(line)} | lazy | {*FRAMEWORKS}
     known = sys.stdlib_module_names | declared | set(PACKAGES)
     strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
                  if i.split(".")[0] not in known}  # fmt: skip
-    assert strangers == {"convgrad.testing imports pytest"}, "whoever imports the fixture has pytest"
+    assert strangers == {"convgrad._pytest imports pytest"}, "pytest imports its plugin"
     eager = {i for p in ("app", "convgrad") for m in of(p) for i in imports(m, eager=True) if i.split(".")[0] in lazy}
     assert not eager, "an optional package is imported only where it is used"
 
@@ -185,7 +188,7 @@ def import_names(requirement: str) -> set[str]:
 
 def test_no_import_cycles() -> None:
     """No module imports itself through any chain; in the service and the kernels not even inside functions."""
-    strict = {*of("app"), *of("kernels"), *of("schemas"), *of("verify")}
+    strict = {*of("app"), *of("engine"), *of("kernels"), *of("schemas"), *of("verify")}
     graph = {m: {i for i in imports(m, eager=m not in strict) if i in paths() and i != m} for m in paths()}
     try:
         TopologicalSorter(graph).prepare()
@@ -228,7 +231,8 @@ def test_forbidden_calls_and_imports() -> None:
 def test_the_client_and_the_schemas_never_pickle() -> None:
     """Code that reads bytes from outside can't load a pickle: it imports no module that does."""
     picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-    assert not {m for p in ("convgrad", "schemas", "kernels", "verify") for m in of(p) if picklers & set(imports(m))}
+    readers = {m for p in PACKAGES if p != "app" for m in of(p)}
+    assert not {m for m in readers if picklers & set(imports(m))}
 
 
 def test_compiler_flags_come_from_one_module() -> None:
@@ -287,8 +291,9 @@ def test_compiled_functions_do_not_validate() -> None:
 
 def test_async_lives_in_the_service_and_the_async_clients() -> None:
     """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
-    clients = {f"convgrad.{name}" for name in ("_async_client", "_base", "_blocking", "_local", "_stream")}
-    quiet = [*of("schemas"), *of("kernels"), *of("verify"), *(m for m in of("convgrad") if m not in clients)]
+    names = ("_async_client", "_base", "_blocking", "_http", "_local", "_process", "_stream")
+    clients = {*of("app"), *(f"convgrad.{name}" for name in names)}
+    quiet = [m for p in PACKAGES for m in of(p) if m not in clients]
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
 
 

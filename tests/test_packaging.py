@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 import zipfile
 from email.parser import Parser
@@ -23,7 +23,7 @@ from tests.live import listening
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVICE = ("app", "kernels", "schemas", "verify")
+SERVICE = ("app", "engine", "kernels", "schemas", "verify")
 # The packages of the service that a client does without.
 HEAVY = ("fastapi", "llvmlite", "numba", "pydantic", "starlette", "uvicorn")
 
@@ -127,20 +127,44 @@ def test_the_client_is_light(installed: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheel_has_a_local_service(installed: Path, tmp_path: Path) -> None:
-    """A script needs only the wheel, in a folder that has nothing else in it."""
+def test_the_wheel_computes_in_the_process(installed: Path, tmp_path: Path) -> None:
+    """A script needs only the wheel, beside other packages of the names of ours, and its `sys.path` is untouched."""
+    for name in SERVICE:
+        (tmp_path / f"{name}.py").write_text(f"whose = 'a stranger called {name}'\n", encoding="utf-8")
     code = (
+        f"import sys, {', '.join(SERVICE)}\n"
         "import convgrad, numpy\n"
-        "ones = numpy.ones((1, 2, 3, 4), 'f4')\n"
-        "with convgrad.local(workers=1) as client:\n"
+        "before, ones = list(sys.path), numpy.ones((1, 2, 3, 4), 'f4')\n"
+        "with convgrad.local(threads=1) as client:\n"
         "    found = client.run('BiasAddBackward', {'diff_dst': ones}, {'data_format': 'NCX'})\n"
-        "print(found)"
+        "    passed = client.verify('BiasAddBackward', {'diff_dst': ones}, found, {'data_format': 'NCX'}).passed\n"
+        "print(found, passed, sys.path == before, kernels.whose)"
     )
-    with tempfile.TemporaryDirectory(prefix="cg") as runtime:  # with a short name, because it will hold sockets
-        environment = {**plain_environment(), NAME: REFERENCE.name, "XDG_RUNTIME_DIR": runtime}
-        command = [str(installed), "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "[12. 12.]\n", done.stderr
+    # NumPy's own arithmetic: compiling all kernels for another path of the sources takes most of a minute.
+    environment = {**plain_environment(), NAME: REFERENCE.name}
+    command = [str(installed), "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "[12. 12.] True True a stranger called kernels\n", done.stderr
+
+
+def test_every_import_of_the_service_is_renamed(wheel: zipfile.ZipFile) -> None:
+    """In the wheel no module imports a package of ours by its name in the checkout, at any place of its code."""
+    for name in wheel.namelist():
+        if name.endswith(".py"):
+            for node in ast.walk(ast.parse(wheel.read(name))):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                assert not {module.partition(".")[0] for module in modules} & {*SERVICE}, name
+
+
+def test_without_what_computes_it_says_what_to_install(installed: Path, tmp_path: Path) -> None:
+    """Where Numba is missing, a local client names it and the extra."""
+    without = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
+    done = run_python(installed, f"{without}; import convgrad; convgrad.local().open()", tmp_path)
+    needs = (
+        "ImportError: convgrad.local() computes in this process and needs numba and pydantic: pip install '.[compute]'"
+    )
+    assert needs in done.stderr
 
 
 def test_the_wheel_creates_keys(installed: Path, tmp_path: Path) -> None:

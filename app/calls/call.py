@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from app.calls.outputs import CallOutput
-from app.calls.planning import Prepared
 from app.calls.service import Service
 from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady, Work
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import as_convgrad_error, current_context
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
+from engine.planning import Prepared
 from kernels import Unit, box
 from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
@@ -47,6 +47,8 @@ class Call(Work):
         lease: Lease,
     ) -> None:
         self.prepared = prepared
+        self.deadline = service.deadline(prepared.options.deadline_ms)
+        """When the call has to end, by `time.monotonic()`."""
         self.id = f"call-{next(service.call_numbers)}"
         self.stats: dict[str, Any] = {}
         self.outputs = tuple(
@@ -79,7 +81,7 @@ class Call(Work):
         return self
 
     async def _enter(self) -> None:
-        if time.monotonic() >= self.prepared.deadline:
+        if time.monotonic() >= self.deadline:
             raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
             undo.enter_context(self._admitted())
@@ -108,7 +110,7 @@ class Call(Work):
                 inputs=tuple([self._inputs[name] for name in output.computation.inputs]),
                 output=await self._acquire(output.nbytes, undo),
                 scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
-                deadline=self.prepared.deadline,
+                deadline=self.deadline,
                 owner=self._context.tenant,
                 connection=self._context.connection,
                 short=output.computation.short,
@@ -195,7 +197,7 @@ class Call(Work):
             last = output is self.outputs[-1]
             if last:
                 self._ended(start)
-            yield End(output, self.stats if last else output.stats(), last)
+            yield End(output, self.stats if last else output.computation.stats(), last)
 
     def _start(self) -> float:
         """Run the jobs that do not run yet; return the time."""
@@ -217,16 +219,7 @@ class Call(Work):
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
         self.timings.add("compute", computing)
-        each = {output.name: output.stats() for output in self.outputs}
-        self.stats = {
-            "kernel": self.prepared.plan.kernel,
-            "algorithm": self.prepared.algorithm,
-            "gmac": sum(one["gmac"] for one in each.values()),
-            "compute_ms": round(computing * 1000, 3),
-            "tiles": sum(one["tiles"] for one in each.values()),
-        }
-        if len(each) > 1:
-            self.stats["outputs"] = each
+        self.stats = self.prepared.stats(computing)
 
     @property
     def output_bytes(self) -> int:

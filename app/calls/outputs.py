@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from app.calls.planning import Computation, tensor_bytes
 from app.pool.engine import Job
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
+from engine.planning import Computation, tensor_bytes
 from kernels import Unit, storage_dtype
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ class CallOutput:
         return self.computation.output
 
     @property
-    def tiles(self) -> int:
-        """Number of boxes that become final one by one."""
-        return sum(unit.offset is not None for unit in self.computation.plan.units)
-
-    @property
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.computation.nbytes
@@ -72,11 +67,6 @@ class CallOutput:
     def describe(self) -> dict[str, Any]:
         """Return dtype and shape as JSON."""
         return self.spec.as_json()
-
-    def stats(self) -> dict[str, Any]:
-        """Return how the output is computed and what it costs, as JSON."""
-        plan = self.computation.plan
-        return {"kernel": plan.kernel, "algorithm": plan.algorithm, "gmac": plan.macs / 1e9, "tiles": self.tiles}
 
     async def sha256(self, *, listed: bool = False) -> str:
         """Hash the complete output, in a thread if it is large; if `listed` the bits that lists of numbers give.

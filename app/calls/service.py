@@ -4,7 +4,7 @@ Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. 
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.plan(*service.check(request))      # every check, no bytes needed
+        prepared = await service.prepare(request)                    # every check, no bytes needed
         async with Call(service, prepared, tensors, lease) as call:     # queued; app.calls.call
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
@@ -26,12 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
-from app.calls.algorithms import check_algorithm
 from app.calls.cancel import Cancellations
-from app.calls.planning import Prepared, check_limits, is_planned_at_once, plan_call
 from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease
-from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
 from app.pool.engine import no_workers, shutting_down
@@ -39,7 +36,9 @@ from app.settings import Settings
 from app.telemetry.context import ANYONE, current_context
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import DeadlineExceeded, Starting
-from schemas.ops import ResolvedOp, require_reference, resolve
+from engine.options import parse_options
+from engine.planning import Prepared, is_planned_at_once
+from engine.prepare import Preparer, check
 
 if TYPE_CHECKING:
     from app.intake.lease import DirectBody
@@ -66,6 +65,7 @@ class Service:
         unfit: tuple[str, ...] = (),
     ) -> None:
         self.settings = settings
+        self.preparer = Preparer(settings)
         self.engine = engine
         self.segments = segments
         self.admission = Admission(settings)
@@ -163,27 +163,17 @@ class Service:
         allowed, asked = self.settings.deadline_s, math.inf if within_ms is None else within_ms / 1000
         return current_context().started + min(allowed, asked)
 
-    def check(self, request: RequestObject) -> tuple[ResolvedOp, Options]:
-        """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
-
-        Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
-        """
-        chosen = parse_options(request.options)
-        op = resolve(request.called_as, request.attributes, request.metas, outputs=chosen.outputs)
-        if not chosen.uses_reference:
-            require_reference(op)
-        check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
-        check_algorithm(op.called_as, chosen.algorithm, [("", op)])
-        check_limits(op, self.settings)
-        return op, chosen
-
-    async def plan(self, op: ResolvedOp, options: Options) -> Prepared:
-        """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
-        deadline = self.deadline(options.deadline_ms)
-        plan = partial(plan_call, op, self.settings, options.uses_reference, options.algorithm)
+    async def prepare(self, request: RequestObject) -> Prepared:
+        """Check and plan a call; raises what `engine.prepare.Preparer.prepare` raises, and `DeadlineExceeded`."""
+        name, attributes, metas = request.called_as, request.attributes, request.metas
+        options = parse_options(request.options)
+        if (known := self.preparer.known(name, attributes, metas, options)) is not None:
+            return known
+        op = check(name, attributes, metas, options, self.settings)
+        plan = partial(self.preparer.plan, op, metas, options)
         at_once = is_planned_at_once(op, options.uses_reference)
-        computations = plan() if at_once else await self.plan_in_thread(plan, deadline)
-        return Prepared(op, computations, options, deadline)
+        prepared = plan() if at_once else await self.plan_in_thread(plan, self.deadline(options.deadline_ms))
+        return self.preparer.keep(attributes, metas, prepared)
 
     async def plan_in_thread(self, plan: Callable[[], T], deadline: float) -> T:
         """Call `plan` in the planner's thread, so that the event loop is not blocked: keys, or connections, take turns.

@@ -9,20 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from app.calls.algorithms import describe_winograd
 from app.calls.call import Call
 from app.calls.graphs import GraphRun, PreparedGraph, check_begun_graph, describe_graph, prepare_graph
-from app.calls.planning import Prepared, complete_images, describe_plans, verification_cost
 from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Result, Work
 from app.intake.graphs import GraphRequest, read_graph_request
 from app.intake.lease import Lease
-from app.intake.options import Options, parse_options
 from app.intake.requests import (
     Arrived,
     Begun,
@@ -37,12 +33,19 @@ from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._errors import InvalidParams, Overloaded, RateLimited
+from engine.options import Options, parse_options
+from engine.planning import Prepared, tensor_bytes
+from engine.prepare import check, describe
 from schemas.broken_rules import BrokenRule, invalid_params
-from schemas.ops import resolve
+from schemas.ops import ResolvedOp, resolve
 from schemas.tables import CalledOperation, verified
 from schemas.tensors import TensorMeta
 
 __all__ = ["Compute", "Immediate", "RequestReceiver", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+
+
+_BY_IMAGE = ("src", "diff_dst")
+"""Inputs whose outermost axis is the batch, in every layout."""
 
 
 class Task(ABC):
@@ -66,7 +69,7 @@ class Task(ABC):
     async def prepare(self, request: RequestObject, *, complete: bool) -> Any:
         """Check a request, and plan it.
 
-        Returns what `open` needs, or None while too little has arrived. Raises what `Service.check` and `Service.plan`
+        Returns what `open` needs, or None while too little has arrived. Raises what `Service.prepare`
         raise.
         """
 
@@ -103,7 +106,7 @@ class Compute(_OperationTask):
         if any(isinstance(meta, TensorMeta) and is_shape(key) for key, meta in request.metas.items()):
             self._check_without_shape(request)
             return None
-        prepared = await self.service.plan(*self.service.check(request))
+        prepared = await self.service.prepare(request)
         self._check(prepared.options)
         return prepared
 
@@ -113,7 +116,8 @@ class Compute(_OperationTask):
         shape = self.called.operation.shape_input
         attributes = {key: value for key, value in request.attributes.items() if spellings.get(key) != shape}
         try:
-            self.service.check(replace(request, attributes=attributes))
+            options = parse_options(request.options)
+            check(name, attributes, request.metas, options, self.service.settings)
         except InvalidParams as error:
             errors = [
                 found
@@ -170,17 +174,9 @@ class Validate(_OperationTask, Immediate):
 
     async def answer(self, request: RequestObject) -> Answered:
         """Return the resolved attributes, outputs, plan and cost of the call."""
-        checked = self.service.check(request)
         with self.service.admission.call(current_context()):
-            prepared = await self.service.plan(*checked)
-        op = prepared.op
-        plan = describe_plans(op, prepared.computations)
-        if len(op.outputs) == 1:  # several can't be verified at once
-            plan["winograd"] = describe_winograd(op)
-            plan["verify"] = verification_cost(op, self.service.settings)
-        outputs = {op.wire_name(spec.name): spec.as_json() for spec in op.outputs}
-        reply = {"op": op.called_as, "outputs": outputs, "resolved": prepared.resolved, "plan": plan}
-        return Answered(Result(reply | op.reply_warnings))
+            prepared = await self.service.prepare(request)
+        return Answered(Result(describe(prepared, self.service.settings)))
 
 
 class _Graph(Task):
@@ -300,7 +296,7 @@ class RequestReceiver:
         prepared = self._known.prepared or self._known.likely
         if not self._overlaps or prepared is None:
             return
-        images, first = complete_images(prepared.op, arrived.received), prepared.plan.units[0].images
+        images, first = _complete_images(prepared.op, arrived.received), prepared.plan.units[0].images
         if self._call is not None:
             self._call.advance(images)
         elif first is not None and first <= images < prepared.op.n:
@@ -315,3 +311,13 @@ class RequestReceiver:
 
 def _is_missing_input(found: BrokenRule) -> bool:
     return bool(found["type"] == "missing" and found["loc"][:1] == ["inputs"])
+
+
+def _complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
+    """Count the leading images that are complete in all inputs, given the bytes of each that were `received`."""
+    images = op.n
+    for spec in op.inputs:
+        there, whole = received.get(spec.name, 0), tensor_bytes(spec)
+        if there < whole:
+            images = min(images, there * op.n // whole) if spec.name in _BY_IMAGE else 0
+    return images

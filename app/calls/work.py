@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.calls.outputs import CallOutput, HeldTensor
-from app.intake.options import Encoding
+from engine.options import Encoding
 
 __all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "Streams", "TileReady", "Work", "finish"]
 

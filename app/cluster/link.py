@@ -124,7 +124,7 @@ def _start(descriptor: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]
     service = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([service, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     return subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-        [sys.executable, "-P", "-m", "app.cluster.bridge", str(descriptor), *arguments],
+        [sys.executable, "-P", "-m", f"{__package__}.bridge", str(descriptor), *arguments],
         pass_fds=[descriptor],
         env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
         stdin=subprocess.DEVNULL,

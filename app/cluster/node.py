@@ -40,12 +40,13 @@ def check(expected: str) -> tuple[str, str | None]:
     Returns the `identity`, and why the kernels do not work on this processor, if so. Raises `RuntimeError` where they
     can't be compiled.
     """
+    from kernels import prepare
     from kernels.prepare import read_verdict
 
     if identity() != expected:
         return identity(), None
     if target().compiles and read_verdict() is None:
-        command = [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", "1"]
+        command = [sys.executable, "-P", "-m", prepare.__name__, "--jobs", "1"]
         path = os.pathsep.join(path for path in sys.path if path)
         ended = subprocess.run(  # noqa: S603 - our own module in our own interpreter
             command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False

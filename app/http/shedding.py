@@ -15,9 +15,9 @@ from typing import Any
 
 from app.calls.service import Service
 from app.http.overload import HEAD_BYTES, RejectedConnection, RequestStart, rejection
-from app.pool.container import give_back
 from app.telemetry.context import ANYONE, address_of
 from convgrad._errors import Overloaded
+from engine.container import give_back
 
 __all__ = ["LoadShedder"]
 

@@ -79,14 +79,11 @@ class Lease:
         self._shared = segment, start + len(data)
         return segment, start
 
-    def adopt(self, segment: Segment) -> Segment:
-        """Own a segment that is not from the pool; return it."""
-        self._held[id(segment)] = segment
-        return segment
-
     def share(self, segment: Segment) -> Segment:
         """Own another lease of a segment's memory; return it."""
-        return self.adopt(segment.share())
+        shared = segment.share()
+        self._held[id(shared)] = shared
+        return shared
 
     def received(self) -> None:
         """Release the upload slot: the body has arrived, and nothing that is allocated from now on waits for one."""

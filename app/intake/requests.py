@@ -12,17 +12,18 @@ from functools import cached_property
 from typing import Any, Self
 
 from app.intake.lease import Lease
-from app.intake.options import Options, parse_options
 from app.intake.sinks import RawSink
 from app.intake.strict_json import Partial
 from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
 from app.pool.buffers import Segment
+from engine.options import Options, parse_options
 from schemas.attributes import read_attributes
-from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, safe_key
+from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
 from schemas.call import read_outputs
 from schemas.dumps import call_of_dump, is_dump
 from schemas.rows import InputRows
-from schemas.tables import CalledOperation, near_miss
+from schemas.spelling import check_members
+from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
     "RequestObject",
     "check_begun",
     "check_begun_inputs",
-    "check_members",
     "read_request_object",
 ]
 
@@ -185,12 +185,3 @@ def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
         own = call_of_dump(called, attributes)
         attributes, inputs = own["attributes"], own["inputs"]
     return RequestObject(called.called_as, called.operation, attributes, inputs, members.get("options"))
-
-
-def check_members(request: Mapping[str, Any], members: tuple[str, ...], rule: str, broken: list[BrokenRule]) -> None:
-    """Append the rule that each unknown member of a request breaks."""
-    for name in request:
-        if name not in members:
-            hint = near_miss(name, members, broken)
-            message = f"{rule}; did you mean {hint}?" if hint else rule
-            broken.append(broken_rule([safe_key(name)], message, "unknown_member"))

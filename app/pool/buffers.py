@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from convgrad._errors import Overloaded, RateLimited, TooLarge
 
-__all__ = ["LentBlock", "Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
+__all__ = ["Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,39 +108,12 @@ class _Block:
         os.close(self.fd)
 
 
-class LentBlock:
-    """Memory that belongs to a client: an anonymous file of `size` bytes that is sealed against shrinking.
-
-    It does not count as memory of the pool. It owns `fd`, and ends when the last reference to it and to its segments is
-    gone. Raises `OSError` when it can't be mapped; the descriptor is then closed.
-    """
-
-    def __init__(self, pool: SegmentPool, fd: int, size: int) -> None:
-        self.id = next(pool.numbers)
-        self.fd = fd
-        self.size = size
-        weakref.finalize(self, _retire_lent, pool, fd, self.id)
-        self.memory = mmap.mmap(fd, size)
-
-    def segment(self, nbytes: int) -> Segment:
-        """Return the first `nbytes` as a segment."""
-        lease = np.frombuffer(self.memory, np.uint8)[:nbytes]
-        weakref.finalize(lease, id, self)  # a reference to this block for as long as the lease exists
-        return Segment(self, nbytes, lease)
-
-
-def _retire_lent(pool: SegmentPool, fd: int, number: int) -> None:
-    os.close(fd)
-    if pool.on_retire is not None:
-        pool.on_retire(number)
-
-
 class Segment:
     """A lease of `size` bytes of shared memory; workers map it by `id`, `fd` and `block_size`."""
 
     __slots__ = ("_lease", "block_size", "fd", "id", "size")
 
-    def __init__(self, block: _Block | LentBlock, size: int, lease: _Bytes) -> None:
+    def __init__(self, block: _Block, size: int, lease: _Bytes) -> None:
         self.id = block.id
         self.fd = block.fd
         self.block_size = block.size
@@ -202,8 +175,7 @@ class SegmentPool:
         self._returned: deque[int] = deque()
         self._held = Counter[str]()  # bytes by owner
         self._stats = SegmentStats()  # without what `stats` counts itself
-        self.numbers = itertools.count(1)
-        """Numbers of blocks."""
+        self._numbers = itertools.count(1)
         self._closed = False
 
     def acquire(self, nbytes: int, owner: str = "") -> Segment:
@@ -338,7 +310,7 @@ class SegmentPool:
             self._held[owner] += size
         self._destroy(victims)
         try:
-            block = _Block(next(self.numbers), size)
+            block = _Block(next(self._numbers), size)
         except OSError as error:
             self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
             with self._lock:

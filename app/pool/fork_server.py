@@ -14,19 +14,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.pool.causes import explain, how_it_ended, is_final
-from app.pool.container import cpu_count, name_process, prefer_for_oom_kill
+from app.pool.causes import explain, is_final
 from app.pool.control import ControlPage
 from app.pool.messages import (
     Exited,
@@ -40,6 +36,7 @@ from app.pool.messages import (
     receive_some,
     send,
 )
+from engine.container import name_process
 
 if TYPE_CHECKING:
     from kernels.prepare import Verdict
@@ -104,41 +101,14 @@ def _speed() -> float:
 
 
 def _compile(sock: socket.socket) -> Verdict:
-    """Compile and check all kernels, reporting progress to the server.
+    """Compile and check all kernels, reporting progress to the server."""
+    from engine.compiling import compile_kernels
 
-    In a separate process: the compiler leaves some hundred megabytes behind, which every worker would inherit, and
-    faulty code may crash.
-    """
-    from kernels.emit.cache import cache_folder
-    from kernels.prepare import Verdict
-
-    folder = Path(cache_folder()).parent
-    process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-        [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", str(cpu_count())],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    prefer_for_oom_kill(process.pid)  # rather than the server, which can then report it
-    assert process.stdout is not None
-    verdict: Verdict | None = None
-    missing: OSError | None = None
-    for line in process.stdout:
-        kind, _, text = line.partition(" ")
-        if kind == "verdict":
-            verdict = Verdict(**json.loads(text))
-        elif kind == "failed":
-            number, _, reason = text.partition(" ")
-            missing = OSError(int(number), reason.strip())
-        # loading everything afterwards takes a tenth of the time
-        elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
-            process.kill()
+    def report(done: int, total: int) -> None:
+        if not send(sock, Warming(9 * done, 10 * total)):  # loading everything afterwards takes a tenth of the time
             sys.exit(0)
-    status = process.wait()
-    if verdict is None:
-        raise missing or OSError(0, f"python -m kernels.prepare {how_it_ended(status)}")
-    return verdict
+
+    return compile_kernels(report)
 
 
 def _load(sock: socket.socket) -> int:

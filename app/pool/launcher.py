@@ -206,7 +206,7 @@ def _start_fork_server(descriptor: int) -> _Started:
     os.close(os.pidfd_open(os.getpid()))  # fail early where the system has no pidfds
     # -P: never import from the working folder. A session of its own: Ctrl-C is for the server.
     process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-        [sys.executable, "-P", "-m", "app.pool.fork_server", str(descriptor)],
+        [sys.executable, "-P", "-m", f"{app.__name__}.pool.fork_server", str(descriptor)],
         env=fork_server_environment(os.environ),
         stdin=subprocess.DEVNULL,
         pass_fds=[descriptor],

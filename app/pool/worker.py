@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 import verify.fast  # noqa: F401 -- loaded before workers are forked
-from app.pool.container import name_process, prefer_for_oom_kill
 from app.pool.control import ControlPage
 from app.pool.messages import Done, Forget, Hello, MessageDecoder, Probe, Run, receive, send
+from engine.container import name_process, prefer_for_oom_kill
 from kernels import Plan, Unit, run_unit, storage_dtype
 
 __all__ = ["work"]

@@ -10,11 +10,11 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import TileReady, Work, finish
-from app.intake.options import Options
 from app.replies.body import SMALL, send_bytes, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
 from convgrad._npy import write_header
+from engine.options import Options
 
 __all__ = ["MEDIA_TYPE", "ReadyRows", "check_outputs", "send_npy"]
 

@@ -12,13 +12,13 @@ from starlette.types import Send
 
 from app.calls.outputs import CallOutput, HeldTensor
 from app.calls.work import Result, Work, finish
-from app.intake.options import Encoding
 from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
 from app.telemetry.context import current_context
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
+from engine.options import Encoding
 
 __all__ = ["JsonResult", "base64_pieces", "encoded", "send_result"]
 

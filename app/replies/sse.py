@@ -15,7 +15,6 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import Progress, TileReady, Work
-from app.intake.options import Encoding
 from app.replies.body import json_bytes
 from app.replies.errors import rpc_error
 from app.replies.numbers import list_pieces
@@ -24,6 +23,7 @@ from app.replies.stream import Stream
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
+from engine.options import Encoding
 
 __all__ = ["MEDIA_TYPE", "EventStream", "send_events", "stream_work"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from app.calls.planning import problem_of
 from convgrad._check.frameworks import FRAMEWORKS, Array
 from convgrad._dtypes import dtype_of_array
+from engine.planning import problem_of
 from kernels import compute
 from schemas.ops import TensorMeta, resolve
 

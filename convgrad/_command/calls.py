@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from convgrad._base import OnProgress
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
 from convgrad._command.exits import FAILED, say
@@ -24,6 +23,7 @@ from convgrad._events import Array, Result
 from convgrad._launch import install_hint
 from convgrad._progress import ProgressBar
 from convgrad._report import Report, junit
+from convgrad._stream import OnProgress
 from convgrad._tensors import NpyFile, part
 
 __all__ = ["bench", "run", "validate", "verify"]

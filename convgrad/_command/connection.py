@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from convgrad._base import DEFAULT_TIMEOUT
 from convgrad._client import Client
 from convgrad._events import Health
 from convgrad._local import local
 from convgrad._progress import ProgressBar
+from convgrad._retry import DEFAULT_TIMEOUT
 
 __all__ = ["connected", "draws", "opened", "wait"]
 
@@ -28,8 +28,12 @@ def connected(options: argparse.Namespace) -> Iterator[Client]:
 def opened(options: argparse.Namespace) -> Client:
     """Return the client that the flags describe, without waiting for the service unless it is local."""
     timeout = DEFAULT_TIMEOUT if options.timeout is None else options.timeout
-    if getattr(options, "local", False):
-        return local(timeout=timeout, progress=False if options.quiet else None).open()
+    here = getattr(options, "local", False)
+    if here or (here is None and not (options.url or options.uds)):
+        try:
+            return local(progress=False if options.quiet else None).open()
+        except ImportError as error:  # an extra is missing
+            raise ValueError(f"{error}; or give the address of a service with --url") from error
     if options.key and not options.cert:
         raise ValueError("--key needs --cert, the certificate that it belongs to")
     return Client(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from convgrad import __version__
-from convgrad._base import DEFAULT_URL
 from convgrad._command.exits import EXITS
 from convgrad._command.keys import add_key_flags
 from convgrad._command.parser import Parser
 from convgrad._command.spec import SHAPES, TENSORS, attribute, integers, named, names
+from convgrad._retry import DEFAULT_URL
 
 __all__ = ["COMMANDS", "SHELLS", "Command", "parser"]
 
@@ -81,10 +81,10 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
     _add_reproducible(command)
 
 
-def _add_local(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--local", action="store_true", help="use a service of your own on this machine, started if it does not run"
-    )
+def _add_local(command: argparse.ArgumentParser, *, default: bool = False) -> None:
+    """Add `--local`, which is the `default` unless an address is given, in a flag or in the environment."""
+    text = "compute in this process" + (", as without an address" if default else "")
+    command.add_argument("--local", action="store_true", default=None if default else False, help=text)
 
 
 def _add_outputs(command: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     )
     _add_graph(command)
     add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
-    _add_local(command)
+    _add_local(command, default=True)
     add("--explain", action="store_true", help="test every hypothesis about the errors, even if the result passes")
     add(
         "--fast",
@@ -174,7 +174,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
     add("--sealed", metavar="URL", help="a check whose cases the service at URL draws, judges and signs (50 cases)")
     add("--verify-signature", metavar="FILE", help="ask the service whether it signed the report of a sealed check")
     add("--kernel-api-key", metavar="KEY", help="key of the server that is checked")
-    _add_local(command)
+    _add_local(command, default=True)
     add("-q", "--quiet", action="store_true", help="print errors only")
 
 
@@ -232,7 +232,7 @@ def _add_call(command: argparse.ArgumentParser) -> None:
 
 def _add_connection(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("service").add_argument
-    add("--url", default=_variable("URL") or DEFAULT_URL, help="address ($CONVGRAD_URL)")
+    add("--url", default=_variable("URL"), help=f"address ($CONVGRAD_URL; default: {DEFAULT_URL})")
     add("--uds", default=_variable("UDS"), metavar="PATH", help="Unix socket ($CONVGRAD_UDS)")
     add("--api-key", default=_variable("API_KEY"), metavar="KEY", help="key ($CONVGRAD_API_KEY)")
     add(

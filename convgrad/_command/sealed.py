@@ -66,7 +66,7 @@ def _isolation(process: KernelProcess) -> str:
 def _verify(options: argparse.Namespace) -> int:
     """Ask the service whether it signed a document, and print the document's result."""
     document = json.loads(Path(options.verify_signature).read_bytes(), object_pairs_hook=_unique)
-    options.url = options.sealed or options.url
+    options.url, options.local = options.sealed or options.url, False
     with connected(options) as client:
         found = client.verify_signature(document)
     if found["valid"]:

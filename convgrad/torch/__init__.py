@@ -1,4 +1,4 @@
-"""PyTorch layers whose outputs and gradients the service computes: needs the extra `[torch]`.
+"""PyTorch layers whose outputs and gradients convgrad computes: needs the extra `[torch]`.
 
 `replace(model)` swaps them in for the model's own; `Conv2d` and the others are made like those of `torch.nn`, and
 `conv` and its companions are the functions below them. Everything is differentiable, any number of times.

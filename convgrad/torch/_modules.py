@@ -1,4 +1,4 @@
-"""The layers of `torch.nn`, computed by the service."""
+"""The layers of `torch.nn`, computed by convgrad."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ _LAYERS: dict[type[nn.Module], type[_Layer]] = {
 
 
 def replace(model: M, backend: Backend | None = None) -> M:
-    """Replace every convolution of a model, at any depth, by one that the service computes; return the model.
+    """Replace every convolution of a model, at any depth, by one that convgrad computes; return the model.
 
     Parameters, names, hooks and the model's `state_dict` stay as they are. A model that is a convolution itself is
     returned as another module. Subclasses of the layers of `torch.nn`, as `torch.nn.utils.parametrize` and lazy layers

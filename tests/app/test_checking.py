@@ -14,8 +14,8 @@ import trustme
 
 from app.checking import BrokenSettings, read_settings, warnings
 from app.flags import parse_flags
-from app.pool.container import memory_bytes
 from convgrad._command.exits import UsageError
+from engine.container import memory_bytes
 from kernels.target import NAME
 
 pytestmark = pytest.mark.heavy

@@ -12,8 +12,8 @@ from pydantic import ByteSize, ValidationError
 
 from app.checking import read_settings
 from app.flags import parse_flags
-from app.pool.container import cpu_count, memory_bytes
 from app.settings import Settings, unknown_variables
+from engine.container import cpu_count, memory_bytes
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +162,6 @@ def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
 
 def test_an_address_space_limit_limits_the_memory() -> None:
     """The limit set by `ulimit -v` applies."""
-    script = "from app.pool.container import memory_bytes; print(memory_bytes())"
+    script = "from engine.container import memory_bytes; print(memory_bytes())"
     command = ["prlimit", f"--as={1 << 30}", sys.executable, "-c", script]
     assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == 1 << 30

@@ -1,4 +1,4 @@
-"""The client and the command against the real service."""
+"""The client against the real service and in this process, and the command."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ LAYER = Case(
 )
 
 
-@pytest.fixture(scope="module")
-def live(service: LiveService) -> Iterator[Client]:
-    """A client for the real service."""
-    with Client(service.url) as client:
+@pytest.fixture(scope="module", params=["service", "process"])
+def live(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client of the real service, and one that computes in this process: they are exchangeable."""
+    where = convgrad.local() if request.param == "process" else Client(request.getfixturevalue("service").url)
+    with where as client:
         yield client
 
 
@@ -181,7 +182,7 @@ def test_every_broken_rule_is_reported(live: Client) -> None:
     places = [error["loc"] for error in caught.value.errors]
     assert ["attributes", "strides", 1] in places
     assert ["attributes", "dilation"] in places
-    assert caught.value.data["request_id"]
+    assert isinstance(live, convgrad.LocalClient) or caught.value.data["request_id"]
     same_bits(live.run(LAYER.op, inputs, LAYER.attributes()), LAYER, inputs)
 
 

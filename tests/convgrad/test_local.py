@@ -1,348 +1,315 @@
-"""`convgrad.local()` with real processes: shared, killed, crashed, and cleaned up."""
+"""`convgrad.local()`: the calls of a client, computed in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import re
-import select
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from operator import attrgetter
-from pathlib import Path
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import convgrad
-from convgrad._cli import main
-from kernels.target import NAME, REFERENCE
-from tests.app.samples import SMALL, same_bits
+from convgrad import Client
+from tests.app import graph
+from tests.app.samples import SLOW, SMALL, same_bits
+from tests.live import LiveService
+from tests.problems import random_case
 
-pytestmark = pytest.mark.heavy
-
-ROOT = Path(__file__).parents[2]
-SHM = Path("/dev/shm")
 INPUTS = SMALL.inputs()
-# Larger than what is sent over the socket.
-LARGE = np.arange(2 * 3 * 256 * 256, dtype=np.float32).reshape(2, 3, 256, 256) % 7
-SUMS = {"data_format": "NCX"}
-
-USER = """
-import sys, convgrad
-with convgrad.local(workers=1) as client:
-    print(client.service_pid, flush=True)
-    sys.stdin.readline()
-"""
+ATTRIBUTES = SMALL.attributes()
+SEVERAL = ["diff_weights", "diff_src", "diff_bias"]
 
 
-@pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder of the test's own; no kernels are compiled."""
-    folder = Path(tempfile.mkdtemp(prefix="cg"))  # with a short name, because it will hold sockets
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv(NAME, REFERENCE.name)
-    yield folder
-    shutil.rmtree(folder)
+@pytest.fixture(scope="module")
+def local() -> convgrad.LocalClient:
+    """A client that computes here."""
+    return convgrad.local(threads=2).open()
 
 
-@contextmanager
-def user() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run a process that uses the local service until it is told to end; yields it and the service's process id."""
-    command = [sys.executable, "-c", USER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
+def several() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return a call with all three gradients."""
+    case = replace(SMALL, n=3)
+    return case.op, case.floats() | {"weights": np.ones(case.weights_shape, np.float32)}, case.attributes()
+
+
+def raised(call: Callable[[], object]) -> tuple[type, str, dict[str, Any]]:
+    """Return class, message and data of the error of a call."""
+    with pytest.raises(convgrad.ConvgradError) as caught:
+        call()
+    data = {name: value for name, value in caught.value.data.items() if name not in ("instance", "request_id")}
+    return type(caught.value), caught.value.message, data
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_number_of_threads_gives_the_same_bits(seed: int) -> None:
+    """Sums of random numbers have the bits of one thread on 1, 2, 3 and 7, of all outputs and algorithms."""
+    case = replace(random_case(np.random.default_rng(seed), 400_000), seed=seed)
+    inputs, attributes = case.floats(), case.attributes()
+    for algorithm in ("direct", "auto"):
+        first, *others = (
+            convgrad.local(threads=threads).run(case.op, inputs, attributes, algorithm=algorithm)
+            for threads in (1, 2, 3, 7)
+        )
+        assert all(same_bits(first, other) for other in others), case
+
+
+def test_the_service_gives_the_same_bits(local: convgrad.LocalClient, service: LiveService) -> None:
+    """Outputs of one call, the reference's and those of a graph have the service's bits and names."""
+    op, inputs, attributes = several()
+    with Client(service.url) as remote:
+        for options in ({}, {"reference": True}, {"algorithm": "auto"}):
+            mine = local.run_outputs(op, inputs, attributes, outputs=SEVERAL, **options)
+            theirs = remote.run_outputs(op, inputs, attributes, outputs=SEVERAL, **options)
+            assert list(mine) == list(theirs) == SEVERAL
+            assert all(same_bits(mine[name], theirs[name]) for name in SEVERAL)
+        given = graph.tensors(5)
+        mine_of_graph, theirs_of_graph = (each.run_graph(graph.EXAMPLE, given, [2, 4, 6]) for each in (local, remote))
+        assert list(mine_of_graph) == list(theirs_of_graph)
+        assert all(same_bits(mine_of_graph[number], theirs_of_graph[number]) for number in mine_of_graph)
+
+
+def test_replies_are_those_of_a_service(local: convgrad.LocalClient, service: LiveService) -> None:
+    """Details, validations, descriptions and lists are the same, but for times and the cut into units."""
+    op, inputs, attributes = several()
+    with Client(service.url) as remote:
+        mine, theirs = (each.run_detailed(op, inputs, attributes, outputs=SEVERAL) for each in (local, remote))
+        assert (mine.op, mine.resolved, mine.warnings) == (theirs.op, theirs.resolved, theirs.warnings)
+        assert mine.stats.keys() == theirs.stats.keys()
+        assert (mine.stats["kernel"], mine.stats["gmac"]) == (theirs.stats["kernel"], theirs.stats["gmac"])
+        assert local.operations() == remote.operations()
+        assert local.describe(op) == remote.describe(op)
+        told, known = (each.validate(op, inputs, attributes) for each in (local, remote))
+        assert told["resolved"] == known["resolved"]
+        assert told["outputs"] == known["outputs"]
+        assert local.validate_graph(graph.EXAMPLE) == remote.validate_graph(graph.EXAMPLE)
+    assert local.health().ready
+
+
+def test_errors_have_the_words_of_a_service(local: convgrad.LocalClient, service: LiveService) -> None:
+    """What is refused is refused with the same class, message and broken rules."""
+    op, inputs, attributes = SMALL.op, INPUTS, ATTRIBUTES
+    integers = {name: np.ones(value.shape, np.int32) for name, value in inputs.items() if hasattr(value, "shape")}
+
+    def calls(client: Client) -> list[Callable[[], object]]:
+        return [
+            lambda: client.run(op, inputs, attributes | {"strides": [0, 2], "groups": 7}),
+            lambda: client.run(op, inputs, {}),
+            lambda: client.run(op, {"src": inputs["src"]}, attributes),
+            lambda: client.run(op, inputs | {"sre": inputs["src"]}, attributes),
+            lambda: client.run("Convolutoin", inputs, attributes),
+            lambda: client.run(op, integers, attributes),
+            lambda: client.run(op, inputs, attributes | {"strides": [True, 2]}),
+            lambda: client.run(op, inputs, attributes | {"strides": [2.0, 2]}),
+            lambda: client.run(op, inputs, attributes | {"strides": {2, 1}}),
+            lambda: client.run(op, inputs, attributes, algorithm="winograd"),
+            lambda: client.run(op, inputs, attributes, algorithm="fast"),  # type: ignore[arg-type]
+            lambda: client.validate(op, inputs, attributes | {"pads_begin": [-1, 0]}),
+            lambda: client.verify(op, inputs, np.zeros((1, 2), np.float32), attributes),
+            lambda: client.run_graph({"graph": [{"id": 0, "kind": "ReLU"}]}, {}),
+            lambda: client.run_graph(graph.EXAMPLE, {}),
+        ]
+
+    with Client(service.url) as remote:
+        for mine, theirs in zip(calls(local), calls(remote), strict=True):
+            assert raised(mine) == raised(theirs)
+
+
+def test_verdicts(local: convgrad.LocalClient) -> None:
+    """A right result passes and a wrong one fails, with the reference and with projections; progress is reported."""
+    case, events = replace(SMALL, n=40), list[convgrad.Progress]()
+    inputs, attributes = case.floats(), case.attributes()
+    right = local.run(case.op, inputs, attributes)
+    wrong = right.copy()
+    wrong[0, 0, 0, 0] *= 1.5
+    for fast in (False, True):
+        assert local.verify(case.op, inputs, right, attributes, fast=fast).passed
+        report = local.verify(case.op, inputs, wrong, attributes, fast=fast, on_progress=events.append)
+        assert not report.passed
+    assert events[-1].share == 1
+    given = graph.tensors()
+    results = local.run_graph(graph.EXAMPLE, given, [2, 6])
+    assert all(report.passed for report in local.verify_graph(graph.EXAMPLE, given, results).values())
+
+
+def test_a_stream_has_the_tiles_of_each_output_in_turn(local: convgrad.LocalClient) -> None:
+    """Progress grows to the whole, tiles cover each output before those of the next, and the result is theirs."""
+    op, inputs, attributes = several()
+    with local.stream(op, inputs, attributes, outputs=SEVERAL) as stream:
+        events = list(stream)
+        result = stream.details()
+    tiles = [event for event in events if isinstance(event, convgrad.Tile)]
+    progress = [event.done for event in events if isinstance(event, convgrad.Progress)]
+    assert progress == sorted(progress)
+    assert progress[-1] == events[0].total  # type: ignore[union-attr]
+    assert list(dict.fromkeys(tile.output for tile in tiles)) == SEVERAL
+    assert [tile.output for tile in tiles] == sorted((tile.output for tile in tiles), key=SEVERAL.index)
+    for name, array in result.outputs.items():
+        built = np.zeros_like(array)
+        for tile in tiles:
+            if tile.output == name:
+                box = tuple(slice(at, at + size) for at, size in zip(tile.offset, tile.shape, strict=True))
+                built[box] = tile.data
+        assert same_bits(built, array)
+        assert array.flags.writeable
+
+
+def test_tensors_are_read_in_place_and_results_own_their_memory(local: convgrad.LocalClient) -> None:
+    """A contiguous input is not copied or changed, and a result is no view of anything."""
+    inputs = {name: value.copy() if hasattr(value, "copy") else value for name, value in INPUTS.items()}
+    for array in inputs.values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    found = local.run(SMALL.op, inputs, ATTRIBUTES)
+    assert found.flags.owndata
+    assert found.flags.writeable
+    strided = {name: np.asfortranarray(value) for name, value in inputs.items() if isinstance(value, np.ndarray)}
+    swapped = {name: value.astype(value.dtype.newbyteorder(">")) for name, value in strided.items()}
+    for other in (strided, swapped):
+        assert same_bits(found, local.run(SMALL.op, inputs | other, ATTRIBUTES))
+
+
+def test_callers_in_several_threads(local: convgrad.LocalClient) -> None:
+    """Calls of several threads at once have the bits of calls one after the other."""
+    cases = [replace(random_case(np.random.default_rng(seed), 200_000), seed=seed) for seed in range(8)]
+    expected = [local.run(case.op, case.floats(), case.attributes()) for case in cases]
+
+    def all_of_them(_: int) -> bool:
+        found = (local.run(case.op, case.floats(), case.attributes()) for case in cases)
+        return all(same_bits(one, other) for one, other in zip(found, expected, strict=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(all_of_them, range(12)))
+
+
+def test_a_child_has_threads_of_its_own(local: convgrad.LocalClient) -> None:
+    """After a fork, while other threads compute, the child computes the same bits, and so does the parent."""
+    case = replace(SLOW, kernel=(5, 5), dst_spatial=(36, 36))
+    inputs, attributes = case.floats(), case.attributes()
+    expected = local.run(case.op, inputs, attributes)
+    busy = threading.Thread(target=local.run, args=(case.op, inputs, attributes))
+    busy.start()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
         try:
-            yield process, pid
+            status = 0 if same_bits(local.run(case.op, inputs, attributes), expected) else 2
         finally:
-            if process.poll() is None:
-                process.kill()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    busy.join()
+    assert same_bits(local.run(case.op, inputs, attributes), expected)
 
 
-@contextmanager
-def watched(pid: int) -> Iterator[int]:
-    """Open a descriptor that becomes readable when the process has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def ends(descriptor: int, seconds: float) -> bool:
-    """Wait for the end of a watched process."""
-    return bool(select.select([descriptor], [], [], seconds)[0])
-
-
-def computes(client: convgrad.LocalClient) -> bool:
-    """Compute a small call, and one in shared memory, and compare both with the oracle."""
-    small = client.run(SMALL.op, INPUTS, SMALL.attributes())
-    large = client.run("BiasAddBackward", {"diff_dst": LARGE}, SUMS)
-    return same_bits(small, SMALL.expected(INPUTS)) and same_bits(large, LARGE.sum(axis=(0, 2, 3)))
-
-
-def test_a_block_has_a_service(runtime: Path) -> None:
-    """The block computes; after it the service ends by itself, and nobody else could enter its folder."""
-    with convgrad.local(workers=1) as client, watched(client.service_pid) as service:
-        assert computes(client)
-        assert (runtime / "convgrad").stat().st_mode & 0o777 == 0o700
-        assert not ends(service, 0)
-        client.close()
-        assert ends(service, 10)
-
-
-def test_without_a_block_the_error_says_how_to_get_a_client() -> None:
-    """Who calls a method of the client right away is told about `with` and `open`; other names are plain errors."""
-    with pytest.raises(AttributeError, match="with convgrad"):
-        attrgetter("run")(convgrad.local())
-    with pytest.raises(AttributeError, match=r"no attribute rum$"):
-        attrgetter("rum")(convgrad.local())
-
-
-def test_large_results_are_in_shared_memory(runtime: Path) -> None:
-    """From the second time on, a result is written to memory of its own, which stays what it is while it is in use."""
-    bias = np.arange(3, dtype=np.float32)
-    with convgrad.local(workers=1) as client:
-        results = [client.run("BiasAdd", {"src": LARGE + n, "bias": bias}, SUMS) for n in range(4)]
-        with pytest.raises(convgrad.DeadlineExceeded):
-            client.run("BiasAdd", {"src": LARGE, "bias": bias}, SUMS, deadline=1e-9)
-        results.append(client.run("BiasAdd", {"src": LARGE + 4, "bias": bias}, SUMS))
-    assert [result.base is None for result in results] == [True, False, False, False, False]
-    assert all(result.flags.writeable for result in results)
-    for n, result in enumerate(results):
-        assert same_bits(result, LARGE + n + bias.reshape(1, 3, 1, 1))
-
-
-def test_several_large_results_are_in_shared_memory(runtime: Path) -> None:
-    """From the second time on, each large output of a call is in memory of its own, and the small ones in the reply."""
-    attributes: dict[str, Any] = {key: [1, 1] for key in ("strides", "dilations")}
-    attributes |= {"pads_begin": [0, 0], "pads_end": [0, 0], "data_format": "NCX", "weights_format": "OIX"}
-    call = "ConvolutionBackwardWeights"
-    names = ["diff_weights", "diff_src", "diff_bias"]
-    inputs = {"src": LARGE, "weights": np.ones((2, 3, 1, 1), np.float32), "diff_dst": LARGE[:, :2]}
-    shared = []
-    with convgrad.local(workers=1) as client:
-        right = client.run_detailed(call, inputs, attributes, outputs=names).outputs
-        for _ in range(3):
-            found = client.run_outputs(call, inputs, attributes, outputs=names)
-            assert list(found) == names
-            assert all(same_bits(found[name], right[name]) for name in names)
-            shared.append([found[name].base is not None for name in names])
-        assert list(client.run_outputs(call, inputs, attributes, outputs=names[:1])) == names[:1]
-    assert shared == [[False, False, False], [False, True, False], [False, True, False]]
-
-
-def test_winograd_needs_compiled_code(runtime: Path) -> None:
-    """Where no compiled code works, the algorithm is refused, and `auto` sums directly."""
-    shapes = {"src": {"dtype": "f32", "shape": [1, 16, 4, 4]}, "diff_dst": {"dtype": "f32", "shape": [1, 16, 4, 4]}}
-    attributes = {key: [1, 1] for key in ("strides", "dilations", "pads_begin", "pads_end")} | {
-        "weights_shape": [16, 16, 3, 3]
-    }
-    formats = {"data_format": "NCX", "weights_format": "OIX"}
-    with convgrad.local(workers=1) as client:
-        call = "ConvolutionBackwardWeights", shapes, attributes | formats
-        with pytest.raises(convgrad.InvalidParams, match="winograd needs compiled code; none works on this machine"):
-            client.validate(*call, algorithm="winograd")
-        assert client.validate(*call, algorithm="auto")["resolved"]["algorithm"] == "direct"
-
-
-def test_async(runtime: Path) -> None:
-    """`async with` gives an asynchronous client, which shares the service with a blocking one."""
-
-    async def run() -> None:
-        local = convgrad.local(workers=1)
-        async with local as client, local as other:
-            assert client.service_pid == other.service_pid
-            results = await asyncio.gather(*(client.run("BiasAddBackward", {"diff_dst": LARGE}, SUMS) for _ in "abc"))
-            assert all(same_bits(result, LARGE.sum(axis=(0, 2, 3))) for result in results)
-
-    with convgrad.local(workers=1) as client:
-        asyncio.run(run())
-        assert computes(client)
-
-
-def test_shared_between_processes(runtime: Path) -> None:
-    """A second process uses the running service; it ends when both have left, whichever started it."""
-    with user() as (first, pid), watched(pid) as service:
-        with convgrad.local(workers=1) as client:
-            assert client.service_pid == pid
-            first.communicate("\n")
-            assert computes(client)
-            assert not ends(service, 0)
-        assert ends(service, 10)
-
-
-def test_other_parameters_are_another_service(runtime: Path) -> None:
-    """Services with other settings, and those that are not shared, have processes of their own."""
-    with (
-        convgrad.local(workers=1) as one,
-        convgrad.local(workers=1, settings={"queue_length": 3}) as two,
-        convgrad.local(workers=1, share=False) as three,
+def test_a_deadline_ends_a_call(local: convgrad.LocalClient) -> None:
+    """A call is stopped at its deadline, computing, verifying and in a graph, and the next one is right."""
+    inputs, attributes = SLOW.floats(), SLOW.attributes()
+    for call in (
+        lambda: local.run(SLOW.op, inputs, attributes, reference=True, deadline=1e-4),
+        lambda: local.verify(SLOW.op, inputs, np.zeros(SLOW.weights_shape, np.float32), attributes, deadline=1e-4),
+        lambda: local.run_graph(graph.EXAMPLE, graph.tensors(), deadline=1e-9),
     ):
-        assert len({one.service_pid, two.service_pid, three.service_pid}) == 3
-        assert computes(three)
+        with pytest.raises(convgrad.DeadlineExceeded):
+            call()
+    assert same_bits(local.run(SMALL.op, INPUTS, ATTRIBUTES), SMALL.expected(INPUTS))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_user_takes_the_service_along(runtime: Path, number: signal.Signals) -> None:
-    """When its only user is killed, the service ends, its workers too, and nothing is left in /dev/shm."""
-    before = set(SHM.iterdir())
-    with user() as (process, pid), watched(pid) as service:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        assert children
-        with ExitStack() as stack:
-            below = [stack.enter_context(watched(child)) for child in children]
-            process.send_signal(number)
-            assert ends(service, 5)
-            assert all(ends(child, 5) for child in below)
-    assert set(SHM.iterdir()) <= before
-
-
-def test_a_child_of_a_killed_user_does_not_keep_the_service(runtime: Path) -> None:
-    """A forked child that still has the connection open does not count as a user."""
-    code = """
-import os, sys, convgrad
-with convgrad.local(workers=1) as client:
-    print(client.service_pid, flush=True)
-    if os.fork() == 0:
-        sys.stdin.readline()
-        os._exit(0)
-    os.kill(os.getpid(), 9)
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np, convgrad
+client = convgrad.local(threads=2).open()
+src = np.ones((64, 64, 96, 96), np.float32)
+given = dict(strides=[1, 1], dilations=[1, 1], auto_pad="same_upper", data_format="NCX", weights_format="OIX")
+small = np.ones((1, 1, 4, 4), np.float32)
+call = lambda x, channels, **options: client.convolution_backward_weights(
+    x, x, weights_shape=[channels, channels, 3, 3], **given, **options)
+expected = call(small, 1)
+begun = []
+def interrupt():
+    begun.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+timer = threading.Timer(0.3, interrupt)
+timer.start()
+try:
+    call(src, 64, reference=True)
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begun[0] < 5, (call(small, 1) == expected).all())
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
-        assert it.stdout is not None
-        with watched(int(it.stdout.readline())) as service:
-            assert ends(service, 5)
 
 
-def test_a_crashed_service_is_noticed_and_replaced(runtime: Path) -> None:
-    """After the service is killed, a call says so at once; the next block starts another, in spite of what is left."""
-    with convgrad.local(workers=1) as client:
-        with watched(client.service_pid) as service:
-            os.kill(client.service_pid, signal.SIGKILL)
-            assert ends(service, 10)
-        message = rf"the local service \(process {client.service_pid}\) has ended"
-        for inputs in ({"diff_dst": LARGE}, {"diff_dst": LARGE[:, :, :4, :4]}):
-            with pytest.raises(convgrad.TransportError, match=message):
-                client.run("BiasAddBackward", inputs, SUMS)
-        assert "ended" in repr(client)
-        (folder,) = (runtime / "convgrad").iterdir()
-        assert (folder / "users").is_socket()  # left behind
-        with convgrad.local(workers=1) as other:
-            assert other.service_pid != client.service_pid
-            assert computes(other)
+def test_an_interrupt_ends_a_call() -> None:
+    """Ctrl-C in a call of many seconds raises KeyboardInterrupt soon, and the next call is right."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert done.stdout == "interrupted True True\n", done.stderr
 
 
-def test_what_ended_services_left_is_removed(runtime: Path) -> None:
-    """Starting a service removes the folders of others that have ended, but not those of running ones."""
-    old = runtime / "convgrad" / "0123456789abcdef"
-    running = runtime / "convgrad" / "fedcba9876543210"
-    for folder in (old, running):
-        folder.mkdir(parents=True)
-        folder.parent.chmod(0o700)
-        (folder / "lock").touch()
-        with socket.socket(socket.AF_UNIX) as left:
-            left.bind(str(folder / "http"))
-    with (running / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with convgrad.local(workers=1):
-            assert not old.exists()
-            assert running.exists()
+def test_asyncio(local: convgrad.LocalClient) -> None:
+    """The async twin computes without blocking the loop, streams, and stops a call that is cancelled."""
+
+    async def main() -> None:
+        async with local as client:
+            found = await client.run(SMALL.op, INPUTS, ATTRIBUTES)
+            assert same_bits(found, SMALL.expected(INPUTS))
+            async with client.stream(SMALL.op, INPUTS, ATTRIBUTES) as stream:
+                kinds = [type(event) async for event in stream]
+                assert same_bits(await stream.result(), found)
+            assert {convgrad.Progress, convgrad.Tile} == {*kinds}
+            assert (await client.verify(SMALL.op, INPUTS, found, ATTRIBUTES)).passed
+            slow = asyncio.ensure_future(client.run(SLOW.op, SLOW.floats(), SLOW.attributes(), reference=True))
+            await asyncio.sleep(0)
+            slow.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await slow
+
+    asyncio.run(main())
 
 
-def test_a_service_that_can_not_start_says_why(runtime: Path) -> None:
-    """The error has the last line of the service's log."""
-    with pytest.raises(convgrad.ConnectFailed, match=r"has ended.*queue_length"):
-        convgrad.local(workers=1, settings={"queue_length": 0}).open()
+def test_leaving_a_stream_stops_the_call(local: convgrad.LocalClient) -> None:
+    """A stream that is left early ends its call, and none of its threads goes on."""
+    with local.stream(SLOW.op, SLOW.floats(), SLOW.attributes(), reference=True) as stream:
+        assert isinstance(next(iter(stream)), convgrad.Progress)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
-def test_a_folder_that_others_can_enter_is_not_used(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sockets are made only where nobody else can connect."""
-    (runtime / "convgrad").mkdir(mode=0o755)
-    monkeypatch.setattr(tempfile, "tempdir", str(runtime))
-    with convgrad.local(workers=1) as client:
-        assert f"{runtime}/convgrad-local-{os.getuid()}/" in repr(client)
-    (runtime / f"convgrad-local-{os.getuid()}").chmod(0o777)
-    with pytest.raises(OSError, match="only yours"):
-        convgrad.local(workers=1).open()
+def test_a_misspelt_argument_is_an_error() -> None:
+    """Unknown arguments are refused with the right name, and wrong values with the rule."""
+    with pytest.raises(TypeError, match="no argument thread; did you mean threads"):
+        convgrad.local(thread=2)
+    with pytest.raises(TypeError, match="no argument workers; did you mean threads"):
+        convgrad.local(workers=2)
+    with pytest.raises(TypeError, match="no argument settings: it has threads, target, progress"):
+        convgrad.local(settings={"memory_limits": "1GB"})
+    for threads in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="threads must be an integer"):
+            convgrad.local(threads=threads)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="comes too late"):
+        convgrad.local(target="nonsense").open()
 
 
-def test_without_the_service_it_says_what_to_install(runtime: Path, tmp_path: Path) -> None:
-    """Where only the client is installed, the error names the extra."""
-    shutil.copytree(Path(convgrad.__file__).parent, tmp_path / "convgrad")
-    code = (
-        "import sys; from pathlib import Path; sys.path = [p for p in sys.path if not Path(p, 'app').is_dir()];"
-        "import convgrad; convgrad.local().open()"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert "ConnectFailed: the service is not installed here: pip install '.[server]' in a clone" in done.stderr
+def test_memory_that_is_not_there(local: convgrad.LocalClient) -> None:
+    """A result that does not fit into the machine's memory is refused before anything is allocated."""
+    src = np.zeros((1, 1, 1, 1), np.float32)
+    pads = {"pads_begin": [1 << 20, 1 << 20], "pads_end": [1 << 20, 1 << 20]}
+    attributes = {"strides": [1, 1], "dilations": [1, 1], **pads}
+    with pytest.raises(convgrad.TooLarge) as caught:
+        local.run("Convolution", {"src": src, "weights": np.zeros((1, 1, 1, 1), np.float32)}, attributes)
+    assert caught.value.data["reason"] == "memory"
 
 
-def test_it_describes_itself(runtime: Path) -> None:
-    """Text and HTML say which service a client has."""
-    with convgrad.local(workers=1) as client:
-        for text in (repr(client), client._repr_html_()):
-            assert str(client.service_pid) in text
-            assert "running" in text
-            assert REFERENCE.name in text
+def test_sealed_checks_need_a_service(local: convgrad.LocalClient) -> None:
+    """A process can't seal cases from itself, and says so."""
+    with pytest.raises(convgrad.Unsupported, match="sealed checks need a service"):
+        local.begin_check()
 
 
-def test_progress_is_shown(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """While the service starts, a bar is drawn and then cleared."""
-    convgrad.local(workers=1, progress=True).open().close()
-    shown = capsys.readouterr().err
-    assert "local service: starting" in shown
-    assert shown.endswith("\r\x1b[K")
-
-
-def test_the_page(runtime: Path) -> None:
-    """The examples of docs/local.md run as printed."""
-    page = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
-    first, opened, closed, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    command = [sys.executable, "-c", f"{first}\n{opened}\nprint(client)\n{closed}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    shape, client = done.stdout.splitlines()
-    assert shape == "(32, 64, 3, 3)"
-    assert client.startswith("<convgrad.LocalClient: service process ")
-
-
-def test_the_command(runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--local` computes and verifies without a service that somebody has started."""
-    np.save(tmp_path / "diff_dst.npy", LARGE)
-    given = ["BiasAddBackward", "--input", f"diff_dst={tmp_path / 'diff_dst.npy'}", "--attr", "data_format=NCX"]
-    result = str(tmp_path / "diff_bias.npy")
-    assert main(["run", *given, "--local", "-o", result]) == 0
-    assert same_bits(np.load(result), LARGE.sum(axis=(0, 2, 3)))
-    assert main(["verify", *given, "--local", "--result", result]) == 0
-    assert "PASS" in capsys.readouterr().out.upper()
-
-
-def test_the_fixture(runtime: Path, tmp_path: Path) -> None:
-    """Tests elsewhere get a client from the fixture, and the service ends with the session."""
-    (tmp_path / "conftest.py").write_text("from convgrad.testing import convgrad_client\n", encoding="utf-8")
-    (tmp_path / "test_it.py").write_text(
-        "import numpy\n"
-        "def test_it(convgrad_client):\n"
-        "    ones = numpy.ones((1, 2, 3, 1), numpy.float32)\n"
-        "    found = convgrad_client.run('BiasAddBackward', {'diff_dst': ones}, {'data_format': 'NCX'})\n"
-        "    assert found.tolist() == [3, 3]\n",
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 passed" in done.stdout, done.stdout
-    (folder,) = (runtime / "convgrad").iterdir()
-    with (folder / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits until the service has ended
+def test_importing_is_light() -> None:
+    """`import convgrad` loads neither the kernels nor what computes, and making a client does not either."""
+    code = "import sys, convgrad; convgrad.local(); print({'numba', 'httpx', 'kernels', 'engine'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -59,6 +59,7 @@ WORST: dict[str, list[str]] = {
     "convgrad._npy._PRINTABLE_DESCR": ["<f" + "1" * SIZE],
     "convgrad._npy._TOKEN": [" " * SIZE, "'" + "a" * SIZE, "9" * SIZE],
     "app.calls.sealed.checks._ID": ["a" * SIZE],
+    "app.settings._ORIGIN": ["a" * SIZE, "a://" + " " * SIZE],
     "app.calls.sealed.checks._LABEL": ["a" * SIZE + "\n"],
     "convgrad._core._OP": ["a" * SIZE + "/"],
     "convgrad._sealed._ID": ["a" * SIZE],
@@ -66,6 +67,7 @@ WORST: dict[str, list[str]] = {
 }  # fmt: skip
 
 OURS = {
+    "app.api.web._COMMENT",
     "app.http.keys._DIGEST", "app.http.keys._LIMIT", "app.http.keys._NAME", "app.settings._HOST_NAME",
     "app.settings_table._LITERAL", "app.settings_table._WORD",
     "convgrad._command.spec._DESCRIBED", "convgrad._command.spec._INTEGERS", "convgrad._multipart._NAME",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.api.oip.request import InferRequest, InputTensor
-from app.calls.planning import Prepared
+from engine.planning import Prepared
 from kernels.cache import measure
 
 __all__ = ["CachedHead", "HeadCache"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from typing import cast
 
 from starlette.types import Send
@@ -16,7 +15,6 @@ from app.api.oip.regions import Registry
 from app.api.oip.reply import send_inference
 from app.api.oip.statistics import Statistics
 from app.calls.call import Call
-from app.calls.planning import Prepared, tensor_bytes
 from app.calls.service import Service
 from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish
@@ -30,6 +28,7 @@ from app.replies import frames
 from app.replies.accept import choose
 from app.replies.coding import choose_coding
 from convgrad._errors import PROBLEM_JSON, InvalidParams, InvalidRequest
+from engine.planning import Prepared, tensor_bytes
 from schemas.broken_rules import broken_rule
 from schemas.tables import CalledOperation
 
@@ -102,8 +101,9 @@ class _Inference(Compute):
                 has = f"shared_memory_byte_size of {output.name} is {output.place.byte_size}"
                 message = f"{has}, but {output.name} has {needed} bytes"
                 raise InvalidParams(message, errors=[broken_rule(["outputs", output.name], message, "size")])
-        deadline = self.service.deadline(None if request.timeout_us is None else request.timeout_us / 1000)
-        return super().open(replace(prepared, deadline=deadline), tensors, lease)
+        call = super().open(prepared, tensors, lease)
+        call.deadline = self.service.deadline(None if request.timeout_us is None else request.timeout_us / 1000)
+        return call
 
     async def encode(self, work: Work, send: Send) -> None:
         """Run the call and reply."""

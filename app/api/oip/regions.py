@@ -4,9 +4,6 @@ A client may truncate its memory at any time, which would kill a process that ha
 `pwritev` only return less. So bytes are copied between the region and the service's own segments, outside the event
 loop and without the GIL. Workers never see a client's memory, which may change during the call: a unit that runs twice
 has to read the same data.
-
-The exception is memory that a user of `convgrad.local()` lends: it can't shrink, and the client that lends it does not
-write to it during a call. Workers read it in place.
 """
 
 from __future__ import annotations
@@ -16,19 +13,18 @@ import re
 import stat
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.api.oip.request import MemoryRange
 from app.intake.lease import Lease
 from app.intake.tensors import Elements
-from app.pool.buffers import LentBlock, Segment
+from app.pool.buffers import Segment
 from app.threads import in_thread_if
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
 from schemas.broken_rules import safe_key
 
-__all__ = ["LentRegion", "Region", "Regions", "Registry"]
+__all__ = ["Region", "Regions", "Registry"]
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
@@ -91,15 +87,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class _RegionElements:
-    """The elements of a tensor in a region, which are copied from there, or used in place if it is lent."""
+    """The elements of a tensor in a region, which are copied from there."""
 
     region: Region
     place: MemoryRange
     lease: Lease
 
     async def collect(self) -> Segment:
-        if isinstance(self.region, LentRegion) and self.place.offset == 0:
-            return self.lease.adopt(self.region.segment(self.place.byte_size))
         segment = await self.lease.acquire_async(self.place.byte_size)
         await self.region.read(self.place.offset, segment.view[: self.place.byte_size])
         return segment
@@ -110,25 +104,12 @@ class _RegionElements:
         return bytes(content)
 
 
-class LentRegion(Region):
-    """Memory that the client of a local service lends for as long as it is connected; used in place."""
-
-    def __init__(self, name: str, block: LentBlock) -> None:
-        super().__init__(name, name, 0, block.size, os.dup(block.fd))
-        self._block = block
-
-    def segment(self, nbytes: int) -> Segment:
-        """Return the first `nbytes` of the region as a segment."""
-        return self._block.segment(nbytes)
-
-
 class Registry:
-    """The regions of every owner: a key can't see or use those of another. Regions that are lent have no owner."""
+    """The regions of every owner: a key can't see or use those of another."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
-        self.lent: dict[str, LentRegion] = {}
-        self._owners = defaultdict[str, Regions](lambda: Regions(enabled=self.enabled, lent=self.lent))
+        self._owners = defaultdict[str, Regions](lambda: Regions(enabled=self.enabled))
 
     def of(self, owner: str) -> Regions:
         """Return the regions of a key."""
@@ -142,9 +123,8 @@ class Regions:
     the extension is disabled.
     """
 
-    def __init__(self, *, enabled: bool, lent: Mapping[str, LentRegion]) -> None:
+    def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._lent = lent
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
@@ -195,10 +175,8 @@ class Regions:
 
     def find(self, place: MemoryRange) -> Region:
         """Return the region of a place; raises `InvalidParams` if it does not exist or does not contain the place."""
-        region: Region | None = self._lent.get(place.region)
-        if region is None:
-            self._check_enabled()
-            region = self._regions.get(place.region)
+        self._check_enabled()
+        region = self._regions.get(place.region)
         if region is None:
             raise InvalidParams(f"there is no shared memory region {safe_key(place.region)}", errors=[])
         if place.offset + place.byte_size > region.byte_size:

@@ -11,20 +11,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from app.calls.outputs import HeldTensor
-from app.calls.planning import Prepared, tensor_bytes
 from app.calls.sealed.checks import OUTCOMES, Judging, SealedCase, SealedCheck, is_check_id, refused
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Event, Result, Work, finish
 from app.intake.lease import Lease
-from app.intake.options import ENCODINGS, Options, check_encoding
 from app.intake.requests import RequestObject, check_begun_inputs
 from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import NotFound
+from engine.options import ENCODINGS, Options, check_encoding
+from engine.planning import Prepared, tensor_bytes
 from schemas.broken_rules import broken_rule, invalid_params, safe_key
 from schemas.checks import CHECK_METHODS
 from schemas.rows import InputRows

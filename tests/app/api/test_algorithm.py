@@ -113,15 +113,6 @@ def test_every_api_gives_the_same_bits(service: LiveService, case: Case) -> None
     assert not any(same_bits(first, found) for found in direct)
 
 
-def test_a_local_service_gives_the_same_bits(client: convgrad.Client, runtime: None) -> None:
-    """So do calls of `convgrad.local()` whose tensors are in shared memory, with another number of workers."""
-    inputs, attributes = LARGE.floats(), LARGE.attributes()
-    with convgrad.local(workers=1, share=False) as local:
-        found = local.run(LARGE.op, inputs, attributes, algorithm="winograd")
-    assert same_bits(found, client.run(LARGE.op, inputs, attributes, algorithm="winograd"))
-    assert not same_bits(found, client.run(LARGE.op, inputs, attributes))
-
-
 def test_the_reply_says_which_it_was(http: httpx.Client, client: convgrad.Client) -> None:
     """`stats` always has the algorithm, of each output too; `resolved` has it if the caller chose one."""
     inputs, named = LAYER.inputs(), LAYER.attributes()

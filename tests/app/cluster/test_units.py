@@ -65,7 +65,7 @@ def named(problem: ConvProblem) -> str:
 def test_portions_and_shares_are_enough(problem: ConvProblem) -> None:
     """Units that get only the parts that they are said to read, and return only their share, give the same bits."""
     chosen, inputs = plan(problem, workers=8), random_inputs(problem)
-    assert len(chosen.units) > 2
+    assert len(chosen.units) > 2 or target().dots == "amx"  # whose units have more channels
     np.testing.assert_array_equal(remotely(chosen, inputs), compute(problem, *inputs))
 
 
@@ -97,7 +97,8 @@ def test_channels_are_sent_once() -> None:
         src, diff_dst = zip(*(portions(chosen, unit) for unit in chosen.units), strict=True)
         whole, blocks = sorted((set(src), set(diff_dst)), key=len)
         assert whole == {Portion()}
-        assert len(blocks) == len(chosen.units) > 2
+        assert len(blocks) == len(chosen.units)
+        assert len(blocks) > 2 or target().dots == "amx"
         assert sum((portion.high or 0) - portion.low for portion in blocks) == DEEP.src_channels
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.intake.options import Options, parse_options
 from convgrad import InvalidParams
+from engine.options import Options, parse_options
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ SEARCHES: dict[str, Callable[[Lease], object]] = {
     "members of a call": lambda _: read_request_object(OPERATION, MEMBERS),
     "members of a graph": lambda _: read_graph_request(MEMBERS),
     "attributes": lambda _: resolve_graph(
-        read_graph_request(graph(200, attrs={f"data_format{k}": 1 for k in range(8)})).graph
+        read_graph_request(graph(200, attrs={f"data_format{k}": 1 for k in range(8)})).call.graph
     ),
     "kinds": lambda _: read_graph_request(graph(500, kind="BiasAd")),
     "tensors": lambda lease: asyncio.run(read_graph_request(graph(50) | {"inputs": TENSORS}).read(lease)),

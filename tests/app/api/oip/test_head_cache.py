@@ -9,10 +9,10 @@ import numpy as np
 
 from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.request import InferRequest, InputTensor, RequestedOutput
-from app.calls.planning import Prepared, plan_call
-from app.intake.options import parse_options
 from app.settings import Settings
 from convgrad._dtypes import DTYPES
+from engine.options import parse_options
+from engine.planning import Prepared, plan_call
 from schemas.ops import resolve
 from schemas.tensors import TensorMeta
 from tests.app import oip
@@ -43,7 +43,7 @@ def test_plans_are_counted() -> None:
     metas = {"src": TensorMeta("f32", (4096, 1, 512)), "weights": TensorMeta("f32", (1, 1, 1))}
     op = resolve("Convolution", attributes | {"data_format": "NCX"}, metas)
     options = parse_options({"reference": True})
-    prepared = Prepared(op, plan_call(op, Settings(), reference=True), options, 0.0)
+    prepared = Prepared(op, plan_call(op, Settings(), reference=True), options, {})
     heads = HeadCache()
     for number in range(30):
         each = head("binary")

@@ -1,4 +1,4 @@
-"""From a resolved operation to the kernels' problem and plan, within the service's limits."""
+"""From a resolved operation to the kernels' problem and plan, within limits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from app.intake.options import Options
-from app.settings import Settings
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
+from engine.limits import Limits
+from engine.options import Options
 from kernels import ConvProblem, Plan, plan
 from kernels.plan import algorithm_of
 from kernels.problem import Algorithm, Dims
@@ -29,7 +29,6 @@ __all__ = [
     "Prepared",
     "call_bytes",
     "check_limits",
-    "complete_images",
     "describe_plans",
     "is_fast",
     "is_planned_at_once",
@@ -70,9 +69,6 @@ _READ = {"diff_weights": ("src", "diff_dst"), "diff_src": ("diff_dst", "weights"
 
 _SWAPPED = str.maketrans("IO", "OI")
 
-_BY_IMAGE = ("src", "diff_dst")
-"""Inputs whose outermost axis is the batch, in every layout."""
-
 
 @dataclass(frozen=True, slots=True)
 class Computation:
@@ -90,16 +86,28 @@ class Computation:
         problem = self.plan.problem
         return prod(problem.output_shape) * problem.output_dtype.itemsize
 
+    @property
+    def tiles(self) -> int:
+        """Number of boxes that become final one by one."""
+        return sum(unit.offset is not None for unit in self.plan.units)
+
+    def stats(self) -> dict[str, Any]:
+        """Return how the output is computed and what it costs, as JSON."""
+        plan = self.plan
+        return {"kernel": plan.kernel, "algorithm": plan.algorithm, "gmac": plan.macs / 1e9, "tiles": self.tiles}
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call that has passed every check, with the plan of each output; its tensors may still be arriving."""
+    """A call that has passed every check, with the plan of each output; its tensors may still be arriving.
+
+    `names` are the inputs as the caller named them, by canonical name.
+    """
 
     op: ResolvedOp
     computations: tuple[Computation, ...]
     options: Options
-    deadline: float
-    """When the call has to end, by `time.monotonic()`."""
+    names: Mapping[str, str]
 
     @property
     def plan(self) -> Plan:
@@ -126,6 +134,18 @@ class Prepared:
     def units(self) -> int:
         """The number of units of all outputs."""
         return sum(len(computation.plan.units) for computation in self.computations)
+
+    def stats(self, seconds: float) -> dict[str, Any]:
+        """Return how a call was computed in `seconds`, as JSON; of several outputs also one by one."""
+        each = {self.op.wire_name(one.output.name): one.stats() for one in self.computations}
+        summed = {
+            "kernel": self.plan.kernel,
+            "algorithm": self.algorithm,
+            "gmac": sum(one["gmac"] for one in each.values()),
+            "compute_ms": round(seconds * 1000, 3),
+            "tiles": sum(one["tiles"] for one in each.values()),
+        }
+        return summed | ({"outputs": each} if len(each) > 1 else {})
 
 
 def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:
@@ -168,7 +188,7 @@ def tensor_bytes(spec: TensorSpec) -> int:
     return prod(spec.shape) * dtype(spec.dtype).itemsize
 
 
-def check_limits(op: ResolvedOp, settings: Settings, taps: int = 0) -> None:
+def check_limits(op: ResolvedOp, limits: Limits, taps: int = 0) -> None:
     """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned.
 
     `taps` is the part of the work that is the overhead of a verification's filter taps.
@@ -176,7 +196,7 @@ def check_limits(op: ResolvedOp, settings: Settings, taps: int = 0) -> None:
     work = "multiply-adds"
     if taps:
         work += f", {taps} of them for the overhead of its filter taps"
-    _limit("work", op.macs, settings.work_limit, work, op, _weights if 2 * taps > op.macs else _largest)
+    _limit("work", op.macs, limits.work_limit, work, op, _weights if 2 * taps > op.macs else _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
         kind, name, shape = _largest(op)
         raise TooLarge(
@@ -185,8 +205,8 @@ def check_limits(op: ResolvedOp, settings: Settings, taps: int = 0) -> None:
             f" {name} is {written(shape)}",
             data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [kind, name]},
         )
-    _limit("output", sum(map(tensor_bytes, op.outputs)), settings.output_limit, "bytes of output", op, _output)
-    _limit("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)
+    _limit("output", sum(map(tensor_bytes, op.outputs)), limits.output_limit, "bytes of output", op, _output)
+    _limit("memory", call_bytes(op), limits.memory_budget, "bytes of tensors", op, _largest)
     for output in op.outputs:
         problem = problem_of(op, output.name)
         counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
@@ -211,7 +231,7 @@ def _is_quick(dims: Dims, reference: bool) -> bool:
 
 
 def plan_call(
-    op: ResolvedOp, settings: Settings, reference: bool = False, algorithm: Algorithm = "direct"
+    op: ResolvedOp, limits: Limits, reference: bool = False, algorithm: Algorithm = "direct"
 ) -> tuple[Computation, ...]:
     """Plan each output of `op` for this service's workers; those that Winograd can't compute are summed directly.
 
@@ -224,12 +244,12 @@ def plan_call(
             problem = replace(problem, algorithm=algorithm)
         if reference:
             _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan(problem, workers=settings.planned_workers, reference=reference)
+        chosen = plan(problem, workers=limits.planned_workers, reference=reference)
         computations.append(Computation(spec, chosen, _inputs_of(op, spec), _is_short(problem, chosen)))
     _limit(
         "scratch",
         call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
-        settings.memory_budget,
+        limits.memory_budget,
         "bytes of tensors and scratch",
         op,
         _largest,
@@ -237,9 +257,9 @@ def plan_call(
     return tuple(computations)
 
 
-def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
+def is_fast(op: ResolvedOp, limits: Limits, asked: bool | None) -> bool:
     """Whether the result of `op` is verified by projections: if requested, or if the reference takes too long."""
-    beyond = work_of_verification(op, fast=False) > settings.work_limit
+    beyond = work_of_verification(op, fast=False) > limits.full_verification
     return asked is not False and bool(asked or beyond) and is_projectable(problem_of(op))
 
 
@@ -255,16 +275,16 @@ def work_of_taps(op: ResolvedOp) -> int:
     return _TAP_MACS * op.n * prod(op.kernel)
 
 
-def plan_verification_call(op: ResolvedOp, settings: Settings, *, explain: bool, fast: bool) -> Computation:
+def plan_verification_call(op: ResolvedOp, limits: Limits, *, explain: bool, fast: bool) -> Computation:
     """Plan the verification of a result, the last input of `op`; raises what `plan_call` raises."""
     problem = problem_of(op)
     if fast:
         chosen = plan_fast_verification(problem, explain=explain)
     else:
         _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan_verification(problem, workers=settings.worker_count, explain=explain)
+        chosen = plan_verification(problem, workers=limits.worker_count, explain=explain)
     needed = call_bytes(op) + chosen.scratch_bytes
-    _limit("scratch", needed, settings.memory_budget, "bytes of tensors and scratch", op, _largest)
+    _limit("scratch", needed, limits.memory_budget, "bytes of tensors and scratch", op, _largest)
     return Computation(
         op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name), not fast and op.macs <= _SHORT_WORK
     )
@@ -275,13 +295,13 @@ def _inputs_of(op: ResolvedOp, output: TensorSpec) -> tuple[str, ...]:
     return _READ.get(output.name) or tuple([given.name for given in op.inputs if given.name != output.name])
 
 
-def verification_cost(op: ResolvedOp, settings: Settings) -> dict[str, Any]:
+def verification_cost(op: ResolvedOp, limits: Limits) -> dict[str, Any]:
     """Return what verifying the result of `op` costs, as JSON, and whether this service allows it."""
-    problem, fast = problem_of(op), is_fast(op, settings, None)
+    problem, fast = problem_of(op), is_fast(op, limits, None)
     units = Projection(problem, 0).blocks if fast else max(1, _reference_units(problem))
     scratch, macs = (fast_scratch if fast else verification_scratch)(problem), work_of_verification(op, fast=fast)
     needed = call_bytes(op) + tensor_bytes(op.output) + scratch
-    allowed = units <= _REFERENCE_UNITS and needed <= settings.memory_budget and macs <= settings.work_limit
+    allowed = units <= _REFERENCE_UNITS and needed <= limits.memory_budget and macs <= limits.work_limit
     return {"gmac": macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed, "fast": fast}
 
 
@@ -301,16 +321,6 @@ def _reference_units(problem: ConvProblem) -> int:
 def call_bytes(op: ResolvedOp) -> int:
     """Return the size in bytes of all tensors of a call, outputs included."""
     return sum(map(tensor_bytes, (*op.inputs, *op.outputs)))
-
-
-def complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
-    """Count the leading images that are complete in all inputs, given the bytes of each that were `received`."""
-    images = op.n
-    for spec in op.inputs:
-        there, whole = received.get(spec.name, 0), tensor_bytes(spec)
-        if there < whole:
-            images = min(images, there * op.n // whole) if spec.name in _BY_IMAGE else 0
-    return images
 
 
 def describe_plans(op: ResolvedOp, computations: Sequence[Computation]) -> dict[str, Any]:
@@ -339,7 +349,7 @@ def _describe(chosen: Plan) -> dict[str, Any]:
 def _limit(
     reason: str,
     value: int,
-    limit: int,
+    limit: float,
     what: str,
     op: ResolvedOp,
     find: Callable[[ResolvedOp], NamedTensor],

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from app.calls.planning import problem_of
+from engine.planning import problem_of
 from kernels.problem import Algorithm
 from kernels.target import target
 from kernels.winograd.rules import FAMILY, Refusal, refusals

@@ -1,0 +1,217 @@
+"""Calls computed in this process: prepared, run on threads, and returned as arrays that own their memory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from convgrad._dtypes import DTYPES
+from convgrad._errors import TooLarge
+from engine.container import cpu_count
+from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph
+from engine.limits import ProcessLimits, free_memory
+from engine.options import Options
+from engine.planning import Computation, Prepared
+from engine.prepare import Metas, Preparer, describe
+from engine.threads import Job, OnUnit, Stop, run
+from engine.verifying import report_of
+from kernels import Unit, box, storage_dtype
+from kernels.target import target
+from schemas.describe import describe as describe_operation
+from schemas.describe import list_operations
+from schemas.graphs import LogicalTensor
+from schemas.tensors import TensorMeta
+
+__all__ = ["Array", "Computed", "Engine", "Given", "OnPart", "OnProgress", "metas_of"]
+
+Array = npt.NDArray[Any]
+
+Given = Mapping[str, "Array | list[int]"]
+"""Inputs by name: arrays in C order and native byte order, and lists of integers."""
+
+OnPart = Callable[[int, "tuple[int, ...] | None", "Array | None"], object]
+"""Called after each unit with the number of its output, and offset and content of the box that is then final."""
+
+OnProgress = Callable[[int, int], object]
+"""Called with the number of units that are done, and of all."""
+
+_NAMES = {entry.numpy: entry.name for entry in DTYPES.values()}
+_LARGE = 64 << 20
+"""Calls that need more memory than this look first whether there is as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The outputs of a call by name, in the dialect of the operation's name, and how long it took."""
+
+    prepared: Prepared
+    outputs: dict[str, Array]
+    seconds: float
+
+
+class Engine:
+    """Compute on at most `threads` threads at a time for each caller, by default one per processor; thread-safe.
+
+    Every method raises what the same call to a service does, with the same words: `InvalidParams` with every broken
+    rule, `UnknownOperation`, `Unsupported`, `TooLarge` for what does not fit into the machine's memory, and
+    `DeadlineExceeded` and `Cancelled` where `stop` ends it.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self.threads = threads or cpu_count()
+        self.limits = ProcessLimits(self.threads)
+        self._preparer = Preparer(self.limits)
+
+    def __repr__(self) -> str:
+        return f"threads {self.threads}, target {self.target}"
+
+    def known(self, name: str, attributes: object, metas: object, options: Options) -> Prepared | None:
+        """Return a call that was prepared before; its attributes may have tuples for lists."""
+        return self._preparer.known(name, attributes, metas, options)
+
+    def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:
+        """Check and plan a call."""
+        return self._preparer.prepare(name, attributes, metas, options)
+
+    def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_part: OnPart | None = None) -> Computed:
+        """Compute a prepared call."""
+        begun = time.perf_counter()
+        _check_room(prepared)
+        arrays = [np.empty(each.output.shape, DTYPES[each.output.dtype].numpy) for each in prepared.computations]
+        jobs = [_job(prepared, each, inputs, array) for each, array in zip(prepared.computations, arrays, strict=True)]
+        run(jobs, self.threads, stop, None if on_part is None else _delivering(jobs, arrays, on_part))
+        names = [prepared.op.wire_name(each.output.name) for each in prepared.computations]
+        return Computed(prepared, dict(zip(names, arrays, strict=True)), time.perf_counter() - begun)
+
+    def validate(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> dict[str, Any]:
+        """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
+        return describe(self._preparer.prepare(name, attributes, metas, options), self.limits)
+
+    def verify(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        inputs: Given,
+        options: Options,
+        stop: Stop,
+        on_progress: OnProgress | None = None,
+    ) -> dict[str, Any]:
+        """Return the report on a result, which is among the inputs under the name of an output."""
+        prepared = self._preparer.prepare_verification(name, attributes, metas_of(inputs), options)
+        begun = time.perf_counter()
+        (computation,) = prepared.computations
+        _check_room(prepared)
+        report = np.empty(computation.plan.problem.output_shape, np.uint8)
+        job = _job(prepared, computation, inputs, report)
+        run([job], self.threads, stop, _counting(on_progress, prepared.units))
+        return report_of(prepared, report.data, prepared.stats(time.perf_counter() - begun))
+
+    def operations(self) -> list[dict[str, Any]]:
+        """List the operations, as JSON."""
+        return list_operations()
+
+    def describe(self, op: str) -> dict[str, Any]:
+        """Return the table of an operation, as JSON."""
+        return describe_operation(op)
+
+    @property
+    def target(self) -> str:
+        """The name of the processor whose code runs."""
+        return str(target())
+
+    def validate_graph(self, call: GraphCall) -> dict[str, Any]:
+        """Describe a graph as JSON."""
+        return describe_graph(call, {}, self.limits)
+
+    def run_graph(self, call: GraphCall, inputs: Mapping[str, Array], stop: Stop) -> dict[int, Array]:
+        """Compute the nodes of a graph in order; return the wanted tensors by id."""
+        prepared = prepare_graph(call, metas_of(inputs), self.limits)
+        values = {int(name): array for name, array in inputs.items()}
+        for number in prepared.in_memory:
+            values[number] = _dense(prepared.graph.tensors[number], values[number])
+        uses = Counter(prepared.wanted)
+        for node, _ in prepared.nodes:
+            uses.update(node.inputs.values())
+        for node, planned in prepared.nodes:
+            given = {row.name: values[node.inputs[row.name]] for row in planned.op.inputs if row.name in node.inputs}
+            (values[node.output],) = self.run(planned, given, stop).outputs.values()
+            uses.subtract(node.inputs.values())
+            for number in [number for number in values if not uses[number]]:
+                del values[number]
+        return {number: _laid_out(prepared, number, values[number]) for number in prepared.wanted}
+
+
+def metas_of(inputs: Given) -> dict[str, TensorMeta | list[int]]:
+    """Return dtype and shape of each array, and the lists."""
+    return {
+        name: value if type(value) is list else TensorMeta(_NAMES[value.dtype], value.shape)  # type: ignore[union-attr]
+        for name, value in inputs.items()
+    }
+
+
+def _check_room(prepared: Prepared) -> None:
+    """Raise `TooLarge` if the machine lacks the memory for outputs and scratch."""
+    needed = sum([each.nbytes + each.plan.scratch_bytes for each in prepared.computations])
+    if needed > _LARGE and needed > (free := free_memory()):
+        message = f"the call needs {needed} bytes for outputs and scratch, but this machine has {free} free"
+        raise TooLarge(message, data={"reason": "memory", "limit": free, "value": needed})
+
+
+def _job(prepared: Prepared, computation: Computation, inputs: Given, output: Array) -> Job:
+    """Return what computes an output into an array; the kernels read and write f16 and bf16 as their 16 bits."""
+    plan, names = computation.plan, prepared.names
+    storage = storage_dtype(plan.problem.dtype)
+    given: list[Any] = [inputs[names.get(name, name)] for name in computation.inputs]
+    stored = [array if array.dtype is storage else array.view(storage) for array in given]
+    scratch = np.empty(plan.scratch_bytes, np.uint8) if plan.scratch_bytes else None
+    return Job(plan, stored, output if output.dtype is storage else output.view(plan.problem.output_dtype), scratch)
+
+
+def _delivering(jobs: Sequence[Job], arrays: Sequence[Array], on_part: OnPart) -> OnUnit:
+    def report(job: Job, unit: Unit) -> None:
+        number = next(at for at, each in enumerate(jobs) if each is job)
+        on_part(number, unit.offset, None if unit.offset is None else box(arrays[number], unit))
+
+    return report
+
+
+def _counting(on_progress: OnProgress | None, total: int) -> OnUnit | None:
+    if on_progress is None:
+        return None
+    done = 0
+
+    def report(_job: Job, _unit: Unit) -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, total)
+
+    return report
+
+
+def _dense(tensor: LogicalTensor, memory: Array) -> Array:
+    """Return the elements of a tensor's memory in C order."""
+    found: Array = np.ascontiguousarray(_strided(tensor, memory))
+    return found
+
+
+def _laid_out(prepared: PreparedGraph, number: int, array: Array) -> Array:
+    """Return a result, in the memory layout of its logical tensor if that was requested."""
+    tensor = prepared.graph.tensors[number]
+    if prepared.layout == "logical" or tensor.strides is None:
+        return array
+    memory = np.zeros(tensor.span, array.dtype)
+    _strided(tensor, memory)[...] = array
+    return memory
+
+
+def _strided(tensor: LogicalTensor, memory: Array) -> Array:
+    assert tensor.shape is not None
+    steps = [step * memory.dtype.itemsize for step in tensor.strides or ()]
+    view: Array = np.lib.stride_tricks.as_strided(memory, tensor.shape, steps)
+    return view

@@ -1,0 +1,239 @@
+"""Run the units of planned jobs on threads of this process; they compute without the GIL.
+
+The calling thread computes too. The others are our own, or, once PyTorch is loaded, those of its OpenMP: these spin on
+their processors after each of PyTorch's operations, so that threads of our own would compete with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from convgrad._errors import Cancelled, DeadlineExceeded
+from kernels import Plan, Unit, run_unit
+from kernels.plan import Storage
+
+__all__ = ["Job", "OnUnit", "Stop", "run"]
+
+_MOST_THREADS = 256
+_OPENMP = re.compile(r"/torch(\.libs)?/.*lib(gomp|iomp5|omp)\b[^/]*$")
+
+
+class Stop:
+    """Ends running units once it is `set`, or the `deadline` (`time.monotonic()`) has passed."""
+
+    __slots__ = ("deadline", "is_set")
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
+        self.is_set = False
+
+    def set(self) -> None:
+        """Stop."""
+        self.is_set = True
+
+    def __call__(self) -> bool:
+        """Whether to stop: units look every few milliseconds."""
+        return self.is_set or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    def check(self) -> None:
+        """Raise `Cancelled` or `DeadlineExceeded` if units are stopped."""
+        if self.is_set:
+            raise Cancelled("the caller cancelled the call")
+        if self():
+            raise DeadlineExceeded("the deadline passed before the result was complete")
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One planned problem with its memory, as `kernels.run_unit` takes it."""
+
+    plan: Plan
+    inputs: Sequence[Storage]
+    output: Storage
+    scratch: Storage | None = None
+
+
+OnUnit = Callable[[Job, Unit], object]
+"""Called after each unit, in the thread that computed it, by one thread at a time."""
+
+
+def run(jobs: Sequence[Job], threads: int, stop: Stop, on_unit: OnUnit | None = None) -> None:
+    """Run all units of the jobs on at most so many threads; the bits of the outputs do not depend on their number.
+
+    Raises what a unit raises, `Cancelled` and `DeadlineExceeded`. After an exception, also `KeyboardInterrupt`, no
+    thread works on the jobs any more, and the outputs are undefined.
+    """
+    threads = min(threads, sum([len(job.plan.units) for job in jobs]))
+    if threads > 1:
+        work = _Work(jobs, stop, on_unit)
+        _team()(work, threads)
+        work.check()
+        return
+    for job in jobs:
+        for unit in job.plan.units:
+            if stop() or not run_unit(job.plan, unit, job.inputs, job.output, job.scratch, stop):
+                stop.check()
+            if on_unit is not None:
+                on_unit(job, unit)
+
+
+class _Stages:
+    """The units of a job that are not done: those of a stage run when all of the one before are."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._stages = deque(deque[Unit]() for _ in range(job.plan.stages))
+        for unit in job.plan.units:
+            self._stages[unit.stage].append(unit)
+        self._running = 0
+        self._advance()
+
+    @property
+    def over(self) -> bool:
+        """Whether all units are done."""
+        return not self._stages
+
+    def take(self) -> Unit | None:
+        """Take a unit that may run now; None if there is none."""
+        if self.over or not self._stages[0]:
+            return None
+        self._running += 1
+        return self._stages[0].popleft()
+
+    def done(self) -> None:
+        """Note that a unit is done."""
+        self._running -= 1
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._stages and not self._stages[0] and not self._running:
+            self._stages.popleft()
+
+
+class _Work:
+    """What several threads `do`: the units of all jobs."""
+
+    def __init__(self, jobs: Sequence[Job], stop: Stop, on_unit: OnUnit | None) -> None:
+        self._open = [stages for job in jobs if not (stages := _Stages(job)).over]
+        self._stop = stop
+        self._on_unit = on_unit
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._ended = False
+
+    def do(self) -> None:
+        """Run units until none is left; called by each thread. Raises nothing."""
+        try:
+            while (taken := self._take()) is not None:
+                stages, unit = taken
+                job = stages.job
+                finished = run_unit(job.plan, unit, job.inputs, job.output, job.scratch, self._stop)
+                with self._changed:
+                    stages.done()
+                    if finished and self._on_unit is not None and not self._ended:
+                        self._on_unit(job, unit)
+                    self._ended = self._ended or not finished
+                    self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001 - of whichever thread, the caller raises it
+            self.end(error)
+
+    def check(self) -> None:
+        """Raise what ended the work early, if anything did."""
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # it refers to this frame, and the frame to it
+        if self._ended:
+            self._stop.check()
+
+    def _take(self) -> tuple[_Stages, Unit] | None:
+        """Wait for a unit that may run; None when there will be none."""
+        with self._changed:
+            while True:
+                if self._ended or self._stop():
+                    self._ended = True
+                    self._changed.notify_all()
+                    return None
+                self._open = [stages for stages in self._open if not stages.over]
+                if not self._open:
+                    return None
+                for stages in self._open:
+                    if (unit := stages.take()) is not None:
+                        return stages, unit
+                self._changed.wait()
+
+    def end(self, error: BaseException) -> None:
+        """End the work early: `check` raises the first error."""
+        self._stop.set()
+        with self._changed:
+            self._error = self._error or error
+            self._ended = True
+            self._changed.notify_all()
+
+
+Team = Callable[[_Work, int], None]
+"""Has so many threads, this one among them, do the work, and returns when all of them have."""
+
+
+@cache
+def _own_threads() -> ThreadPoolExecutor:
+    """Threads of our own, started as they are needed."""
+    return ThreadPoolExecutor(_MOST_THREADS, "convgrad")
+
+
+def _own_team(work: _Work, threads: int) -> None:
+    helpers: list[Future[None]] = []
+    try:
+        helpers += [_own_threads().submit(work.do) for _ in range(threads - 1)]
+        work.do()
+    except BaseException as error:  # noqa: BLE001 - an interrupt between two units, which `check` raises
+        work.end(error)
+    finally:
+        wait([helper for helper in helpers if not helper.cancel()])  # one that has not begun finds no work
+
+
+_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _openmp() -> Team | None:
+    """The threads of the OpenMP library that PyTorch has loaded; LLVM's and Intel's have GNU's entry too."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        path = next((line.split(None, 5)[-1] for line in lines if _OPENMP.search(line)), None)
+        parallel = None if path is None else ctypes.CDLL(path).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    if parallel is None:
+        return None
+
+    def team(work: _Work, threads: int) -> None:
+        parallel(_CALLED(lambda _: work.do()), None, ctypes.c_uint(threads), ctypes.c_uint(0))
+
+    return team
+
+
+def _team() -> Team:
+    return (_openmp() if "torch" in sys.modules else None) or _own_team
+
+
+def _in_child() -> None:
+    """Start anew: no thread survives a fork, and OpenMP's can't be started again."""
+    _own_threads.cache_clear()
+    globals()["_team"] = lambda: _own_team
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,97 @@
+"""Calls are checked and planned once, and remembered by their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from convgrad._errors import ConvgradError
+from engine.limits import ProcessLimits
+from engine.options import Options, parse_options
+from engine.prepare import Preparer
+from schemas.ops import TensorMeta
+from tests.schemas.calls import GRADIENT, attributes, gradient
+
+
+@pytest.fixture
+def preparer() -> Preparer:
+    """A preparer that remembers nothing yet."""
+    return Preparer(ProcessLimits(2))
+
+
+RIGHT = attributes(weights_format="IOX", groups=1)
+
+
+def test_a_call_is_prepared_once(preparer: Preparer) -> None:
+    """The same call gives the same object, also with tuples for lists, as callers in Python write them."""
+    first = preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    assert preparer.prepare(GRADIENT, dict(RIGHT), gradient(), Options()) is first
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in RIGHT.items()}
+    assert preparer.known(GRADIENT, tuples, gradient(), Options()) is first
+
+
+def test_a_deadline_is_of_one_call(preparer: Preparer) -> None:
+    """A call that differs by its deadline alone is known, and keeps its own deadline."""
+    first = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 7}))
+    second = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 8}))
+    assert second.computations is first.computations
+    assert (first.options.deadline_ms, second.options.deadline_ms) == (7, 8)
+
+
+def test_limits_are_not_shared(preparer: Preparer) -> None:
+    """What one set of limits allows is checked again for another one."""
+    preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    with pytest.raises(ConvgradError, match="multiply-adds"):
+        Preparer(ProcessLimits(2, work_limit=1)).prepare(GRADIENT, RIGHT, gradient(), Options())
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        ({"strides": [True, 1]}, {}),
+        ({"strides": [1.0, 1]}, {}),
+        ({"groups": True}, {}),
+        ({"groups": 1.0}, {}),
+        ({}, {"src": TensorMeta("f32", (2, 4, 5, 5.0))}),  # type: ignore[arg-type] # what a rule must catch
+        ({}, {"weights_shape": [4, 6, 3.0, 3]}),
+    ],
+)
+def test_equal_values_of_other_types_are_other_calls(
+    preparer: Preparer, given: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    """An invalid call is rejected even if a valid call that compares equal in Python was prepared before."""
+    preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    with pytest.raises(ConvgradError):
+        preparer.prepare(GRADIENT, RIGHT | given, gradient(**inputs), Options())
+
+
+def test_attributes_and_inputs_do_not_mix(preparer: Preparer) -> None:
+    """A weights_shape given as an attribute and one given as an input are different calls."""
+    shape = gradient()["weights_shape"]
+    rest = {name: value for name, value in gradient().items() if name != "weights_shape"}
+    as_input = preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    as_attribute = preparer.prepare(GRADIENT, RIGHT | {"weights_shape": shape}, rest, Options())
+    assert as_input.op == as_attribute.op
+    assert as_input is not as_attribute
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        (None, {}),
+        ({}, []),
+        ({"a": {}}, {}),
+        ({"a": [[1]]}, {}),
+        ({"a": [1] * 13}, {}),
+        ({"a": "x" * 65}, {}),
+        ({"a" * 65: 1}, {}),
+        ({3: 1}, {}),
+        ({"a": None}, {}),
+        ({str(index): 1 for index in range(17)}, {}),
+        ({}, {"src": {"dtype": "f32", "shape": [1]}}),
+    ],
+)
+def test_unusual_calls_are_not_remembered(preparer: Preparer, given: Any, inputs: Any) -> None:
+    """Calls that are large or not plain are looked up without an error, and are not known."""
+    assert preparer.known(GRADIENT, given, inputs, Options()) is None
