@@ -67,7 +67,7 @@ def test_labels_match_the_code() -> None:
 
 def reasons() -> Iterator[str]:
     """Yield every reason for a refusal in the service's source."""
-    for path in (ROOT / "app").rglob("*.py"):
+    for path in (*(ROOT / "app").rglob("*.py"), *(ROOT / "engine").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             values: list[ast.expr] = []
             if isinstance(node, ast.Dict):
