@@ -380,7 +380,8 @@ function stop() {
 /** How many numbers were typed, and whether the address has them. @param {boolean} whole */
 function showTyped(whole) {
   const { layer, given } = state;
-  const typed = inputsOf(layer.op).reduce((all, role) => all + typedIn(resolved, role, given.typed).size, 0);
+  const generated = inputsOf(layer.op).filter((role) => !read.has(role));
+  const typed = generated.reduce((all, role) => all + typedIn(resolved, role, given.typed).size, 0);
   at("untype").hidden = !typed;
   const text = typed ? `${typed} typed${whole ? "" : ": too many for the address, a link will not have them"}` : "";
   if (at("typed").textContent !== text) at("typed").textContent = text;

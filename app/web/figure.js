@@ -147,12 +147,17 @@ export class LayerDrawing extends HTMLElement {
     map?.setAttribute("aria-label", `${nameOf(layer.op, element.role)}: ${told(layer, resolved, element)}${is}`);
   }
 
+  /** The cell under the pointer. @param {MouseEvent} event */
+  cellAt(event) {
+    const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM()?.inverse());
+    return this.scene && hit(this.scene, x, y);
+  }
+
   /** @param {MouseEvent} event @param {"point" | "keep"} name */
   follow(event, name) {
     cancelAnimationFrame(this.frame);
     const act = () => {
-      const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM()?.inverse());
-      const found = this.scene && hit(this.scene, point.x, point.y);
+      const found = this.cellAt(event);
       if (found) this.tell(name, this.at(found.map, found.row, found.column));
       else if (name === "point") this.tell("leave");
     };
@@ -167,7 +172,7 @@ export class LayerDrawing extends HTMLElement {
     this.field.close(true);
     this.follow(event, "keep");
     // The browser would move the focus from what it has just got.
-    if (event.detail === 2 && this.type()) event.preventDefault();
+    if (event.detail === 2 && this.cellAt(event) && this.type()) event.preventDefault();
     else if (typed) {
       this.focusOn(this.shown?.element.role);
       event.preventDefault();

@@ -125,7 +125,7 @@ def test_what_is_no_number_stays_in_the_field(open_page: Opener) -> None:
 
 
 def test_the_result_is_not_typed_into(open_page: Opener) -> None:
-    """Neither keys nor a double click open a field over the result, nor over an input that is a file."""
+    """Neither keys nor a double click open a field over the result, over a file, or beside the maps."""
     page = open_page("/#op=Convolution&src=5x5&at=dst:1x1")
     ready(page)
     page.locator("[data-role=dst]").focus()
@@ -136,6 +136,10 @@ def test_the_result_is_not_typed_into(open_page: Opener) -> None:
     expect(page.locator("[data-values=src] .value").first).to_have_text("3")
     page.mouse.dblclick(*position(page, "src", 1, 1))
     page.keyboard.press("5")
+    expect(page.locator(".cell")).to_have_count(0)
+    page.mouse.click(*position(page, "weights", 1, 1))
+    page.mouse.dblclick(*position(page, "weights", 4, 1))
+    expect(page.locator("#element")).to_have_text("weights[0, 0, 1, 1]")
     expect(page.locator(".cell")).to_have_count(0)
 
 
