@@ -61,14 +61,16 @@ def test_typing_by_mouse(open_page: Opener) -> None:
 
 
 def position(page: Page, role: str, row: int, column: int) -> tuple[float, float]:
-    """Return the middle of a cell."""
-    box = page.locator(f"[data-role={role}] path.body").bounding_box()
-    shape = (page.locator(f"[data-role={role}] .shape").text_content() or "").split(" x ")
-    assert box
-    return (
-        box["x"] + box["width"] * (column + 0.5) / int(shape[-1]),
-        box["y"] + box["height"] * (row + 0.5) / int(shape[-2]),
+    """Return the middle of a cell, in one question: the drawing may be replaced between two."""
+    x, y, width, height, rows, columns = page.evaluate(
+        """role => {
+          const map = document.querySelector(`[data-role=${role}]`);
+          const { x, y, width, height } = map.querySelector("path.body").getBoundingClientRect();
+          return [x, y, width, height, ...map.querySelector(".shape").textContent.split(" x ").slice(-2).map(Number)];
+        }""",
+        role,
     )
+    return x + width * (column + 0.5) / columns, y + height * (row + 0.5) / rows
 
 
 def test_typing_by_keyboard(open_page: Opener) -> None:
