@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.web.pages.opening import Opener, button, npy, said, saved
+from tests.web.pages.opening import Opener, button, npy, said, saved, violations
 
 ROOT = Path(__file__).parents[3]
 LAYER = "/#op=Convolution&src=5x5&strides=1x1&at=src:2x2"
@@ -121,6 +121,7 @@ def test_what_is_no_number_stays_in_the_field(open_page: Opener) -> None:
         expect(field).to_be_focused()
         expect(field).to_have_attribute("aria-invalid", "true")
         expect(page.get_by_role("alert").filter(has_text="must be a number of f16")).to_be_visible()
+    assert violations(page) == []
     page.keyboard.press("Tab")
     expect(field).to_have_count(0)
     assert drawn(page, "src")[12] == 13

@@ -6,7 +6,13 @@ import pytest
 
 from tests.web.pages.opening import Opener, violations
 
-PAGES = ("/", "/#op=Convolution&src=5x8x8&kernel=3x3x3", "/#op=BiasAdd", "/machine")
+PAGES = (
+    "/",
+    "/#op=Convolution&src=5x8x8&kernel=3x3x3",
+    "/#op=Convolution&src=5x5&i=4&o=4&groups=2&typed=src:0x0x1x1:-0.5&values=random",
+    "/#op=BiasAdd",
+    "/machine",
+)
 
 
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1280), (True, 360)], ids=["light", "dark", "narrow"])
