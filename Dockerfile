@@ -57,7 +57,7 @@ USER 10001
 EXPOSE 8000
 ARG CONVGRAD_SOURCE=""
 LABEL org.opencontainers.image.title="convgrad" \
-      org.opencontainers.image.description="Exact, fast convolution gradients over HTTP" \
+      org.opencontainers.image.description="Exact, fast, reproducible convolution gradients" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.source="$CONVGRAD_SOURCE"

@@ -83,10 +83,11 @@ def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_carries_the_service(wheel: zipfile.ZipFile) -> None:
-    """Every file of the service is in the wheel, and nothing else is beside it."""
+    """Every file of the service is in the wheel, in one package, and nothing else is beside it."""
     own = [path for name in SERVICE for path in (ROOT / name).rglob("*") if path.is_file() and path.suffix != ".pyc"]
     carried = {name for name in wheel.namelist() if name.startswith("convgrad/_service/")}
-    assert carried == {f"convgrad/_service/{path.relative_to(ROOT).as_posix()}" for path in own}
+    expected = {f"convgrad/_service/{path.relative_to(ROOT).as_posix()}" for path in own}
+    assert carried == {"convgrad/_service/__init__.py", *expected}
 
 
 def test_the_wheel_says_what_it_needs(wheel: zipfile.ZipFile) -> None:

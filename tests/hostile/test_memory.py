@@ -123,7 +123,7 @@ def test_unread_replies_hold_little_beside_their_tensors(
         for sock in socks:
             sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert all(read_some(sock).startswith(b"HTTP/1.1 200") for sock in socks)
-        # No call ends: text that still waits to be sent would be counted nowhere. The metrics may be a second old.
+        # No call ends: text that still waits to be sent would be counted nowhere.
         wait_for(lambda: pool(shared, USED) >= clients * 850 * 850 * 4)
         assert memory(shared, "RssAnon") - before < clients * MIB + MARGIN
     wait_for(lambda: pool(shared, USED) == 0)
