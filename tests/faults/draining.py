@@ -26,7 +26,7 @@ async def drain(service: LiveService, family: Family, calls: Sequence[Prepared],
             while f"\n{metric}\n" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-        await seen('convgrad_workers{state="idle"} 2.0')
+        await seen('convgrad_workers{state="idle"} 3.0')  # the spare one too
         for pid in family.workers():
             family.strike(pid, signal.SIGSTOP)
         loading = asyncio.create_task(load(service.url, calls, tally, count=count, at_once=count))
