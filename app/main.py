@@ -56,7 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     telemetry = Telemetry(Tracing(settings.otlp_endpoint))
     unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     service = Service(settings, make_engine(settings, segments), segments, telemetry, unfit)
-    telemetry.state.register(ServiceMetrics(service))
+    telemetry.registry.register(ServiceMetrics(service))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -263,17 +263,20 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
                 channels, groups = (pick(*some, *large), pick(*some, *large)), pick(1, 1, 2)
             made = problem(op, dtype, channels, groups, pick(1, 2, 2, 3), many=kind < 3)
             yield made if made.macs < 1 << 22 else problem(op, dtype, channels, groups, 1, many=False)
-    yield from _for_dots(ops, problem)
+    yield from _for_dots(ops)
     yield from _for_winograd(ops)
 
 
-def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:
+def _for_dots(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
     """Return problems of many channels and pixels, which products of bf16 compute where there are any."""
-    if target().dots:
-        for op in ops:
-            for dtype in ("bf16", "f16", "f32"):
-                for channels in ((16, 16), (32, 48), (48, 32), (64, 24), (80, 16)):
-                    yield problem(op, dtype, channels, 1, 2, True)
+    dtypes: tuple[Any, ...] = "bf16", "f16", "f32"
+    channels = (16, 16), (32, 48), (48, 32), (64, 24), (80, 16)
+    for number, (op, dtype, (src, dst)) in enumerate(product(ops, dtypes, channels) if target().dots else ()):
+        yield ConvProblem(
+            op=op, dtype=dtype, n=2, src_channels=src, dst_channels=dst, groups=1, src_spatial=(5, 72),
+            dst_spatial=(5, 72), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
+            data_format=("NCX", "NXC")[number % 2], weights_format="OIX",
+        )  # fmt: skip
 
 
 def _for_winograd(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:

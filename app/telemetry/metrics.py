@@ -1,19 +1,17 @@
 """Metrics for Prometheus: one registry per service, served at `/metrics`.
 
-Requests and calls are counted when they end; the counters of engine and memory are read on demand. The text is made off
-the event loop, at most twenty times a second, for all who ask for it.
+Requests and calls are counted when they end; the counters of engine and memory are read on demand, at most twenty
+times a second for all who ask.
 """
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 
 from app.sharing import Shared
 from app.telemetry.tracing import Tracing
@@ -22,8 +20,6 @@ from kernels.plan import algorithm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from prometheus_client.metrics_core import Metric
 
     from app.telemetry.context import RequestContext
     from kernels import Plan
@@ -45,13 +41,9 @@ class Telemetry:
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         self.tracing = tracing or Tracing()
-        self.state = CollectorRegistry()
-        """Collectors of what only the event loop may read."""
-        self._counted = CollectorRegistry()
-        self.registry = _registry(self._counted, self.state)
-        """All metrics."""
-        ProcessCollector(registry=self._counted)
-        self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self._counted)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self.registry)
         self._requests = self._counter("requests", "HTTP requests, by API and outcome.", "api", "outcome")
         self._calls = self._counter(
             "calls",
@@ -121,30 +113,12 @@ class Telemetry:
         return await self._text.get(), CONTENT_TYPE_PLAIN_0_0_4
 
     async def _made(self, encode: Callable[[CollectorRegistry], bytes]) -> bytes:
-        state = _Families(list(self.state.collect()))
-        return await asyncio.to_thread(encode, _registry(self._counted, state))
+        return encode(self.registry)
 
     # Each returns the metric for some labels, of which there are few: `labels` takes as long as counting.
 
     def _counter(self, name: str, what: str, *labels: str) -> Callable[..., Counter]:
-        return cache(Counter(f"convgrad_{name}", what, labels, registry=self._counted).labels)
+        return cache(Counter(f"convgrad_{name}", what, labels, registry=self.registry).labels)
 
     def _histogram(self, name: str, what: str, *labels: str) -> Callable[..., Histogram]:
-        return cache(Histogram(f"convgrad_{name}", what, labels, registry=self._counted, buckets=_SECONDS).labels)
-
-
-class _Families(Collector):
-    """Metrics that were read before."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Sequence[Metric]:
-        return self._families
-
-
-def _registry(*collectors: Collector) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    return registry
+        return cache(Histogram(f"convgrad_{name}", what, labels, registry=self.registry, buckets=_SECONDS).labels)

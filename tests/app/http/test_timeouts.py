@@ -96,6 +96,10 @@ def test_fast_clients_are_served(hasty: Resident) -> None:
         assert post(http, SMALL, SMALL.inputs()).status_code == 200
 
 
+PAGES = 4 * b"GET /web/drawing.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+"""Replies that do not fit into small buffers, but end as far as the server is concerned: less than 64 KiB is unsent."""
+
+
 def small_buffers(hasty: Resident, sock: socket.socket) -> None:
     """Make the service's side of a connection hold little that is not read."""
     hasty.until(lambda: len(hasty.connections) == 1)
@@ -119,7 +123,7 @@ def test_an_unread_end_of_a_reply_times_out(hasty: Resident) -> None:
     """A reply that the server has sent as far as it is concerned, and whose end is not read, does not stay for ever."""
     with connected(hasty.url, little_room=True) as sock:
         small_buffers(hasty, sock)
-        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        sock.sendall(PAGES)
         hasty.until(lambda: not hasty.connections, 20)
 
 
@@ -128,7 +132,7 @@ def test_an_end_of_a_reply_that_is_read_too_slowly_times_out(hasty: Resident) ->
     with connected(hasty.url, little_room=True) as sock:
         small_buffers(hasty, sock)
         (connection,) = hasty.connections
-        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        sock.sendall(PAGES)
         hasty.until(lambda: connection._reader_timer is not None)
         while hasty.connections and connection.transport.get_write_buffer_size():
             sock.recv(1000)
