@@ -121,12 +121,14 @@ class Process:
 
     def prepared(self, request: Compute) -> tuple[Prepared, dict[str, Any]]:
         """Check and plan a computation; return it with its tensors."""
-        engine, options = self.engine, _options(request.options)
-        attributes = request.attributes if type(request.attributes) is dict else dict(request.attributes)
+        preparer, options = self.engine.preparer, _options(request.options)
         given = _tensors(request.inputs, f64=options.uses_reference)
-        metas = metas_of(given)
-        prepared = engine.known(request.op, attributes, metas, options)
-        return prepared or engine.prepare(request.op, _plain(attributes), metas, options), given
+        attributes, metas = request.attributes, metas_of(given)
+        prepared = preparer.known(request.op, attributes, metas, options)
+        if prepared is None:  # also if its attributes have tuples for lists
+            prepared = preparer.prepare(request.op, _plain(attributes), metas, options)
+            preparer.keep(attributes, metas, prepared)
+        return prepared, given
 
 
 class AsyncProcess:

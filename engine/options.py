@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from convgrad._errors import InvalidParams
 from kernels.problem import Algorithm
@@ -19,8 +18,7 @@ ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 _LONGEST_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """The options of one call, with defaults applied; without `outputs` the operation's first is computed."""
 
     encoding: Encoding = "base64"
@@ -38,7 +36,7 @@ class Options:
         return self.reference or self.reproducible
 
 
-_NAMES = tuple(field.name for field in fields(Options))
+_NAMES = Options._fields
 _CHOICES: dict[str, tuple[str, ...]] = {"encoding": ENCODINGS, "algorithm": get_args(Algorithm)}
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
@@ -97,7 +100,7 @@ class Computation:
         return {"kernel": plan.kernel, "algorithm": plan.algorithm, "gmac": plan.macs / 1e9, "tiles": self.tiles}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prepared:
     """A call that has passed every check, with the plan of each output; its tensors may still be arriving.
 
@@ -134,6 +137,24 @@ class Prepared:
     def units(self) -> int:
         """The number of units of all outputs."""
         return sum(len(computation.plan.units) for computation in self.computations)
+
+    # What each call needs of what is prepared once.
+
+    @cached_property
+    def memory(self) -> int:
+        """Bytes of outputs and scratch."""
+        return sum(each.nbytes + each.plan.scratch_bytes for each in self.computations)
+
+    @cached_property
+    def reads(self) -> list[list[str]]:
+        """For each output, the names that the caller gave the inputs that it is computed from."""
+        return [[self.names.get(name, name) for name in each.inputs] for each in self.computations]
+
+    @cached_property
+    def results(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of each output, by the name that the caller reads."""
+        outputs = [each.output for each in self.computations]
+        return {self.op.wire_name(each.name): (each.shape, dtype(each.dtype).numpy) for each in outputs}
 
     def stats(self, seconds: float) -> dict[str, Any]:
         """Return how a call was computed in `seconds`, as JSON; of several outputs also one by one."""

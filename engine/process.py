@@ -17,7 +17,7 @@ from engine.container import cpu_count
 from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph
 from engine.limits import ProcessLimits, free_memory
 from engine.options import Options
-from engine.planning import Computation, Prepared
+from engine.planning import Prepared
 from engine.prepare import Metas, Preparer, describe
 from engine.threads import Job, OnUnit, Stop, run
 from engine.verifying import report_of
@@ -66,32 +66,28 @@ class Engine:
     def __init__(self, threads: int = 0) -> None:
         self.threads = threads or cpu_count()
         self.limits = ProcessLimits(self.threads)
-        self._preparer = Preparer(self.limits)
+        self.preparer = Preparer(self.limits)
 
     def __repr__(self) -> str:
         return f"threads {self.threads}, target {self.target}"
 
-    def known(self, name: str, attributes: object, metas: object, options: Options) -> Prepared | None:
-        """Return a call that was prepared before; its attributes may have tuples for lists."""
-        return self._preparer.known(name, attributes, metas, options)
-
     def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:
         """Check and plan a call."""
-        return self._preparer.prepare(name, attributes, metas, options)
+        return self.preparer.prepare(name, attributes, metas, options)
 
     def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_part: OnPart | None = None) -> Computed:
         """Compute a prepared call."""
         begun = time.perf_counter()
         _check_room(prepared)
-        arrays = [np.empty(each.output.shape, DTYPES[each.output.dtype].numpy) for each in prepared.computations]
-        jobs = [_job(prepared, each, inputs, array) for each, array in zip(prepared.computations, arrays, strict=True)]
+        outputs = {name: np.empty(shape, dtype) for name, (shape, dtype) in prepared.results.items()}
+        arrays = list(outputs.values())
+        jobs = _jobs(prepared, inputs, arrays)
         run(jobs, self.threads, stop, None if on_part is None else _delivering(jobs, arrays, on_part))
-        names = [prepared.op.wire_name(each.output.name) for each in prepared.computations]
-        return Computed(prepared, dict(zip(names, arrays, strict=True)), time.perf_counter() - begun)
+        return Computed(prepared, outputs, time.perf_counter() - begun)
 
     def validate(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> dict[str, Any]:
         """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
-        return describe(self._preparer.prepare(name, attributes, metas, options), self.limits)
+        return describe(self.preparer.prepare(name, attributes, metas, options), self.limits)
 
     def verify(
         self,
@@ -103,13 +99,11 @@ class Engine:
         on_progress: OnProgress | None = None,
     ) -> dict[str, Any]:
         """Return the report on a result, which is among the inputs under the name of an output."""
-        prepared = self._preparer.prepare_verification(name, attributes, metas_of(inputs), options)
+        prepared = self.preparer.prepare_verification(name, attributes, metas_of(inputs), options)
         begun = time.perf_counter()
-        (computation,) = prepared.computations
         _check_room(prepared)
-        report = np.empty(computation.plan.problem.output_shape, np.uint8)
-        job = _job(prepared, computation, inputs, report)
-        run([job], self.threads, stop, _counting(on_progress, prepared.units))
+        report = np.empty(prepared.plan.problem.output_shape, np.uint8)
+        run(_jobs(prepared, inputs, [report]), self.threads, stop, _counting(on_progress, prepared.units))
         return report_of(prepared, report.data, prepared.stats(time.perf_counter() - begun))
 
     def operations(self) -> list[dict[str, Any]]:
@@ -157,20 +151,23 @@ def metas_of(inputs: Given) -> dict[str, TensorMeta | list[int]]:
 
 def _check_room(prepared: Prepared) -> None:
     """Raise `TooLarge` if the machine lacks the memory for outputs and scratch."""
-    needed = sum([each.nbytes + each.plan.scratch_bytes for each in prepared.computations])
+    needed = prepared.memory
     if needed > _LARGE and needed > (free := free_memory()):
         message = f"the call needs {needed} bytes for outputs and scratch, but this machine has {free} free"
         raise TooLarge(message, data={"reason": "memory", "limit": free, "value": needed})
 
 
-def _job(prepared: Prepared, computation: Computation, inputs: Given, output: Array) -> Job:
-    """Return what computes an output into an array; the kernels read and write f16 and bf16 as their 16 bits."""
-    plan, names = computation.plan, prepared.names
-    storage = storage_dtype(plan.problem.dtype)
-    given: list[Any] = [inputs[names.get(name, name)] for name in computation.inputs]
-    stored = [array if array.dtype is storage else array.view(storage) for array in given]
-    scratch = np.empty(plan.scratch_bytes, np.uint8) if plan.scratch_bytes else None
-    return Job(plan, stored, output if output.dtype is storage else output.view(plan.problem.output_dtype), scratch)
+def _jobs(prepared: Prepared, inputs: Given, outputs: Sequence[Array]) -> list[Job]:
+    """Return what computes each output into an array; the kernels read and write f16 and bf16 as their 16 bits."""
+    jobs = []
+    for plan, names, output in zip(prepared.plans, prepared.reads, outputs, strict=True):
+        storage = storage_dtype(plan.problem.dtype)
+        given: list[Any] = [inputs[name] for name in names]
+        stored = [array if array.dtype is storage else array.view(storage) for array in given]
+        scratch = np.empty(plan.scratch_bytes, np.uint8) if plan.scratch_bytes else None
+        target = output if output.dtype is storage else output.view(plan.problem.output_dtype)
+        jobs.append(Job(plan, stored, target, scratch))
+    return jobs
 
 
 def _delivering(jobs: Sequence[Job], arrays: Sequence[Array], on_part: OnPart) -> OnUnit:
