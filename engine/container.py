@@ -12,7 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_address_space", "cpu_count", "give_back", "memory_bytes", "name_process", "prefer_for_oom_kill"]
+__all__ = [
+    "check_address_space",
+    "cpu_count",
+    "free_memory",
+    "give_back",
+    "memory_bytes",
+    "name_process",
+    "prefer_for_oom_kill",
+]
 
 _ROOT = Path("/")
 # Address space that loading the service takes, rounded up; with less, imports fail in unpredictable ways.
@@ -46,6 +54,20 @@ def memory_bytes(root: Path = _ROOT) -> int:
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     limits = [limit for limit in map(_number, files) if limit]
     return min([physical, *limits, *([] if address_space == resource.RLIM_INFINITY else [address_space])])
+
+
+def free_memory(root: Path = _ROOT) -> int:
+    """Return the bytes of memory that this process can still be given: by the machine, and by its control groups."""
+    lines = (line.split() for line in _text(root / "proc/meminfo").splitlines())
+    free = [int(line[1]) << 10 for line in lines if line[0] == "MemAvailable:"]
+    for folder in _groups(root, "memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if most := _number(folder / limit):
+                # what files keep in memory counts as used, and is given up when memory is short
+                stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+                kept = int(stat.get("inactive_file", 0))
+                free.append(max(0, most - (_number(folder / used) or 0) + kept))
+    return min([memory_bytes(root), *free])
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

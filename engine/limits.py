@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from engine.container import memory_bytes
 
-__all__ = ["Limits", "ProcessLimits", "free_memory"]
+__all__ = ["Limits", "ProcessLimits"]
 
 
 class Limits(Protocol):
@@ -54,13 +53,3 @@ class ProcessLimits:
     def worker_count(self) -> int:
         """The threads of a call."""
         return self.planned_workers
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that the machine can still give to this process."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:  # not Linux
-        return memory_bytes()
-    available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), math.inf)
-    return int(min(available, memory_bytes()))

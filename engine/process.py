@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from convgrad._dtypes import DTYPES
 from convgrad._errors import TooLarge
-from engine.container import cpu_count
+from engine.container import cpu_count, free_memory
 from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph
-from engine.limits import ProcessLimits, free_memory
+from engine.limits import ProcessLimits
 from engine.options import Options
 from engine.planning import Prepared
 from engine.prepare import Metas, Preparer, describe

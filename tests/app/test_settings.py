@@ -13,7 +13,7 @@ from pydantic import ByteSize, ValidationError
 from app.checking import read_settings
 from app.flags import parse_flags
 from app.settings import Settings, unknown_variables
-from engine.container import cpu_count, memory_bytes
+from engine.container import cpu_count, free_memory, memory_bytes
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +158,19 @@ def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path / "inside") == 1 << 20
     write(machine(tmp_path / "outside", "memory", "/../other", version=2) / "memory.max", "2097152")
     assert memory_bytes(tmp_path / "outside") == 2 << 20
+
+
+@pytest.mark.parametrize(("version", "names"), [(1, ("limit_in_bytes", "usage_in_bytes")), (2, ("max", "current"))])
+def test_what_a_group_has_used_is_not_free(tmp_path: Path, version: int, names: tuple[str, str]) -> None:
+    """What is free in a control group is its limit less what it uses, but for files that are kept in memory."""
+    folder = machine(tmp_path, "memory", "/a", version=version) / "a"
+    write(folder / f"memory.{names[0]}", "1000000")
+    write(folder / f"memory.{names[1]}", "700000")
+    assert free_memory(tmp_path) == 300_000
+    write(folder / "memory.stat", "anon 500000\ninactive_file 200000\n")
+    assert free_memory(tmp_path) == 500_000
+    write(tmp_path / "proc" / "meminfo", "MemTotal: 900 kB\nMemAvailable: 100 kB\n")
+    assert free_memory(tmp_path) == 100 << 10
 
 
 def test_an_address_space_limit_limits_the_memory() -> None:
