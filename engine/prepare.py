@@ -1,13 +1,12 @@
 """From a call's name, attributes, tensors' shapes and options to its plans, checked against all rules and limits.
 
 Calls are remembered by their arguments: training repeats the calls of the same few layers. Keys are exact about types,
-as the rules are, where Python takes True, 1 and 1.0 as equal: `marshal` writes them, in a microsecond.
+as the rules are, where Python takes True, 1 and 1.0 as equal.
 """
 
 from __future__ import annotations
 
 import itertools
-import marshal
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,7 @@ Metas = Mapping[str, TensorMeta | list[int]]
 
 _NUMBERS = itertools.count()
 _MAX_MEMBERS = 16
-_MAX_BYTES = 2048
+_MAX_TEXT = 2048
 _PLAIN = frozenset((int, str))
 
 
@@ -99,11 +98,9 @@ class Preparer:
             given += (key, meta.dtype, meta.shape) if type(meta) is TensorMeta else (key, meta)
         for value in (*attributes.values(), *given):
             if not _PLAIN.issuperset(map(type, value) if type(value) in (list, tuple) else (type(value),)):
-                return None  # `marshal` would write the bytes of an array, whatever its dtype
-        call: Any = (name, attributes, given, tuple(_without_deadline(options)))
-        # Version 0 writes equal values equally, whoever else refers to them.
-        text = marshal.dumps(call, 0)
-        return (self._number, text) if len(text) <= _MAX_BYTES else None
+                return None
+        text = repr((name, attributes, given, tuple(_without_deadline(options))))
+        return (self._number, text) if len(text) <= _MAX_TEXT else None
 
 
 def _without_deadline(options: Options) -> Options:
