@@ -258,7 +258,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
 
         `takes` is what the kernel takes: lists of `ops`, `dtypes`, `ranks`, `data_formats` and `weights_formats`, and
         True or False for `strides`, `dilations`, `pads`, `uneven_pads`, `groups`, `bias` and `empty`. `label` is
-        for the signed document. Raises `RateLimited` when too many checks are open.
+        for the signed document. With `convgrad.local()` the check is a self-test. Raises `InvalidParams` with every
+        broken rule, and `RateLimited` or `Overloaded` when too many checks are open.
         """
         given = {"takes": takes or {}, "cases": cases, "label": label}
         return str((await self._backend.fetch(CheckMethod("check.begin", given))).get("check"))
@@ -267,6 +268,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         """Return the case of a sealed check that is to be answered; None after the last.
 
         With `seed` the service sends no tensors: the inputs are generated here. Don't show the seed to the kernel.
+        Raises `NotFound` for an unknown check, `Forbidden` for that of another key, `InvalidParams` for a finished one,
+        and `RateLimited` when the inputs need too much memory.
         """
         found: SealedCase | None = await self._backend.fetch(NextCase(check, seed))
         return found
@@ -274,27 +277,34 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
     async def submit_result(self, case: SealedCase, result: Tensor) -> Report:
         """Submit the kernel's result of a sealed case; a result that fails is not an error.
 
-        Raises `InvalidParams` for another dtype or shape, and with the type `late` or `answered` in its errors.
+        Raises `InvalidParams` for another dtype or shape, and with the type `late` or `answered` in its errors;
+        `NotFound` and `Forbidden` as `next_case` does.
         """
         request = SubmitResult(case.check, case.number, case.output, result)
         return Report(await self._backend.fetch(request))
 
     async def submit_outcome(self, case: SealedCase, outcome: str) -> None:
-        """Say that the kernel has no result of a sealed case: it is `unsupported`, or the kernel `failed`."""
+        """Say that the kernel has no result of a sealed case: it is `unsupported`, or the kernel `failed`.
+
+        Raises what `submit_result` does.
+        """
         given = {"check": case.check, "case": case.number, "outcome": outcome}
         await self._backend.fetch(CheckMethod("check.submit", given))
 
     async def finish_check(self, check: str) -> dict[str, Any]:
-        """End a sealed check; return its signed document."""
+        """End a sealed check; return its signed document. Raises `NotFound` and `Forbidden` as `next_case` does."""
         found: dict[str, Any] = await self._backend.fetch(CheckMethod("check.finish", {"check": check}))
         return found
 
     async def drop_check(self, check: str) -> None:
-        """Have the service forget a sealed check."""
+        """Have the service forget a sealed check. Raises `NotFound` and `Forbidden` as `next_case` does."""
         await self._backend.fetch(CheckMethod("check.drop", {"check": check}))
 
     async def verify_signature(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the service whether it signed the document of a sealed check; return `valid`, `reason` and `key_id`."""
+        """Ask the service whether it signed the document of a sealed check; return `valid`, `reason` and `key_id`.
+
+        Raises `InvalidParams` for what is no JSON object.
+        """
         found: dict[str, Any] = await self._backend.fetch(CheckMethod("check.verify_signature", {"document": document}))
         return found
 

@@ -16,7 +16,10 @@ from convgrad._inference import json_bytes
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
 
-__all__ = ["SealedCase", "case_of", "encoded", "next_request", "submission"]
+__all__ = ["SELF_TEST", "SealedCase", "case_in", "case_of", "encoded", "next_request", "require_id", "submission"]
+
+SELF_TEST = "(self-test)"
+"""The key in the documents of self-tests; no key of a service can have this name."""
 
 _ID = re.compile(r"[0-9a-z]{1,64}")
 
@@ -73,7 +76,11 @@ def submission(check: str, case: int, output: str, result: Tensor) -> HttpReques
 
 def case_of(content_type: str, body: bytes) -> SealedCase | None:
     """Return the case in a reply, None after the last; raises `ProtocolError` for anything else."""
-    reply, inputs = tensors_of(content_type, body, "inputs")
+    return case_in(*tensors_of(content_type, body, "inputs"))
+
+
+def case_in(reply: Mapping[str, Any], inputs: dict[str, Array]) -> SealedCase | None:
+    """Return the case that a reply describes, with these inputs unless it has their seed; raises like `case_of`."""
     try:
         if reply["case"] is None:
             return None
@@ -88,7 +95,12 @@ def case_of(content_type: str, body: bytes) -> SealedCase | None:
         raise ProtocolError("the reply must be a case of a sealed check") from error
 
 
-def _path(check: str | None, what: str) -> str:
+def require_id(check: object) -> None:
+    """Raise `NotFound` for an id that no check has, unless it is None."""
     if check is not None and not (isinstance(check, str) and _ID.fullmatch(check)):
         raise NotFound("the id of a check must be letters and digits")
+
+
+def _path(check: str | None, what: str) -> str:
+    require_id(check)
     return f"/v1/checks{'' if check is None else f'/{check}'}{what}"

@@ -100,6 +100,12 @@ class Engine:
     ) -> dict[str, Any]:
         """Return the report on a result, which is among the inputs under the name of an output."""
         prepared = self.preparer.prepare_verification(name, attributes, metas_of(inputs), options)
+        return self.judge(prepared, inputs, stop, on_progress)
+
+    def judge(
+        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None = None
+    ) -> dict[str, Any]:
+        """Return the report of a prepared verification."""
         begun = time.perf_counter()
         _check_room(prepared)
         report = np.empty(prepared.plan.problem.output_shape, np.uint8)

@@ -68,6 +68,7 @@ def as_json(report: dict[str, Any]) -> bytes:
     return json.dumps(_plain(report), allow_nan=False, separators=(",", ":")).encode()
 
 
+@np.errstate(all="ignore")  # in the caller's process a warning would be the caller's
 def report_on(
     compared: Compared, stop: Stop, *, whole: Sequence[int] | None = None, first: Sequence[int] | None = None
 ) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def dispatch(given: Sequence[str]) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Check a kernel, here or by a sealed check."""
-    return (sealed.check if options.sealed or options.verify_signature else check.check)(options)
+    return (sealed.check if options.sealed is not None or options.verify_signature else check.check)(options)
 
 
 _COMMANDS: dict[str, Command] = {

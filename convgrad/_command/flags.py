@@ -171,7 +171,13 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         metavar=("OLD", "NEW"),
         help="compare two JSON reports: what broke, what is slower",
     )
-    add("--sealed", metavar="URL", help="a check whose cases the service at URL draws, judges and signs (50 cases)")
+    add(
+        "--sealed",
+        nargs="?",
+        const="",
+        metavar="URL",
+        help="a check whose cases the service at URL draws, judges and signs (50 cases); without one, a self-test",
+    )
     add("--verify-signature", metavar="FILE", help="ask the service whether it signed the report of a sealed check")
     add("--kernel-api-key", metavar="KEY", help="key of the server that is checked")
     _add_local(command, default=True)

@@ -19,7 +19,7 @@ from convgrad._command.connection import connected
 from convgrad._command.exits import FAILED
 from convgrad._command.streams import show
 from convgrad._errors import ConvgradError, InvalidParams
-from convgrad._sealed import SealedCase
+from convgrad._sealed import SELF_TEST, SealedCase
 
 __all__ = ["check"]
 
@@ -31,12 +31,15 @@ def check(options: argparse.Namespace) -> int:
     """Check a kernel by a sealed check, or verify the signature of one."""
     if options.verify_signature:
         return _verify(options)
+    if options.kernel is None and "://" not in options.sealed:  # `--sealed KERNEL`
+        options.kernel, options.sealed = options.sealed or None, ""
     if options.kernel is None:
         raise ValueError("no kernel: give module:function, library.so, command:program, a URL, or a framework")
     check_folders(options)
-    options.url, options.local = options.sealed, False
+    if options.sealed:
+        options.url, options.local = options.sealed, False
     label = options.kernel.encode("ascii", "replace").decode()[:200]
-    hidden = [text for text in (options.sealed, options.api_key) if text]
+    hidden = [text for text in (options.url, options.api_key) if text]
     with unreadable(), connected(options) as client:
         takes, arrays = takes_of(options, client), options.arrays or "numpy"
         with (
@@ -144,4 +147,7 @@ def _text(document: dict[str, Any]) -> str:
         for case in document["cases"]
         if case["status"] not in ("passed", "unsupported")
     ]
-    return "\n".join([*lines, f"  check {document['check']}, signed with key {document['signature']['key_id']}"])
+    signed = f"signed with key {document['signature']['key_id']}"
+    if document["key"] == SELF_TEST:
+        signed = "a self-test: its signature is worth nothing to others"
+    return "\n".join([*lines, f"  check {document['check']}, {signed}"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import convgrad
 from convgrad import Client, Retry
 from tests.convgrad.server import Server, running
 
@@ -24,4 +25,12 @@ def server() -> Iterator[Server]:
 def client(server: Server) -> Iterator[Client]:
     """A client for that server, with short waits between attempts."""
     with Client(server.url, retry=QUICK) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["service", "process"])
+def live(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client of the real service, and one that computes in this process: they are exchangeable."""
+    where = convgrad.local() if request.param == "process" else Client(request.getfixturevalue("service").url)
+    with where as client:
         yield client

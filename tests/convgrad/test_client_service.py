@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,6 @@ LAYER = Case(
     weights_format="IOX",
     groups_axis="O",
 )
-
-
-@pytest.fixture(scope="module", params=["service", "process"])
-def live(request: pytest.FixtureRequest) -> Iterator[Client]:
-    """A client of the real service, and one that computes in this process: they are exchangeable."""
-    where = convgrad.local() if request.param == "process" else Client(request.getfixturevalue("service").url)
-    with where as client:
-        yield client
 
 
 def inputs_of(case: Case) -> dict[str, Any]:

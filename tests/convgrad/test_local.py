@@ -302,12 +302,6 @@ def test_memory_that_is_not_there(local: convgrad.LocalClient) -> None:
     assert caught.value.data["reason"] == "memory"
 
 
-def test_sealed_checks_need_a_service(local: convgrad.LocalClient) -> None:
-    """A process can't seal cases from itself, and says so."""
-    with pytest.raises(convgrad.Unsupported, match="sealed checks need a service"):
-        local.begin_check()
-
-
 def test_importing_is_light() -> None:
     """`import convgrad` loads neither the kernels nor what computes, and making a client does not either."""
     code = "import sys, convgrad; convgrad.local(); print({'numba', 'httpx', 'kernels', 'engine'} & {*sys.modules})"

@@ -16,6 +16,7 @@ import pytest
 
 import app
 import convgrad
+import engine
 import schemas
 
 SIZE = 1 << 16
@@ -58,9 +59,9 @@ WORST: dict[str, list[str]] = {
     "app.telemetry.context._TRACEPARENT": ["0" * SIZE, "00-" + "0" * 32 + "-" + "0" * 16 + "-00-" + "x" * SIZE + "\n"],
     "convgrad._npy._PRINTABLE_DESCR": ["<f" + "1" * SIZE],
     "convgrad._npy._TOKEN": [" " * SIZE, "'" + "a" * SIZE, "9" * SIZE],
-    "app.calls.sealed.checks._ID": ["a" * SIZE],
+    "engine.sealed.checks._ID": ["a" * SIZE],
     "app.settings._ORIGIN": ["a" * SIZE, "a://" + " " * SIZE],
-    "app.calls.sealed.checks._LABEL": ["a" * SIZE + "\n"],
+    "engine.sealed.checks._LABEL": ["a" * SIZE + "\n"],
     "convgrad._core._OP": ["a" * SIZE + "/"],
     "convgrad._sealed._ID": ["a" * SIZE],
     "convgrad._graphs._HEAD": ['name="' * SIZE],
@@ -71,7 +72,7 @@ OURS = {
     "app.http.keys._DIGEST", "app.http.keys._LIMIT", "app.http.keys._NAME", "app.settings._HOST_NAME",
     "app.settings_table._LITERAL", "app.settings_table._WORD",
     "convgrad._command.spec._DESCRIBED", "convgrad._command.spec._INTEGERS", "convgrad._multipart._NAME",
-    "schemas.describe._NAME",
+    "engine.threads._OPENMP", "schemas.describe._NAME",
 }  # fmt: skip
 """Expressions that meet only what the operator or the user of the command wrote, or our own texts."""
 
@@ -80,7 +81,7 @@ OURS = {
 def expressions() -> dict[str, re.Pattern[Any]]:
     """Return the compiled expressions of all modules by name."""
     found = {}
-    for package in (app, schemas, convgrad):
+    for package in (app, engine, schemas, convgrad):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if module.name.endswith("__main__") or module.name.startswith(("convgrad.torch", "convgrad.jax")):
                 continue

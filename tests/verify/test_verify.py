@@ -228,6 +228,12 @@ def test_an_overflow_of_both_signs() -> None:
         assert verify(case, {"src": src, "diff_dst": diff_dst}, np.full((1, 1, 1, 1), np.inf, np.float32))["passed"]
 
 
+def test_errors_beyond_the_largest_number() -> None:
+    """An error of more allowances than the largest number fails the result, without a warning."""
+    inputs = {name: tensor * np.float32(2.0**-60) for name, tensor in LAYER.floats().items()}
+    assert not verify(LAYER, inputs, np.ones(LAYER.weights_shape, np.float32))["passed"]
+
+
 def test_swapped_channels_are_named() -> None:
     """A gradient whose channel axes are in the other order is told apart, in every format."""
     for weights_format in ("OIX", "XIO", "XOI", "IOX"):

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from app.calls.outputs import HeldTensor
-from app.calls.sealed.checks import OUTCOMES, Judging, SealedCase, SealedCheck, is_check_id, refused
+from app.calls.sealed.checks import Judging, settled, submit
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
@@ -22,14 +22,15 @@ from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
-from convgrad._errors import NotFound
 from engine.options import ENCODINGS, Options, check_encoding
 from engine.planning import Prepared, tensor_bytes
-from schemas.broken_rules import broken_rule, invalid_params, safe_key
+from engine.sealed.checks import SealedCase, SealedCheck, choice
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.checks import CHECK_METHODS
 from schemas.rows import InputRows
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
+from schemas.tensors import TensorSpec
 
 __all__ = ["CheckTask", "Submit"]
 
@@ -68,7 +69,6 @@ class Submit(Task):
         super().__init__(service)
         self._place = place
         # Known once the params are.
-        self._check: SealedCheck
         self._case: SealedCase
         self._outcome: str | None
 
@@ -83,19 +83,11 @@ class Submit(Task):
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
         given = _params(self._place(document), "check.submit")
         self._find(given)
-        self._outcome, inputs = _choice(given, "outcome", (None, *OUTCOMES)), given.get("inputs") or {}
-        if not isinstance(inputs, Mapping):
-            raise refused("inputs", "inputs must be an object", "object_type")
-        row = find_operation(self._case.case.problem.op).operation.output
-        rows = InputRows(inputs=() if self._outcome else (row,))
-        for name in inputs.keys() - rows.input_spellings:
-            rule = f"the only input is {row.name}: send it or an outcome, not both"
-            raise invalid_params("check", [broken_rule(["inputs", safe_key(name)], rule, "unknown_input")])
-        return RequestObject("check", rows, {}, inputs, None)
+        self._outcome, rows, inputs = self._case.read_answer(given)
+        return RequestObject(self._case.case.problem.op, rows, {}, inputs, None)
 
     def _find(self, given: Mapping[str, Any]) -> None:
-        self._check = self.service.sealed_checks.find(current_context(), given["check"])
-        self._case = self._check.case(given["case"])
+        self._case = _found(self.service, given).case(given["case"])
         self._case.require_answerable()
 
     async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:
@@ -104,7 +96,7 @@ class Submit(Task):
             return None
         asked = self._case.case.problem
         called = find_operation(asked.op)
-        own = {name: Tensor(dtype(spec.dtype), spec.shape) for name, spec in self._case.specs.items()}
+        own = {name: Tensor(dtype(asked.dtype), shape) for name, shape in asked.input_shapes.items()}
         inputs, options = {**request.inputs, **own}, {"fast": False}
         whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
         return await prepare_verification(self.service, whole)
@@ -115,7 +107,7 @@ class Submit(Task):
         if prepared is not None:
             (result,) = tensors.values()
             answer = hashlib.sha256(result.view[: tensor_bytes(prepared.op.output)]).hexdigest()
-        verdict, closing = self._case.submit(answer, lambda: self._judge(prepared, tensors)), self.service.closing
+        verdict, closing = submit(self._case, answer, lambda: self._judge(prepared, tensors)), self.service.closing
         closing.add(verdict)
         verdict.add_done_callback(closing.discard)
         return Verdict(verdict)
@@ -129,20 +121,14 @@ class Submit(Task):
         return self._judged(prepared, owned, lease)
 
     async def _noted(self) -> dict[str, Any]:
-        self._case.close(str(self._outcome))
-        return self._reply({"outcome": self._outcome})
+        return self._case.note(str(self._outcome))
 
     async def _judged(self, prepared: Prepared, owned: Mapping[str, Segment], lease: Lease) -> dict[str, Any]:
         result = next(iter(owned.values())).view[: tensor_bytes(prepared.op.output)]
         with lease:
             async with Verification(self.service, prepared, owned, lease) as verification:
                 await finish(verification)
-                report = verification.result().document
-                self._case.judge(bool(report["passed"]), result)
-        return self._reply(report)
-
-    def _reply(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        return {"check": self._check.id, "case": self._case.number, **members}
+                return self._case.judge(verification.result().document, result)
 
 
 class Verdict(Work):
@@ -167,61 +153,45 @@ class Verdict(Work):
 
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
     checks, settings = service.sealed_checks, service.settings
-    check = checks.begin(current_context(), given)
+    context = current_context()
+    check = checks.begin(given, context.tenant, context.key)
     limits = {"case_s": settings.sealed_case_s, "check_s": settings.sealed_check_s, "key_id": checks.signer.key_id}
     return Answered(Result({"check": check.id, "cases": check.asked, **limits}))
 
 
 async def _next(service: Service, given: Mapping[str, Any]) -> Work:
-    sent, encoding = _choice(given, "send", _SENT), _choice(given, "encoding", ENCODINGS)
-    check = await _found(service, given).settled()
+    sent, encoding = choice(given, "send", _SENT), choice(given, "encoding", ENCODINGS)
+    check = await settled(_found(service, given))
     case = await service.sealed_checks.next(check)
+    document = check.describe(case)
     if case is None:
-        return Answered(Result({"check": check.id, "case": None, "cases": check.asked}))
-    asked = case.case.problem
-    document = {
-        "check": check.id, "case": case.number, "cases": check.asked, "op": asked.op, "dtype": asked.dtype,
-        "attributes": asked.attributes(), "problem": asked.as_json(),
-        "outputs": {asked.output: {"dtype": asked.dtype, "shape": list(asked.output_shape)}},
-    }  # fmt: skip
+        return Answered(Result(document))
     if sent == "seed":
         case.as_seed = True
         return Answered(Result({**document, "generate": case.case.as_json()}, member="inputs"))
-    check_encoding(Options(encoding), [(name, spec.shape) for name, spec in case.specs.items()])
-    inputs = [HeldTensor(name, spec, case.inputs[name].share()) for name, spec in case.specs.items()]
+    asked = case.case.problem
+    check_encoding(Options(encoding), asked.input_shapes.items())
+    inputs = [
+        HeldTensor(name, TensorSpec(name, asked.dtype, shape), case.inputs[name].share())
+        for name, shape in asked.input_shapes.items()
+    ]
     return Answered(Result(document, inputs, encoding, "inputs"))
 
 
 async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(Result(service.sealed_checks.finish(await _found(service, given).settled())))
+    return Answered(Result(service.sealed_checks.finish(await settled(_found(service, given)))))
 
 
 async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
-    try:
-        service.sealed_checks.drop(_found(service, given))
-    except NotFound:  # the reply to the same request may have been lost
-        if not is_check_id(given["check"]):
-            raise
-    return Answered(Result({"check": given["check"]}))
+    return Answered(Result(service.sealed_checks.forget(given["check"], current_context().tenant)))
 
 
 async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
-    document = given["document"]
-    if not isinstance(document, Mapping):
-        raise refused("document", "document must be the object that check.finish returned", "object_type")
-    return Answered(Result(service.sealed_checks.signer.verified(document)))
-
-
-def _choice(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
-    """Return a member that must be one of `choices`, by default the first."""
-    value = given.get(name)
-    if value is not None and value not in choices:
-        raise refused(name, f"{name} must be {' or '.join(filter(None, choices))}", "choice")
-    return choices[0] if value is None else value
+    return Answered(Result(service.sealed_checks.verify_signature(given["document"])))
 
 
 def _found(service: Service, given: Mapping[str, Any]) -> SealedCheck:
-    return service.sealed_checks.find(current_context(), given["check"])
+    return service.sealed_checks.find(given["check"], current_context().tenant)
 
 
 def _params(given: Any, method: str) -> dict[str, Any]:

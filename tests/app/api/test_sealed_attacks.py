@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 import convgrad
-from app.calls.sealed.checks import SealedCase, SealedChecks
-from app.calls.sealed.signing import Signer
+from app.calls.sealed.checks import SealedChecks, submit
 from app.pool.buffers import SegmentPool
 from app.settings import Settings
-from app.telemetry.context import RequestContext
 from convgrad import Overloaded
 from convgrad._cli import main
+from engine.sealed.checks import SealedCase
+from engine.sealed.signing import Signer
 from tests.app.api import cheats
 from tests.app.bare import connected, multipart, written
 from tests.app.resident import Resident, resident_service
@@ -124,7 +124,7 @@ def test_an_answer_that_could_not_be_judged(resident: Resident, client: convgrad
             raise Overloaded("as when the queue is full")
 
         with pytest.raises(Overloaded):
-            await own.submit(result_sha256(right(case)), judge)
+            await submit(own, result_sha256(right(case)), judge)
 
     resident.run(fail())
     assert own.status == "open"
@@ -160,15 +160,13 @@ def test_finished_checks_hold_no_place() -> None:
         checks = SealedChecks(Settings(sealed_checks=2), SegmentPool(1 << 20))
         finished = []
         for number in range(300):
-            owner = RequestContext("test", key=f"key {number // 3}")
-            finished.append((owner, checks.begin(owner, {})))
-            checks.finish(finished[-1][1])
-        kept = [index for index, (_, check) in enumerate(finished) if check.id in checks._checks]
+            finished.append(checks.begin({}, f"owner {number // 3}", "key"))
+            checks.finish(finished[-1])
+        kept = [index for index, check in enumerate(finished) if check.id in checks._checks]
         assert kept == [number for number in range(300) if number % 3]  # two of each owner
         for number in range(100):
-            owner = RequestContext("test", key=f"another key {number}")
             for _ in range(2):
-                checks.finish(checks.begin(owner, {}))
+                checks.finish(checks.begin({}, f"another owner {number}", "key"))
         assert len(checks._checks) == 256
 
     asyncio.run(use())

@@ -11,7 +11,6 @@ from pydantic import ByteSize
 from app.calls.sealed.checks import SealedChecks
 from app.pool.buffers import SegmentPool
 from app.settings import Settings
-from app.telemetry.context import RequestContext
 from convgrad import NotFound, RateLimited
 
 
@@ -19,9 +18,9 @@ def test_a_lost_client_costs_nothing() -> None:
     """The memory of a case is free when its time is over, and so is its check."""
 
     async def lose(case_s: float, check_s: float) -> None:
-        context, segments = RequestContext("test"), SegmentPool(1 << 24)
+        segments = SegmentPool(1 << 24)
         checks = SealedChecks(Settings(sealed_case_s=case_s, sealed_check_s=check_s), segments)
-        check = checks.begin(context, {})
+        check = checks.begin({}, "owner", "key")
         with suppress(NotFound):  # on a slow machine the check is over at once
             await checks.next(check)
         async with asyncio.timeout(30):
@@ -29,7 +28,7 @@ def test_a_lost_client_costs_nothing() -> None:
                 await asyncio.sleep(0.001)
         if case_s > check_s:
             with pytest.raises(NotFound):
-                checks.find(context, check.id)
+                checks.find(check.id, "owner")
         else:
             assert checks.finish(check)["counts"] == {"not_given": 49, "late": 1}
 
@@ -43,7 +42,7 @@ def test_memory() -> None:
     async def draw() -> None:
         segments = SegmentPool(1 << 24)
         checks = SealedChecks(Settings(sealed_memory=ByteSize(1)), segments)
-        check = checks.begin(RequestContext("test"), {})
+        check = checks.begin({}, "owner", "key")
         with pytest.raises(RateLimited, match="may have 1") as refused:
             await checks.next(check)
         assert refused.value.data["reason"] == "check_memory"
