@@ -142,10 +142,7 @@ class Process:
         given = _tensors(request.inputs, f64=options.uses_reference)
         attributes, metas = request.attributes, metas_of(given)
         prepared = preparer.known(request.op, attributes, metas, options)
-        if prepared is None:  # also if its attributes have tuples for lists
-            prepared = preparer.prepare(request.op, _plain(attributes), metas, options)
-            preparer.keep(attributes, metas, prepared)
-        return prepared, given
+        return prepared or preparer.prepare(request.op, _plain(attributes), metas, options), given
 
 
 class AsyncProcess:

@@ -18,6 +18,7 @@ from engine.planning import Prepared, check_limits, describe_plans, plan_call, v
 from engine.verifying import plan_verified
 from kernels.cache import CACHE
 from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
+from schemas.rows import MAX_DIMS
 
 __all__ = ["Metas", "Preparer", "check", "describe", "named"]
 
@@ -26,8 +27,8 @@ Metas = Mapping[str, TensorMeta | list[int]]
 
 _NUMBERS = itertools.count()
 _MAX_MEMBERS = 16
-_MAX_TEXT = 2048
-_PLAIN = frozenset((int, str))
+_MAX_TEXT = 64
+_INTEGERS = frozenset((int,))
 
 
 def check(name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, limits: Limits) -> ResolvedOp:
@@ -89,18 +90,26 @@ class Preparer:
 
     def _key(self, name: object, attributes: object, metas: object, options: Options) -> Hashable | None:
         """Return what calls have in common exactly when they are the same; None if that is not plain or not short."""
-        if type(attributes) is not dict or type(metas) is not dict:
+        if type(attributes) is not dict or type(metas) is not dict or type(name) is not str:
             return None
         if len(attributes) > _MAX_MEMBERS or len(metas) > _MAX_MEMBERS:
             return None
-        given: list[Any] = []
-        for key, meta in metas.items():
-            given += (key, meta.dtype, meta.shape) if type(meta) is TensorMeta else (key, meta)
-        for value in (*attributes.values(), *given):
-            if not _PLAIN.issuperset(map(type, value) if type(value) in (list, tuple) else (type(value),)):
-                return None
-        text = repr((name, attributes, given, tuple(_without_deadline(options))))
-        return (self._number, text) if len(text) <= _MAX_TEXT else None
+        parts: list[Any] = [self._number, name, _without_deadline(options), len(attributes)]
+        for members in (attributes, metas):
+            for key, value in members.items():
+                kind = type(value)
+                if kind is TensorMeta:
+                    parts.append(value.dtype)
+                    value = value.shape
+                    kind = type(value)
+                if kind is tuple or kind is list:
+                    if len(value) > MAX_DIMS or not _INTEGERS.issuperset(map(type, value)):
+                        return None
+                    value = tuple(value)
+                elif kind is not int and (kind is not str or len(value) > _MAX_TEXT):
+                    return None
+                parts += (key, value)
+        return tuple(parts)
 
 
 def _without_deadline(options: Options) -> Options:

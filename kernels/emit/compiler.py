@@ -9,6 +9,7 @@ The processor and the features that the compiler may emit for are those of the t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter, Signature
@@ -74,13 +75,24 @@ ENTRIES: list[Entry] = []
 # an index of null, and what is read or written there is left out. So sums stay integers.
 llvm.set_option("", "-addr-sink-using-gep=false")
 
-if target().compiles and target().arch == host_arch():
-    for _name, _value in {
-        "CACHE_DIR": cache_folder(),
-        "CPU_NAME": target().cpu,
-        "CPU_FEATURES": target().llvm_features(host_features()[1]),
-    }.items():
+_HERE = target().compiles and target().arch == host_arch()
+
+if _HERE:  # Numba has one compiler for all code of a process
+    _settings = {"CPU_NAME": target().cpu, "CPU_FEATURES": target().llvm_features(host_features()[1])}
+    for _name, _value in _settings.items():
         setattr(config, _name, _value)  # Numba makes its settings at run time
+
+
+@contextmanager
+def _cached_here() -> Iterator[None]:
+    """Have the functions that are declared meanwhile cached in our folder: those of others stay where theirs are."""
+    before = vars(config)["CACHE_DIR"]
+    try:
+        if _HERE:
+            vars(config)["CACHE_DIR"] = cache_folder()
+        yield
+    finally:
+        vars(config)["CACHE_DIR"] = before
 
 
 def limit_vectors(module: Any) -> None:
@@ -224,7 +236,8 @@ def _compiled(function: F, *, inlined: bool) -> F:
     # C calls nothing but a `callback`, and Python few functions: an entry for either takes time to compile
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inlined or function.__name__.startswith("_")}
     options |= {"error_model": "numpy", "boundscheck": False, "pipeline_class": _Pipeline}
-    dispatcher: Any = numba.njit(nogil=True, cache=True, **options)(function)
+    with _cached_here():
+        dispatcher: Any = numba.njit(nogil=True, cache=True, **options)(function)
     compile_anew, context = dispatcher.compile, dispatcher.targetctx
 
     def make(_: object = None) -> Any:
@@ -251,7 +264,8 @@ def _make_called(function: Callable[..., Any]) -> None:
 def callback(signature: Any, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
     _make_called(function)
-    return numba.cfunc(signature, cache=True)(function)
+    with _cached_here():
+        return numba.cfunc(signature, cache=True)(function)
 
 
 def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:

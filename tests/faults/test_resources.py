@@ -13,9 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from numba.core import config
 
-import kernels  # noqa: F401 - it names the cache's folder
 from kernels.emit.cache import cache_folder
 from tests.app.samples import NPY, SMALL, post, read, same_bits
 from tests.faults.apis import prepare
@@ -83,7 +81,7 @@ def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
     )
     if not can(unshare("mount -t tmpfs none /mnt")):
         pytest.skip("no mounts here")
-    under = unshare(fill, getattr(config, "CACHE_DIR"), str(tmp_path))  # noqa: B009 - as it is set
+    under = unshare(fill, cache_folder(), str(tmp_path))
     with running_service("--workers", "1", under=under, NUMBA_CACHE_DIR=str(tmp_path)) as service:
         assert right(service)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba.core import config
 
-from kernels.emit.cache import choose_folder, folder_name, is_unpacked, pack, refused_folder
+from kernels.emit.cache import cache_folder, choose_folder, folder_name, is_unpacked, pack, refused_folder
+from kernels.gradient.tiles.driver import store
 
 
 @pytest.fixture
@@ -115,3 +118,10 @@ def test_only_the_first_process_takes_unpacked_code_as_whole(tmp_path: Path, mon
     assert is_unpacked()
     choose_folder({"NUMBA_CACHE_DIR": str(tmp_path)})
     assert not is_unpacked()
+
+
+def test_functions_of_others_are_cached_where_theirs_are() -> None:
+    """Numba's setting is the user's once the kernels are declared, and each kernel is cached in our folder."""
+    assert vars(config)["CACHE_DIR"] == os.environ.get("NUMBA_CACHE_DIR", "")
+    dispatcher: Any = store
+    assert dispatcher.stats.cache_path.startswith(cache_folder())
