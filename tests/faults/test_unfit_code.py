@@ -36,9 +36,10 @@ def sum_box(builder, walk, places, sums, *others, **options):
         long = ir.IntType(64)
         builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
     if fault == "can't be compiled":
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8)] * 3)
-        function = ir.Function(builder.module, kind, "llvm.x86.tdpbf16ps")
-        builder.call(function, [ir.IntType(8)(i) for i in range(3)])
+        lanes, long = ir.VectorType(ir.FloatType(), 4), ir.IntType(64)  # of an instruction that AMD gave up
+        function = ir.Function(builder.module, ir.FunctionType(lanes, [lanes]), "llvm.x86.xop.vfrcz.ps")
+        place = builder.inttoptr(long(8), lanes.as_pointer())
+        builder.store(builder.call(function, [builder.load(place)]), place)
     return sums
 
 tiles.sum_box = sum_box
