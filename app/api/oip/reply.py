@@ -53,7 +53,7 @@ async def send_inference(
     parts: list[bytes | memoryview] = []
     if not numbers:
         parts = [start + b",".join(described) + b"]}", *binary]
-    elif binary or sum(numbers) <= NUMBERS:
+    elif sum(numbers) <= NUMBERS:
         parts = [b"".join([piece async for piece in with_numbers()]), *binary]
     headers, media_type, length = {}, "application/json", None
     if binary:

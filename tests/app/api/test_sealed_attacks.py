@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from convgrad._cli import main
 from engine.sealed.checks import SealedCase
 from engine.sealed.signing import Signer
 from tests.app.api import cheats
-from tests.app.bare import connected, multipart, written
+from tests.app.bare import connected, written
+from tests.app.pool.fleet import Frozen
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import SLOW, SSE, digest
+from tests.app.samples import digest
 
 TAKES = {"ops": ["BiasAdd"], "data_formats": ["NCX"], "dtypes": ["f32"]}
 
@@ -40,7 +41,7 @@ KEY = "cg_the-key-of-the-checker"
 
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
-    """A service with a key, and one worker, which a slow call can occupy."""
+    """A service with a key and one worker, beside the spare one."""
     with resident_service(workers=1, sealed_checks=8, keys=f"checker {digest(KEY)}") as resident:
         yield resident
 
@@ -74,17 +75,14 @@ def next_case(client: convgrad.Client, check: str) -> convgrad.SealedCase:
 @contextmanager
 def submitted(resident: Resident, check: str, result: np.ndarray[Any, Any]) -> Iterator[None]:
     """Submit a result and hang up while it is judged, which takes as long as the block."""
-    with ExitStack() as occupied:
-        slow = occupied.enter_context(connected(resident.url))
-        slow.sendall(b"".join(multipart(SLOW, SSE, {"x-api-key": KEY}, reference=True)))
-        resident.until(lambda: not resident.is_idle())
+    with Frozen({worker["pid"] for worker in resident.service.engine.snapshot()["workers"]}):
         body = {"case": 0, "inputs": {"dst": {"dtype": "f32", "shape": list(result.shape), "data": result.tolist()}}}
         headers = {"x-api-key": KEY}
         request = httpx.Request("POST", f"{resident.url}/v1/checks/{check}/submit", json=body, headers=headers)
         with connected(resident.url) as sock:
             sock.sendall(b"".join(written(request)))
             resident.until(lambda: given(resident, check).status == "judging")
-        resident.until(lambda: resident.service.admission.requests == 1)  # the slow call
+        resident.until(lambda: not resident.service.admission.requests)
         yield
 
 
