@@ -25,6 +25,13 @@ def test_labels_agree_with_the_project() -> None:
     }
 
 
+def test_what_is_copied_is_in_the_context() -> None:
+    """.dockerignore lets everything through that the Dockerfile copies from the checkout."""
+    allowed = set(re.findall(r"^!/?([^/\n]+)", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE))
+    copied = [line.split()[:-1] for line in re.findall(r"^COPY (?!--)(.+)$", DOCKERFILE, re.MULTILINE)]
+    assert {source.split("/")[0] for sources in copied for source in sources} <= allowed
+
+
 def test_both_images_are_baked() -> None:
     """`docker buildx bake` builds the image of the service and that of Ray's nodes, both labelled with their source."""
     text = (ROOT / "docker-bake.hcl").read_text("utf-8")
