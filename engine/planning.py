@@ -138,7 +138,7 @@ class Prepared:
         """The number of units of all outputs."""
         return sum(len(computation.plan.units) for computation in self.computations)
 
-    # What each call needs of what is prepared once.
+    # Every run needs these: they are derived once.
 
     @cached_property
     def memory(self) -> int:

@@ -89,7 +89,7 @@ class Preparer:
         return Prepared(op, (plan(),), options, named(op, metas))
 
     def _key(self, name: object, attributes: object, metas: object, options: Options) -> Hashable | None:
-        """Return what calls have in common exactly when they are the same; None if that is not plain or not short."""
+        """Return a key that only equal calls share; None for calls with unusual or long arguments."""
         if type(attributes) is not dict or type(metas) is not dict or type(name) is not str:
             return None
         if len(attributes) > _MAX_MEMBERS or len(metas) > _MAX_MEMBERS:

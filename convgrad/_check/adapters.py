@@ -121,8 +121,8 @@ class PythonKernel:
     `dtype`, `inputs` and `attributes` (dicts), `output_shape`, and `out`, an array to write the result to; otherwise
     the result is returned. Arrays are NumPy's, or those of `arrays`: torch, torch:DEVICE, jax, jax:DEVICE.
 
-    Problems are limited to what the parameters allow: without `dilations`, for example, these are 1. A function says
-    more by its attribute `takes`, a dict of fields of `Takes`, and one call at a time by raising NotImplementedError.
+    Problems are limited to what the parameters allow: without `dilations`, for example, these are 1. The function's
+    attribute `takes`, a dict of fields of `Takes`, limits them further; NotImplementedError declines a single call.
     A module of PyTorch has the parameters of its `forward`.
     """
 

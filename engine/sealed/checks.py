@@ -1,7 +1,7 @@
 """The state of sealed checks: cases drawn, results judged, outcomes signed.
 
-Each case is drawn from 128 random bits of its own, so none can be derived from another. A service adds owners, memory
-for the inputs and limits of time (`app/calls/sealed/`); self-tests judge in the caller's process (`selftest.py`).
+Each case is drawn from 128 random bits of its own, so none can be derived from another. A service adds memory for the
+inputs and limits of time (`app/calls/sealed/`); self-tests judge in the caller's process (`selftest.py`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SealedCase:
     def submit(self, answer: str, judge: Callable[[], V]) -> V:
         """Return the verdict on an answer, judged now or before; raises `InvalidParams` after another answer.
 
-        `judge` ends, or what it returns will end, with `note`, `judge` or `reopen`.
+        `judge` closes the case by `note` or `judge`; one that returns a future closes it later, or reopens it.
         """
         self.require_answerable()
         if self.answer not in (None, answer):
@@ -214,7 +214,7 @@ class SealedCheck:
         return drawn
 
     def describe(self, case: SealedCase | None) -> dict[str, Any]:
-        """Return the call of a case as JSON, without its inputs; None stands for the end."""
+        """Describe a case as JSON, without its inputs; None means that there are no more."""
         document = {"check": self.id, "case": None if case is None else case.number, "cases": self.asked}
         if case is None:
             return document
@@ -251,7 +251,8 @@ class SealedCheck:
 class SealedChecks:
     """The open checks, and finished ones, whose documents can be requested again.
 
-    `key` signs, by default a random one. Each owner may have so many open `checks`, of so many `cases`.
+    Documents are signed with `key`, by default a random one. An owner may have `checks` open checks at a time, each of
+    `cases` cases at most.
     """
 
     def __init__(self, key: str | None = None, *, checks: int = _MOST_CHECKS, cases: int = 200) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,11 @@ class SelfTests(SealedChecks):
 
     def __init__(self) -> None:
         super().__init__()
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        """Begin with an open lock: the thread that held it is not in the child."""
         self._lock = threading.Lock()
 
     def answer(self, engine: Engine, method: str, given: Mapping[str, Any], stop: Stop) -> dict[str, Any]:

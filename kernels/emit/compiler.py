@@ -77,15 +77,13 @@ llvm.set_option("", "-addr-sink-using-gep=false")
 
 _HERE = target().compiles and target().arch == host_arch()
 
-if _HERE:  # Numba has one compiler for all code of a process
-    _settings = {"CPU_NAME": target().cpu, "CPU_FEATURES": target().llvm_features(host_features()[1])}
-    for _name, _value in _settings.items():
-        setattr(config, _name, _value)  # Numba makes its settings at run time
+if _HERE:  # for all code of the process: Numba has one compiler
+    vars(config).update(CPU_NAME=target().cpu, CPU_FEATURES=target().llvm_features(host_features()[1]))
 
 
 @contextmanager
 def _cached_here() -> Iterator[None]:
-    """Have the functions that are declared meanwhile cached in our folder: those of others stay where theirs are."""
+    """Cache the functions that are declared in this block in our folder, and those of others where they are cached."""
     before = vars(config)["CACHE_DIR"]
     try:
         if _HERE:

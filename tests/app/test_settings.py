@@ -162,7 +162,7 @@ def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "names"), [(1, ("limit_in_bytes", "usage_in_bytes")), (2, ("max", "current"))])
 def test_what_a_group_has_used_is_not_free(tmp_path: Path, version: int, names: tuple[str, str]) -> None:
-    """What is free in a control group is its limit less what it uses, but for files that are kept in memory."""
+    """The free memory of a control group is its limit minus its usage, in which cached files do not count."""
     folder = machine(tmp_path, "memory", "/a", version=version) / "a"
     write(folder / f"memory.{names[0]}", "1000000")
     write(folder / f"memory.{names[1]}", "700000")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -223,6 +225,18 @@ def test_an_answer_that_could_not_be_judged() -> None:
     assert not checks.answer(engine, "check.submit", answer, go)["passed"]
     (entry,) = checks.answer(engine, "check.finish", given, go)["cases"]
     assert (entry["status"], entry["result_sha256"]) == ("failed", hashlib.sha256(wrong.tobytes()).hexdigest())
+
+
+def test_a_fork_while_another_thread_judges() -> None:
+    """The child of a process whose other thread has the checks begins checks of its own."""
+    checks, engine = SelfTests(), Engine(1)
+    with checks._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            checks.answer(engine, "check.begin", {}, Stop())
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("where", ["service", "process"])

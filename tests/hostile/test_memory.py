@@ -32,7 +32,7 @@ USED = 'bytes{state="used"}'
 
 @contextmanager
 def limited() -> Iterator[LiveService]:
-    """Run a service with 512 MiB for tensors, in its own process; nobody is too slow for it while a test looks."""
+    """Run a service with 512 MiB for tensors, in its own process, that does not disconnect slow clients."""
     with running_service("--memory-limit", str(LIMIT), "--workers", "2", "--slow-s", "250") as service:
         yield service
 
@@ -123,7 +123,7 @@ def test_unread_replies_hold_little_beside_their_tensors(
         for sock in socks:
             sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert all(read_some(sock).startswith(b"HTTP/1.1 200") for sock in socks)
-        # No call ends: text that still waits to be sent would be counted nowhere.
+        # The calls have not ended: the memory limit would not count text that still waits to be sent.
         wait_for(lambda: pool(shared, USED) >= clients * 850 * 850 * 4)
         assert memory(shared, "RssAnon") - before < clients * MIB + MARGIN
     wait_for(lambda: pool(shared, USED) == 0)
