@@ -186,7 +186,7 @@ WAYS: dict[str, Send] = {
 def test_nothing_blocks_the_event_loop(resident: Resident, way: str) -> None:
     """No step of the loop takes its thread 5 ms of processor time, whatever is received or sent.
 
-    On a slow or busy machine the bound is the time to copy 4 MiB, a fraction of a body, or that of 100,000 additions,
+    On a slow or busy machine the bound is the time to copy 4 MiB, a fraction of a body, or that of 200,000 additions,
     if that is longer. The test measures processor time, because other processes share the processors, and takes the
     shortest of the longest steps of several calls, because a step that is inherently long is long in every call.
     """
@@ -201,7 +201,7 @@ def _yardsticks() -> tuple[float, float]:
     bytes(BLOCK)
     copied = time.thread_time()
     total = 0
-    for number in range(100_000):
+    for number in range(200_000):
         total += number
     return copied - begun, time.thread_time() - copied
 
