@@ -93,6 +93,12 @@ class AxisTable:
         spans = begins[first + self.phases["taps"] - 1] - begins[first] + 1
         return int(min(self.src, spans.max(initial=1)))
 
+    @property
+    def spread(self) -> int:
+        """The number of src positions that the taps of all phases span, at dst positions side by side."""
+        begins = self.taps["src"] - self.taps["low"] * self.src_step
+        return int(np.ptp(begins)) + 1 if len(begins) else 0
+
     def alone(self) -> AxisTable:
         """Return the axis with a phase for each tap, by their numbers."""
         lanes = np.repeat(self.phases["dst"], self.phases["taps"])

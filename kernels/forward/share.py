@@ -349,7 +349,7 @@ class _Gather(Share):
         """Count the src positions that the taps of a band reach."""
         found = 1
         for step, table in zip(grid, self.tables, strict=True):
-            found *= min(table.src, (step // table.dst_step) * table.src_step + table.reach + 1)
+            found *= min(table.src, (step // table.dst_step) * table.src_step + table.spread)
         return found
 
     def _grid(self, pixels: int) -> list[int]:

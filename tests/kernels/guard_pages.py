@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels import plan, run_unit, storage_dtype
+from kernels import arena, plan, run_unit, storage_dtype
 from tests import naive
 from tests.kernels.harness import Tensor, assert_same_bits, problem_of, stored
 from tests.kernels.poison import poisoned
@@ -38,6 +38,14 @@ def fenced(shape: tuple[int, ...], dtype: npt.DTypeLike, *, at_end: bool) -> Ten
     offset = page + (inner - nbytes if at_end else 0)
     tensor: Tensor = np.frombuffer(memory, dtype, count, offset).reshape(shape)
     return tensor
+
+
+def fenced_arena(name: str, floats: int) -> tuple[Tensor, int]:
+    """Return scratch memory as `kernels.arena` does, whose last cache line touches an inaccessible page."""
+    array = fenced((-(-(floats + 16) // 16) * 16,), np.float32, at_end=True)
+    arena._local.marks.pop(name, None)
+    arena._local.held[name] = array, array.ctypes.data
+    return arena._local.held[name]
 
 
 def run(case: Case, *, at_end: bool, workers: int) -> None:
@@ -69,11 +77,19 @@ ONE_PIXEL = [  # which is of both data formats at once, and dst is not
 ]  # fmt: skip
 """More lanes than a vector has, and not whole vectors."""
 
+FAR_PHASES = Case(
+    op="ConvolutionBackwardData", n=3, src_channels=8, dst_channels=16, groups=8, src_spatial=(9, 9),
+    dst_spatial=(6, 14), kernel=(1, 3), strides=(2, 2), dilations=(3, 17), pads_begin=(0, 35), pads_end=(2, 17),
+    data_format="NCX", weights_format="XOI", groups_axis="I",
+)  # fmt: skip
+"""Dst positions side by side whose taps are far from each other in src."""
+
 
 def main(seed: int, count: int) -> None:
-    """Run `ONE_PIXEL`, the smaller traps and `count` random cases, at both ends."""
+    """Run `ONE_PIXEL`, `FAR_PHASES`, the smaller traps and `count` random cases, at both ends."""
     rng = np.random.default_rng(seed)
-    cases = ONE_PIXEL + [trap for trap in TRAPS if trap.macs < 200_000]
+    arena._hold = fenced_arena
+    cases = [*ONE_PIXEL, FAR_PHASES, *(trap for trap in TRAPS if trap.macs < 200_000)]
     cases += [random_case(rng, macs=20_000) for _ in range(count)]
     for case in cases:
         for at_end in (True, False):
