@@ -143,7 +143,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
         "body_limit": (machine, "the memory of this machine or container"),
         "output_limit": (tensors, "the memory for the tensors of all calls (--memory-limit)"),
         "sealed_memory": (tensors, "the memory for the tensors of all calls (--memory-limit)"),
-        "head_limit": (int(settings.body_limit), "the whole body (--body-limit)"),
+        "json_limit": (int(settings.body_limit), "the whole body (--body-limit)"),
     }
     for name, (most, what) in bounds.items():
         if name in settings.model_fields_set and getattr(settings, name) > most:

@@ -201,10 +201,8 @@ class Settings(BaseSettings):
         description="Bytes per second that a client must send or read on average.",
     )
     body_limit: Annotated[ByteSize, _BODY] = Field(default=ByteSize(_GIB), description="Largest request body in bytes.")
-    head_limit: ByteSize = Field(
-        default=ByteSize(256 << 10),
-        ge=1024,
-        description="Largest request without its tensors, in bytes: attributes, names, shapes.",
+    json_limit: ByteSize = Field(
+        default=ByteSize(64 << 20), ge=1024, description="Largest JSON body, or JSON part of a body, in bytes."
     )
     work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
     output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")

@@ -1,13 +1,12 @@
-"""What the parts of `app/http` do that uvicorn could do in their place, and the cache of heads: with and without each.
+"""What the parts of `app/http` do that uvicorn could do in their place: with and without each.
 
     python -m benchmarks.without [--rounds 3] [--only PART]
 
 For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
-the latency of one caller of a tiny and of a large call, and the throughput of four callers. For the cache of heads the
-tiny call is one of `/v2`; for the overlap of arrival and computation the large call is, and it is sent at a gigabit per
-second. For the listener there is a flood of tiny calls at once, each over a connection of its own; for the timeouts,
-connections that begin a request and never complete it; for the upload slots, many large calls at once; for pipelining,
-connections with thousands of requests each.
+the latency of one caller of a tiny and of a large call, and the throughput of four callers. For the listener there is a
+flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
+never complete it; for the upload slots, many large calls at once; for pipelining, connections with thousands of
+requests each.
 """
 
 from __future__ import annotations
@@ -19,20 +18,15 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import Message
 
 import app.__main__ as service_main
-from app.api.oip.head_cache import HeadCache
-from app.calls.tasks import RequestReceiver
 from app.http import exchange, protocol
 from app.intake import lease
-from app.intake.requests import Arrived
 from benchmarks.overload import flood, large_call
 from benchmarks.service_cases import APIS, CASES, Wire
 from benchmarks.service_load import Connection, latencies, throughput
@@ -40,11 +34,10 @@ from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots", "pipelining", "overlap")
+PARTS = ("listener", "direct_body", "timeouts", "upload_slots", "pipelining")
 
 _SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 _LARGE_CALLS, _LARGE_MIB = 200, 16
-_BITS_PER_S, _PIECE = 1e9, 1 << 17
 _CONNECTIONS, _LINE = 20, b"GET /v1/ops HTTP/1.1\r\nhost: localhost\r\n"
 _PIPELINED = 5_999 * (_LINE + b"\r\n") + _LINE + b"connection: close\r\n\r\n"
 """A quarter of a megabyte, which one read may bring."""
@@ -54,14 +47,10 @@ def take_out(part: str) -> None:
     """Replace a part in this process by what uvicorn has."""
     if part == "direct_body":
         protocol.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
-    elif part == "head_cache":
-        HeadCache.find = lambda *_: None  # type: ignore[method-assign]
     elif part == "upload_slots":
         lease.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
     elif part == "pipelining":
         protocol.MAX_WAITING = 1 << 60
-    elif part == "overlap":
-        RequestReceiver._advance = _wait_for_all  # type: ignore[method-assign]
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
@@ -77,10 +66,6 @@ async def _startup(self: service_main.Server, sockets: list[socket.socket] | Non
         service_main._log.info("listening on %s", self._addresses[-1])
 
 
-async def _wait_for_all(self: RequestReceiver, arrived: Arrived) -> None:
-    """Begin no call before its inputs are complete."""
-
-
 async def _receive(self: exchange.Exchange) -> Message:
     return await self._receive()
 
@@ -88,21 +73,6 @@ async def _receive(self: exchange.Exchange) -> Message:
 def _request(api: str, case: str) -> Wire:
     chosen = next(each for each in APIS if each.name == api)
     return chosen.build(next(each for each in CASES if each.name == case))
-
-
-def _paced(wire: Wire) -> Wire:
-    """Return a request that is sent at the rate of a network."""
-
-    def pieces() -> Iterator[memoryview]:
-        start, sent = time.perf_counter(), 0
-        for data in wire.pieces:
-            piece = memoryview(data)
-            for at in range(0, len(piece), _PIECE):
-                yield piece[at : at + _PIECE]
-                sent += len(piece[at : at + _PIECE])
-                time.sleep(max(0.0, start + 8 * sent / _BITS_PER_S - time.perf_counter()))
-
-    return replace(wire, pieces=pieces())  # type: ignore[arg-type] # for one call
 
 
 def _half_open(service: LiveService) -> int:
@@ -131,11 +101,9 @@ def _port(service: LiveService) -> int:
     return int(urlsplit(service.url).port or 0)
 
 
-def _compare_calls(services: dict[str, LiveService], rounds: int, part: str) -> None:
+def _compare_calls(services: dict[str, LiveService], rounds: int) -> None:
     """Print the latency of one caller and the throughput of four; short runs take turns, for the machine may change."""
-    tiny = _request("/v2 binary" if part == "head_cache" else "/v1 JSON", "tiny")
-    large = _request("/v2 binary" if part == "overlap" else "multipart to npy", "large")
-    send = _paced if part == "overlap" else lambda wire: wire
+    tiny, large = _request("/v1 JSON", "tiny"), _request("multipart to npy", "large")
     alone, slow, rates = (dict[str, list[float]]((name, []) for name in services) for _ in range(3))
     with ExitStack() as stack:
         connections = {
@@ -148,7 +116,7 @@ def _compare_calls(services: dict[str, LiveService], rounds: int, part: str) -> 
             for name, several in connections.items():
                 one = several[0]
                 alone[name] += latencies(lambda: one.call(tiny), 100)  # noqa: B023 - called at once
-                slow[name] += latencies(lambda: one.call(send(large)), 3)  # noqa: B023 - called at once
+                slow[name] += latencies(lambda: one.call(large), 3)  # noqa: B023 - called at once
                 count, seconds = throughput([lambda each=each: each.call(tiny) for each in several], 0.3)  # type: ignore[misc]
                 rates[name].append(count / seconds)
     for name in services:
@@ -171,7 +139,7 @@ def main() -> None:
             running_service(*flags, module="benchmarks.without", BENCHMARKS_WITHOUT=part) as lacking,
         ):
             services = {f"with {part}": whole, f"without {part}": lacking}
-            _compare_calls(services, given.rounds, part)
+            _compare_calls(services, given.rounds)
             for _ in range(given.rounds if part == "listener" else 0):
                 for name, each in services.items():
                     found = flood(each, _AT_ONCE, crowd, _AGAIN_S, anew=True)

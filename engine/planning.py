@@ -61,6 +61,9 @@ _SHORT_WORK, _SHORT_UNIT, _SHORT_UNUSUAL = 1 << 28, 1 << 27, 1 << 24
 """Most work of a call of the reference kernel whose units are short, and most multiply-adds of a short unit of other
 kernels, which do one a nanosecond where shapes are unusual."""
 
+_TINY_MACS, _TINY_BYTES, _TINY_UNITS = 1 << 21, 1 << 20, 16
+"""Most work, memory and units of a call that takes about a millisecond at most."""
+
 _REFERENCE_MACS = 1 << 30
 """Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
 
@@ -82,6 +85,8 @@ class Computation:
     inputs: tuple[str, ...]
     short: bool
     """Whether each unit takes some ten milliseconds at most."""
+    tiny: bool = False
+    """Whether all units together take about a millisecond at most."""
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +144,11 @@ class Prepared:
         return sum(len(computation.plan.units) for computation in self.computations)
 
     # Every run needs these: they are derived once.
+
+    @cached_property
+    def tiny(self) -> bool:
+        """Whether the call takes about a millisecond at most."""
+        return all(each.tiny for each in self.computations)
 
     @cached_property
     def memory(self) -> int:
@@ -266,7 +276,9 @@ def plan_call(
         if reference:
             _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=limits.planned_workers, reference=reference)
-        computations.append(Computation(spec, chosen, _inputs_of(op, spec), _is_short(problem, chosen)))
+        short = _is_short(problem, chosen)
+        tiny = short and _is_tiny(op, problem, chosen)
+        computations.append(Computation(spec, chosen, _inputs_of(op, spec), short, tiny))
     _limit(
         "scratch",
         call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
@@ -333,6 +345,17 @@ def _is_short(problem: ConvProblem, chosen: Plan) -> bool:
         return work <= _SHORT_WORK
     most = _SHORT_UNIT if _is_quick(problem.dims, reference=False) else _SHORT_UNUSUAL
     return max([unit.macs for unit in chosen.units], default=0) <= most
+
+
+def _is_tiny(op: ResolvedOp, problem: ConvProblem, chosen: Plan) -> bool:
+    """Whether all units together take about a millisecond at most."""
+    return (
+        chosen.kernel != REFERENCE.name
+        and chosen.macs <= _TINY_MACS
+        and call_bytes(op) + chosen.scratch_bytes <= _TINY_BYTES
+        and len(chosen.units) <= _TINY_UNITS
+        and _is_quick(problem.dims, reference=False)
+    )
 
 
 def _reference_units(problem: ConvProblem) -> int:

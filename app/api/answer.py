@@ -1,28 +1,23 @@
-"""How a call to `/v1` or `/v2` is answered: admit, receive and check, compute, reply, free everything.
-
-`/rpc` takes the same steps for each item of a message.
-"""
+"""How a call is answered, on every API: admit, receive and check, compute, reply, free everything."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.types import Send
 
-from app.calls.tasks import RequestReceiver, Task
+from app.calls.tasks import Task
 from app.calls.work import Work
 from app.http.exchange import Exchange
-from app.intake.body import json_events, media_type, refuse_encoding, whole
-from app.intake.json import JsonIntake
+from app.intake.body import media_type, read_json, refuse_encoding
 from app.intake.lease import Lease
-from app.intake.multipart import MultipartIntake
-from app.intake.requests import RequestEvent
-from app.intake.values import TensorValues
+from app.intake.multipart import MultipartBody
+from app.intake.requests import RequestObject
 from convgrad._errors import UnsupportedMediaType
 
-__all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "decode", "decode_optional"]
+__all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "check_media_type", "decode", "decode_optional"]
 
-Decode = Callable[[Exchange, Task, Lease], AsyncIterator[RequestEvent]]
+Decode = Callable[[Exchange, Task, Lease], Awaitable[RequestObject]]
 """Reads the body of a request in one format."""
 
 Encode = Callable[[Work, Send], Awaitable[None]]
@@ -35,34 +30,36 @@ REQUEST_TYPES = ("application/json", "multipart/form-data")
 async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode) -> None:
     """Answer one request for one task.
 
-    It is rejected before its body is read if the service is full or its key has reached a limit, and while the body
-    arrives as soon as a rule is broken. Raises the error of a request that fails.
+    It is rejected before its body is read if the service is full or its key has reached a limit. Raises the error of a
+    request that fails.
     """
     service = task.service
     with service.admit(), service.lease(exchange.direct_body) as lease:
-        work = await RequestReceiver(task, lease).receive(decode(exchange, task, lease))
+        request = await decode(exchange, task, lease)
+        lease.received()
+        work = await task.work(request, lease)
         async with exchange.watched(), work:
             await encode(work, exchange.send)
 
 
-def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
+async def decode(exchange: Exchange, task: Task, lease: Lease) -> RequestObject:
     """Read a body of one of the `REQUEST_TYPES`; raises `UnsupportedMediaType` for another."""
-    headers, length, limit = exchange.headers, exchange.length, int(task.service.settings.head_limit)
+    headers, length, limit = exchange.headers, exchange.length, int(task.service.settings.json_limit)
     refuse_encoding(headers)
     name = media_type(headers)
     check_media_type(name, REQUEST_TYPES)
     if name == "application/json":
-        document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit)
-        return json_events(exchange.chunks(), document, task.read, lease)
-    parts = MultipartIntake(headers["content-type"], task.read, lease, length=length, max_request=limit)
-    return parts.events(exchange.chunks())
+        document = await read_json(exchange.chunks(), lease, length=length, limit=limit)
+        return await (await task.read(document)).read()
+    body = MultipartBody(headers["content-type"], lease, task.read, task.check_head, length=length, limit=limit)
+    return await body.request(exchange.chunks())
 
 
-def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
+async def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> RequestObject:
     """Read a body that may be missing, which counts as an empty object."""
     if not exchange.length and "transfer-encoding" not in exchange.headers:
-        return whole({}, task.read, lease)
-    return decode(exchange, task, lease)
+        return await task.read({})
+    return await decode(exchange, task, lease)
 
 
 def check_media_type(name: str, supported: Sequence[str]) -> None:

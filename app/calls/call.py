@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+import numpy as np
 
 from app.calls.outputs import CallOutput
 from app.calls.service import Service
 from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady, Work
-from app.pool.engine import Arrival, Job
+from app.pool.buffers import Memory, Segment
+from app.pool.engine import Job
 from app.telemetry.context import as_convgrad_error, current_context
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from engine.planning import Prepared
@@ -21,7 +24,6 @@ from schemas.tables import find_operation
 
 if TYPE_CHECKING:
     from app.intake.lease import Lease
-    from app.pool.buffers import Segment
 
 __all__ = ["Call"]
 
@@ -33,17 +35,19 @@ _CANCELLED = "the caller cancelled the call"
 class Call(Work):
     """Run one prepared call, once, with ``async with``.
 
-    The segments hold the elements of `prepared.op.inputs`, named in either spelling, from byte 0, in C order and
-    little-endian; the call takes them from `lease`.
+    The memory holds the elements of `prepared.op.inputs`, named in either spelling, from byte 0, in C order and
+    little-endian; the call takes segments from `lease`.
     """
 
     streams: ClassVar[Streams] = "tiles"
+    on_heap: ClassVar[bool] = True
+    """Whether the results of a tiny call need not be in segments."""
 
     def __init__(
         self,
         service: Service,
         prepared: Prepared,
-        tensors: Mapping[str, Segment],
+        tensors: Mapping[str, Memory],
         lease: Lease,
     ) -> None:
         self.prepared = prepared
@@ -56,10 +60,9 @@ class Call(Work):
         )
         """The results, in the requested order."""
         self._service = service
-        self._inputs = _segments_of(prepared.op, tensors)
+        self._inputs = _memory_of(prepared.op, tensors)
         self._lease = lease
         self._cleanup = ExitStack()
-        self._began = False
         self._context = current_context()
         self.timings = self._context.timings
         self._entered = 0.0
@@ -76,7 +79,7 @@ class Call(Work):
         try:
             await self._enter()
         except BaseException as error:
-            await self.abandon(error)
+            self._count(error)
             raise
         return self
 
@@ -87,62 +90,32 @@ class Call(Work):
             undo.enter_context(self._admitted())
             self._service.calls.add(self)
             undo.callback(self._service.calls.discard, self)
-            for segment in self._inputs.values():
-                undo.callback(self._lease.hand_over(segment).release)
-            if self._began:
-                undo.push(self._cleanup.pop_all())
-                self.advance(self.prepared.op.n)
-            else:
-                await self._take_memory(undo)
+            for memory in self._inputs.values():
+                undo.callback(memory.release)
+                if isinstance(memory, Segment):
+                    self._lease.hand_over(memory)
+            await self._take_memory(undo)
             self._cleanup = undo.pop_all()
 
     def _admitted(self) -> AbstractContextManager[None]:
         """Take a place in the queue while the block runs."""
         return self._service.admission.call(self._context)
 
-    async def _take_memory(self, undo: ExitStack, images: int | None = None) -> None:
-        """Allocate the memory of each output's job; `images` have arrived if its inputs are still being received."""
+    async def _take_memory(self, undo: ExitStack) -> None:
+        """Allocate the memory of each output's job."""
         for output in self.outputs:
             plan = output.computation.plan
             output.job = Job(
                 id=self.id,
                 plan=plan,
-                inputs=tuple([self._inputs[name] for name in output.computation.inputs]),
+                inputs=tuple([cast("Segment", self._inputs[name]) for name in output.computation.inputs]),
                 output=await self._acquire(output.nbytes, undo),
                 scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
                 deadline=self.deadline,
                 owner=self._context.tenant,
                 connection=self._context.connection,
                 short=output.computation.short,
-                arrival=None if images is None else Arrival(images),
             )
-
-    async def begin(self, images: int) -> None:
-        """Start computing from the first `images` of the inputs, while the others are still arriving.
-
-        Enter the call with ``async with`` once all have arrived, or `abandon` it. Until it is entered it takes no place
-        in the queue. Raises `Overloaded` and `RateLimited` as entering does.
-        """
-        self._service.admission.check(self._context)
-        with ExitStack() as undo:
-            await self._take_memory(undo, images)
-            self._cleanup = undo.pop_all()
-        self._began, self._entered = True, time.monotonic()
-        for output in self.outputs:
-            output.start(self._service.engine.run(output.job))
-
-    def advance(self, images: int) -> None:
-        """Set how many images have arrived, after `begin`."""
-        for output in self.outputs:
-            assert output.job.arrival is not None
-            output.job.arrival.advance(images)
-
-    async def abandon(self, error: BaseException | None = None) -> None:
-        """Stop a call that was begun but never entered; without an `error` it is not counted: another replaces it."""
-        if error is not None:
-            self._count(error)
-        if self._running:
-            await self._release()
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._count(error)
@@ -201,21 +174,21 @@ class Call(Work):
 
     def _start(self) -> float:
         """Run the jobs that do not run yet; return the time."""
+        service = self._service
+        compute = service.here.run if self.prepared.tiny else service.engine.run
         for output in self.outputs:
-            if not self._began:
-                units = self._service.engine.run(output.job)
-                if len(self.outputs) > 1:
-                    output.start(units)
-                else:
-                    output.units = units
+            units = compute(output.job)
+            if len(self.outputs) > 1:
+                output.start(units)
+            else:
+                output.units = units
         return time.perf_counter()
 
     def _ended(self, start: float) -> None:
         """Set `stats` when all outputs are complete."""
         self._outcome = "ok"
-        # The compute time of a streamed call includes waiting for a slow reader. A call that began early waited for
-        # its inputs, not for a worker.
-        queued = 0.0 if self._began else min(output.job.state.queue_s or 0.0 for output in self.outputs)
+        # The compute time of a streamed call includes waiting for a slow reader.
+        queued = min(output.job.state.queue_s or 0.0 for output in self.outputs)
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
         self.timings.add("compute", computing)
@@ -273,6 +246,8 @@ class Call(Work):
         )
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
+        if self.prepared.tiny and self.on_heap:
+            return cast("Segment", Memory(np.empty(nbytes, np.uint8)))  # no worker reads it
         segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
         undo.callback(segment.release)
         return segment
@@ -291,8 +266,8 @@ def _code(error: BaseException | None) -> str:
     return as_convgrad_error(error).code
 
 
-def _segments_of(op: ResolvedOp, tensors: Mapping[str, Segment]) -> dict[str, Segment]:
-    """Return the segments of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
+def _memory_of(op: ResolvedOp, tensors: Mapping[str, Memory]) -> dict[str, Memory]:
+    """Return the memory of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
     operation = find_operation(op.called_as).operation
     spellings = {**operation.output_spellings, **operation.input_spellings}  # a result to verify is an input too
     segments = {spellings.get(name, name): segment for name, segment in tensors.items()}

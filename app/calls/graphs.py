@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -18,36 +18,24 @@ from app.calls.call import Call
 from app.calls.outputs import HeldTensor
 from app.calls.service import Service
 from app.calls.work import Event, Progress, Result, Work
-from app.intake.graphs import GraphRequest
+from app.intake.requests import GraphRequest
 from app.telemetry.context import current_context
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from engine import graphs
-from engine.graphs import PreparedGraph, check_algorithms, result_bytes
-from engine.options import Options
+from engine.graphs import PreparedGraph, result_bytes
 from kernels import storage_dtype
-from schemas.graphs import LogicalTensor, read_graph, resolve_graph
+from schemas.graphs import LogicalTensor
 from schemas.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from app.intake.lease import Lease
-    from app.pool.buffers import Segment
+    from app.pool.buffers import Memory, Segment
 
-__all__ = ["GraphRun", "PreparedGraph", "check_begun_graph", "dense", "describe_graph", "prepare_graph"]
+__all__ = ["GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
 
 # Copying this much takes well under a millisecond.
 _INLINE = 256 << 10
-
-
-async def check_begun_graph(service: Service, dump: Any, options: Options) -> None:
-    """Check a dumped graph before its tensors arrive; raises what `read_graph`, `resolve_graph` and planning raise."""
-
-    def check() -> None:
-        graph = read_graph(dump)
-        if graph.known:
-            check_algorithms(resolve_graph(graph), options)
-
-    await service.plan_in_thread(check, service.deadline(options.deadline_ms))
 
 
 async def prepare_graph(service: Service, request: GraphRequest) -> PreparedGraph:
@@ -63,7 +51,9 @@ async def describe_graph(service: Service, request: GraphRequest) -> dict[str, A
 
 
 class NodeCall(Call):
-    """The call of a node: the graph has its place in the queue."""
+    """The call of a node: the graph has its place in the queue, and the next node may read the result on a worker."""
+
+    on_heap = False
 
     def _admitted(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -77,10 +67,10 @@ class GraphRun(Work):
 
     streams = "progress"
 
-    def __init__(self, service: Service, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> None:
+    def __init__(self, service: Service, prepared: PreparedGraph, tensors: Mapping[str, Memory], lease: Lease) -> None:
         self._service = service
         self._prepared = prepared
-        self._values = {int(name): segment for name, segment in tensors.items()}
+        self._values = {int(name): cast("Segment", memory) for name, memory in tensors.items()}
         self._lease = lease
         self._admitted = ExitStack()
         self._running: Call | None = None
@@ -162,7 +152,7 @@ async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease:
     assert tensor.shape is not None
     if prepared.layout == "logical" or tensor.strides is None:
         return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
-    laid_out = await lease.acquire_async(tensor.span * dtype(tensor.dtype).itemsize)
+    laid_out = await lease.acquire(tensor.span * dtype(tensor.dtype).itemsize)
     await _copy(tensor, segment, laid_out, scatter=True)
     return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
 
@@ -170,7 +160,7 @@ async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease:
 async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:
     """Return the elements of a tensor's memory in C order; the given segment is released."""
     assert tensor.shape is not None
-    packed = await lease.acquire_async(result_bytes(tensor))
+    packed = await lease.acquire(result_bytes(tensor))
     await _copy(tensor, packed, segment, scatter=False)
     lease.release(segment)
     return packed

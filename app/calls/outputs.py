@@ -18,7 +18,7 @@ from engine.planning import Computation, tensor_bytes
 from kernels import Unit, storage_dtype
 
 if TYPE_CHECKING:
-    from app.pool.buffers import Segment
+    from app.pool.buffers import Memory
     from schemas.ops import TensorSpec
 
 __all__ = ["CallOutput", "HeldTensor"]
@@ -106,7 +106,7 @@ class HeldTensor:
 
     name: str
     spec: TensorSpec
-    segment: Segment
+    segment: Memory
     strides: tuple[int, ...] | None = None
 
     @property

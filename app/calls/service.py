@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
+from app.calls.here import Here
 from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
@@ -67,6 +68,7 @@ class Service:
         self.settings = settings
         self.preparer = Preparer(settings)
         self.engine = engine
+        self.here = Here(engine)
         self.segments = segments
         self.admission = Admission(settings)
         self.cancellations = Cancellations()

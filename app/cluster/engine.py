@@ -150,10 +150,6 @@ class RayEngine(LocalEngine):
         )
         self._shared[shared.number] = shared
         try:
-            if job.arrival is not None:  # the inputs travel once, in whole pieces
-                job.arrival.on_more = lambda: shared.news.put_nowait(None)
-                while job.arrival.images < job.plan.problem.n:
-                    await self._next(shared)
             descriptors = [segment.fd for segment in job.segments]
             self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
             self._counters["cluster_jobs"] += 1
@@ -188,7 +184,7 @@ class RayEngine(LocalEngine):
 
     async def _compute_here(self, shared: _Shared, index: int) -> int:
         """Compute one unit on this machine's workers."""
-        alone = replace(shared.job, units=(shared.job.plan.units[index],), arrival=None, state=JobState())
+        alone = replace(shared.job, units=(shared.job.plan.units[index],), state=JobState())
         async with contextlib.aclosing(super().run(alone)) as units:
             async for _ in units:
                 pass

@@ -1,55 +1,92 @@
-"""Read a JSON body as it arrives; media type and content encoding of any body."""
+"""Read a JSON body, whole, within a limit; media type and content encoding of any body."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from app.intake.json import JsonIntake
+from pydantic_core import from_json
+
 from app.intake.lease import Lease
-from app.intake.requests import Begun, Known, RequestEvent, RequestObject
-from app.intake.strict_json import Partial
-from convgrad._errors import UnsupportedMediaType
+from app.threads import in_thread_if
+from convgrad._errors import ParseError, TooLarge, UnsupportedMediaType
 
-__all__ = ["ReadRequest", "begun_documents", "json_events", "media_type", "refuse_encoding", "whole"]
-
-ReadRequest = Callable[[Any], Awaitable[RequestObject]]
-"""Turns a parsed document into a request object."""
+__all__ = ["MOST_VALUES", "media_type", "parse_json", "parse_text", "read_json", "refuse_encoding"]
 
 # Of a Content-Type. Parsing the options of 8 KiB takes 15 ms.
 _LONGEST = 1024
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
+_BOM = b"\xef\xbb\xbf"
+
+# A body up to this size is not counted, and is parsed in less than a millisecond.
+_SMALL = 64 << 10
+# What a body without a length is first counted as.
+_FIRST_COUNTED = 1 << 20
+# A number takes some 40 bytes.
+_VALUE_BYTES = 40
+
+MOST_VALUES = 1 << 22
+"""Most values of a body: parsing holds the GIL for some 0.1 us for each. Base64 has no commas or brackets."""
 
 
-async def json_events(
-    chunks: AsyncIterator[bytes | memoryview],
-    document: JsonIntake,
-    read_request: ReadRequest,
-    lease: Lease,
-) -> AsyncIterator[RequestEvent]:
-    """Read a JSON body; yield what has arrived."""
-    async for begun in begun_documents(chunks, document):
-        yield begun
-    async for event in whole(await document.finish_async(), read_request, lease):
-        yield event
+async def read_json(chunks: AsyncIterator[bytes | memoryview], lease: Lease, *, length: int | None, limit: int) -> Any:
+    """Read and parse a body of at most `limit` bytes; `length` is the declared size.
 
-
-async def whole(document: Any, read_request: ReadRequest, lease: Lease) -> AsyncIterator[RequestEvent]:
-    """Yield the request of a document that has arrived as a whole."""
-    yield Known(await (await read_request(document)).read(lease))
-
-
-async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:
-    """Read a JSON body into `document`; while it is an incomplete object, yield its members so far.
-
-    They are yielded before memory is allocated for what follows them.
+    What it takes counts in the memory for tensors until the lease ends. Raises `ParseError`, `TooLarge`, and what
+    counting raises.
     """
+    if length is not None and length > limit:
+        raise _too_long(limit)
+    counted = length or 0
+    if counted > _SMALL:
+        await lease.count(2 * counted)  # once more for its strings
+    body: bytes | bytearray = b""
     async for chunk in chunks:
-        assert isinstance(chunk, bytes)
-        await document.take(chunk)
-        if isinstance(begun := await document.begun(), Partial):
-            yield Begun(begun)
-        await document.supply()
+        if not body:
+            body = bytes(chunk)
+        else:
+            body = body if isinstance(body, bytearray) else bytearray(body)
+            body += chunk
+        if len(body) > limit:
+            raise _too_long(limit)
+        if len(body) > max(counted, _SMALL):  # the body has no length
+            more = min(limit, max(_FIRST_COUNTED, 2 * counted)) - counted
+            await lease.count(2 * more)
+            counted += more
+    return await parse_json(body, lease)
+
+
+async def parse_json(text: bytes | bytearray, lease: Lease) -> Any:
+    """Parse JSON, in a thread if it is long; of an object with the same name twice the last member counts.
+
+    Raises `ParseError`, also for NaN and Infinity, and `TooLarge` for more than 4,194,304 values.
+    """
+    if len(text) <= _SMALL:
+        return parse_text(text)
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if values > MOST_VALUES:
+        raise TooLarge(
+            f"the JSON has more than {MOST_VALUES} values: {_BINARY}", data={"reason": "json", "limit": MOST_VALUES}
+        )
+    if values * _VALUE_BYTES > _SMALL:
+        await lease.count(values * _VALUE_BYTES)
+    return await in_thread_if(True, parse_text, text)
+
+
+def parse_text(text: bytes | bytearray) -> Any:
+    """Parse short JSON as `parse_json` does."""
+    try:
+        return from_json(text.removeprefix(_BOM) if text[:3] == _BOM else text, allow_inf_nan=False)
+    except ValueError as error:
+        raise ParseError(f"the body is not JSON: {error}") from None
+
+
+_BINARY = "send the tensors as binary data, to /v1 as .npy parts of multipart/form-data"
+
+
+def _too_long(limit: int) -> TooLarge:
+    msg = f"a JSON body may have at most {limit} bytes: {_BINARY}"
+    return TooLarge(msg, data={"reason": "json", "limit": limit})
 
 
 def refuse_encoding(headers: Mapping[str, str]) -> None:

@@ -21,24 +21,19 @@ _FIRST = 4 << 10
 # a gigabyte written in blocks of 64 KiB, as bgzip does.
 _MEMBERS_PER_TURN = 64
 _MOST_MEMBERS = 1 << 15
-# What JSON may inflate to, for each byte that it is read from, and in any case: parsing numbers takes much longer than
-# inflating their text, and up to four times its memory.
-_MOST_INFLATED, _INFLATED_FREELY = 32, 1 << 20
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's `wbits`
 
 
 class Decompressor:
-    """Decompress one body, to at most `limit` bytes, of which the first `text` are JSON.
+    """Decompress one body, to at most `limit` bytes.
 
-    Raises `ParseError` for malformed data and `TooLarge` as soon as the limit, or the one for its JSON, is exceeded: a
-    small body that would expand to gigabytes costs no more than the limit and one piece.
+    Raises `ParseError` for malformed data and `TooLarge` as soon as the limit is exceeded: a small body that would
+    expand to gigabytes costs no more than the limit and one piece.
     """
 
-    def __init__(self, coding: str, limit: int, text: int = 0) -> None:
+    def __init__(self, coding: str, limit: int) -> None:
         self._coding = coding
         self._limit = limit
-        self._text = text
-        self._taken = 0
         self._made = 0
         self._inflate: Any = None
         self._ended = False
@@ -61,25 +56,14 @@ class Decompressor:
             self._ended = self._inflate.eof
             taken = len(fed) - len(self._inflate.unused_data if self._ended else self._inflate.unconsumed_tail)
             start += taken
-            self._count(taken, len(piece))
+            self._made += len(piece)
+            if self._made > self._limit:
+                raise TooLarge(
+                    f"the decompressed body exceeds the limit of {self._limit} bytes",
+                    data={"reason": "body", "limit": self._limit},
+                )
             if piece or (self._ended and self._members % _MEMBERS_PER_TURN == 0):
                 yield piece
-
-    def _count(self, taken: int, made: int) -> None:
-        self._taken += taken
-        self._made += made
-        if self._made > self._limit:
-            raise TooLarge(
-                f"the decompressed body exceeds the limit of {self._limit} bytes",
-                data={"reason": "body", "limit": self._limit},
-            )
-        allowed = _INFLATED_FREELY + _MOST_INFLATED * self._taken
-        if min(self._made, self._text) > allowed:
-            raise TooLarge(
-                f"the JSON of the body inflates to more than {allowed} bytes, the limit for {self._taken} compressed"
-                " ones: send the tensors as binary data, or the body without Content-Encoding",
-                data={"reason": "body", "limit": allowed},
-            )
 
     def close(self) -> None:
         """Raise `ParseError` unless the body is complete."""
@@ -98,7 +82,7 @@ class Decompressor:
         return zlib.decompressobj(_ZLIB if first & 0x0F == 8 else _RAW)
 
 
-def decompressor_of(content_encoding: str, limit: int, text: int = 0) -> Decompressor | None:
+def decompressor_of(content_encoding: str, limit: int) -> Decompressor | None:
     """Return the decompressor for a `Content-Encoding`, None for a plain body.
 
     Raises `UnsupportedMediaType` for a coding other than gzip and deflate, or more than one.
@@ -109,4 +93,4 @@ def decompressor_of(content_encoding: str, limit: int, text: int = 0) -> Decompr
     name = "gzip" if name == "x-gzip" else name
     if name not in CODINGS:
         raise UnsupportedMediaType(f"the Content-Encoding must be {' or '.join(CODINGS)}")
-    return Decompressor(name, limit, text)
+    return Decompressor(name, limit)

@@ -1,7 +1,7 @@
-"""The shared memory of a request: allocated for it, returned in any case.
+"""The memory of a request: allocated for it, returned in any case.
 
-`Lease` owns every segment that a request has allocated. A call takes its tensors over with `hand_over`; closing the
-lease returns the others to the pool, after errors and disconnects too.
+`Lease` owns what a request has allocated. A call takes its tensors over with `hand_over`; closing the lease returns the
+rest to the pool, after errors and disconnects too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from app.telemetry.context import current_context
 
 __all__ = ["DirectBody", "Lease"]
 
-# The small tensors of a request stay on the heap up to this size together, which a single call rarely
-# exceeds; those of a long batch lie side by side in segments, each twice as large as the one before.
+# The small tensors of a request stay on the heap up to this size together, which a call rarely exceeds.
 _HEAP = 256 << 10
-_FIRST_SHARED = 256 << 10
-_LARGEST_SHARED = 1 << 22
 
 
 class DirectBody(Protocol):
@@ -42,9 +39,8 @@ class Lease:
         self._slot = slot
         self._direct_body = direct_body
         self._held: dict[int, Segment] = {}
+        self._counted: list[int] = []
         self._heap = _HEAP
-        self._shared: tuple[Segment, int] | None = None  # the last one that small tensors share, and its bytes in use
-        self._next_shared = _FIRST_SHARED
 
     def __enter__(self) -> Self:
         return self
@@ -52,32 +48,30 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def acquire_async(self, nbytes: int) -> Segment:
+    async def acquire(self, nbytes: int) -> Segment:
         """Allocate a segment without blocking the event loop; for a large one, wait for an upload slot.
 
         Raises what `SegmentPool.acquire` raises, and what rejects the request once it has a slot.
         """
-        if nbytes >= LARGE and self._slot is not None:
-            await self._slot.acquire()
+        await self._wait(nbytes)
         segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
         self._held[id(segment)] = segment
         return segment
 
-    async def keep(self, data: bytearray) -> tuple[Segment, int] | None:
-        """Move the bytes of a small tensor to a segment and return their place there; None if they stay on the heap.
+    def on_heap(self, nbytes: int) -> bool:
+        """Whether a small tensor may stay on the heap; then its bytes are subtracted from what others may have."""
+        self._heap -= nbytes if (fits := nbytes <= self._heap) else 0
+        return fits
 
-        Raises what `acquire_async` raises.
-        """
-        if len(data) <= self._heap:
-            self._heap -= len(data)
-            return None
-        if self._shared is None or self._shared[1] + len(data) > self._shared[0].size:
-            self._shared = await self.acquire_async(min(self._next_shared, self._pool.limit)), 0
-            self._next_shared = min(2 * self._next_shared, _LARGEST_SHARED)
-        segment, start = self._shared
-        segment.view[start : start + len(data)] = data
-        self._shared = segment, start + len(data)
-        return segment, start
+    async def count(self, nbytes: int) -> None:
+        """Count memory that is no segment until the lease ends; waits and raises as `acquire` does."""
+        await self._wait(nbytes)
+        self._pool.count(nbytes)
+        self._counted.append(nbytes)
+
+    async def _wait(self, nbytes: int) -> None:
+        if nbytes >= LARGE and self._slot is not None:
+            await self._slot.acquire()
 
     def share(self, segment: Segment) -> Segment:
         """Own another lease of a segment's memory; return it."""
@@ -101,10 +95,10 @@ class Lease:
         del self._held[id(segment)]
         return segment
 
-    def place(self, targets: Iterable[memoryview]) -> None:
-        """Read the next bytes of the body straight into `targets` where possible; these arrive as `memoryview`."""
+    def place(self, target: memoryview) -> None:
+        """Read the next bytes of the body straight into `target` where possible; these arrive as `memoryview`."""
         if self._direct_body is not None:
-            self._direct_body.place(targets)
+            self._direct_body.place([target])
 
     def close(self) -> None:
         """Return the segments that no call took over."""
@@ -113,3 +107,5 @@ class Lease:
             self._direct_body.forget()
         while self._held:
             self._held.popitem()[1].release()
+        while self._counted:
+            self._pool.count(-self._counted.pop())

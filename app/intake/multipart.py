@@ -1,42 +1,42 @@
 """Read a multipart/form-data body as it arrives: the request object first, then one `.npy` part per tensor.
 
-The call is known as soon as the header of the last tensor is, before that tensor's data is received.
+What has arrived is checked before memory is allocated for a tensor that has not.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from python_multipart.multipart import parse_options_header
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
 from app.caching import cached_if_short
-from app.intake.body import ReadRequest
-from app.intake.json import JsonIntake
+from app.intake.body import parse_json
 from app.intake.lease import Lease
-from app.intake.parts import PartEvent, PartReader
-from app.intake.requests import Arrived, Begun, Known, RequestEvent, RequestObject
+from app.intake.requests import RequestObject
 from app.intake.sinks import NpySink, TensorFault
 from app.intake.tensors import Input, check_shape_tensor, npy_tensor, shape_list
-from app.intake.values import TensorValues
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large
-from schemas.dumps import is_dump
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MultipartIntake"]
+__all__ = ["MultipartBody"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
-_HEADER_BYTES = 4096
-_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
+_ENCODINGS = ("", "binary", "8bit", "7bit")
+
+_Event = Mapping[str, str] | memoryview | None
+"""The headers of a part, by lower-case name, then any number of pieces of its data, then None at its end."""
 
 
-class MultipartIntake:
-    """Read a multipart body; `events` yields what has arrived.
+class MultipartBody:
+    """Read a multipart body whose first part, of at most `limit` bytes, holds the request object.
 
-    `read_request` makes a request object of the JSON in the first part, of at most `max_request` bytes. Raises
+    `read` makes a request object of that JSON; `check` rejects one of which data is still missing. Raises
     `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for a body that is not multipart,
     `InvalidRequest` when the request does not come first, and `InvalidParams` for unknown parts and invalid tensors.
     """
@@ -44,97 +44,67 @@ class MultipartIntake:
     def __init__(
         self,
         content_type: str,
-        read_request: ReadRequest,
         lease: Lease,
+        read: Callable[[Any], Awaitable[RequestObject]],
+        check: Callable[[RequestObject], Awaitable[object]],
         *,
         length: int | None = None,
-        max_request: int,
+        limit: int,
     ) -> None:
-        self._read_request = read_request
-        self._max_request = max_request
         self._lease = lease
+        self._read = read
+        self._check = check
         self._bound = length
+        self._limit = limit
+        self._text: bytearray | None = None
         self._request: RequestObject | None = None
-        self._told = self._begun = False  # whether `Known`, and `Begun`, was yielded
-        self._head: JsonIntake | None = None
-        self._body: _TensorPart | None = None
+        self._part: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
-        self._coming: dict[str, _TensorPart] = {}  # those that were not complete at the last `supply`
-        self._missing: set[str] = set()  # inputs whose dtype, shape or values are not known yet
-        self._reader = PartReader(_boundary(content_type), max_header_bytes=_HEADER_BYTES)
+        self._checked = False
+        self._parser = _Parser(_boundary(content_type))
 
-    async def events(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[RequestEvent]:
+    async def request(self, chunks: AsyncIterator[bytes | memoryview]) -> RequestObject:
         """Read the whole body."""
         async for chunk in chunks:
             if isinstance(chunk, memoryview):
-                if (arrived := self._placed(len(chunk))) is not None:
-                    yield arrived
+                assert self._part is not None
+                self._part.sink.placed(len(chunk))
             else:
-                for event in self._reader.feed(chunk):
+                for event in self._parser.feed(chunk):
                     await self._take(event)
-                if self._bound is not None:
-                    self._bound -= len(chunk)
-                if (call := await self._known()) is not None:
-                    yield call
-                await self._supply()
-                if self._body is not None and self._reader.in_body:
-                    self._lease.place([self._body.sink.room()])
-        if not self._reader.ended:
+                if self._request is not None and not self._checked and not self._parser.ended:
+                    await self._check_arrived()
+                if self._part is not None and self._parser.in_data and (room := self._part.sink.room()):
+                    self._lease.place(room)
+            if self._bound is not None:
+                self._bound -= len(chunk)
+        if not self._parser.ended:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
-        yield Known(await self._read())
+        return await self._request.with_parts(self._arrived()).read()
 
-    async def _take(self, event: PartEvent) -> None:
-        if isinstance(event, dict):
-            self._open(event)
-        elif self._body is not None:
-            self._body.write(event)
-        elif self._head is not None and event is not None:
-            await self._head.take(bytes(event))
-        elif self._head is not None:
-            self._request = await self._read_request(await self._head.finish_async())
-            self._missing = _needed(self._request)
+    async def _take(self, event: _Event) -> None:
+        if isinstance(event, Mapping):
+            await self._open(event)
+        elif self._part is not None:
+            await self._part.write(event)
+        elif event is not None and self._text is not None:
+            self._text += event
+            if len(self._text) > self._limit:
+                msg = f"the request may have at most {self._limit} bytes"
+                raise TooLarge(msg, data={"reason": "json", "limit": self._limit})
+        elif self._text is not None:
+            self._request = await self._read(await parse_json(self._text, self._lease))
 
-    def _placed(self, count: int) -> Arrived | None:
-        """Count bytes that were read straight into their tensor."""
-        assert self._body is not None
-        self._body.sink.placed(count)
-        if self._bound is not None:
-            self._bound -= count
-        if not self._told:
-            return None
-        return Arrived.at({row: part.sink for row, part in self._parts.items() if part.in_place})
-
-    async def _known(self) -> Begun | Known | None:
-        """Return the call once every dtype and shape is known; before that, its attributes and options, once."""
-        self._missing.difference_update([row for row, part in self._coming.items() if part.known])
-        if self._request is None or self._told:
-            return None
-        if not self._missing:
-            self._told = True
-            return Known(await self._read(), all_described=False)
-        if self._begun:
-            return None
-        self._begun = True
-        return Begun({"attributes": self._request.attributes, "options": self._request.options})
-
-    async def _supply(self) -> None:
-        """Allocate the memory that the bytes so far need."""
-        if self._head is not None:
-            await self._head.supply()
-        for part in self._coming.values():
-            await part.supply()
-        self._coming = {row: part for row, part in self._coming.items() if not part.closed}
-
-    def _open(self, headers: dict[bytes, bytes]) -> None:
-        name = _name(headers.get(b"content-disposition", b""), headers.get(b"content-transfer-encoding", b""))
-        if self._head is None:
+    async def _open(self, headers: Mapping[str, str]) -> None:
+        name = _name(headers.get("content-disposition", ""), headers.get("content-transfer-encoding", ""))
+        if self._text is None:
             if name != "request":
                 raise _no_request()
-            self._head = JsonIntake(TensorValues(self._lease), length=self._bound, max_skeleton=self._max_request)
+            self._text = bytearray()
             return
-        self._body = self._tensor_part(name)
+        self._part = self._tensor_part(name)
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None
@@ -153,70 +123,74 @@ class MultipartIntake:
             raise invalid_params(called, broken)
         if wire.member is not None:
             raise _refusal(called, name, f"{name} is in the request and in a part: give one", "conflict")
-        part = _TensorPart(called, name, wire, self._lease, self._bound, is_shape=rows.is_shape(name))
-        self._parts[row] = self._coming[row] = part
-        self._missing.add(row)
+        part = _TensorPart(
+            called, name, wire, self._lease, self._bound, self._check_arrived, is_shape=rows.is_shape(name)
+        )
+        self._parts[row] = part
         return part
 
-    async def _read(self) -> RequestObject:
+    def _arrived(self) -> dict[str, tuple[str, Input]]:
+        inputs = {row: (part.name, part.input()) for row, part in self._parts.items()}
+        return {row: (name, value) for row, (name, value) in inputs.items() if value is not None}
+
+    async def _check_arrived(self) -> None:
+        """Check what is known before the data of a tensor arrives: what has no data yet may come as a part."""
         assert self._request is not None
-        parts = {row: (part.name, part.input()) for row, part in self._parts.items()}
-        return await self._request.read(self._lease, parts=parts)
+        self._checked = True
+        given = {name: value for name, value in self._request.inputs.items() if _has_data(value)}
+        request = replace(self._request, inputs=given).with_parts(self._arrived())
+        if self._request.rows.shape_input in self._parts.keys() - self._arrived().keys():
+            request = request.without_shape()
+        await self._check(await request.read())
 
 
 class _TensorPart:
     """One `.npy` part: its sink, and its faults as errors of the call."""
 
     def __init__(
-        self, called: str, name: str, wire: WireTensor, lease: Lease, bound: int | None, *, is_shape: bool
+        self,
+        called: str,
+        name: str,
+        wire: WireTensor,
+        lease: Lease,
+        bound: int | None,
+        on_missing: Callable[[], Awaitable[None]],
+        *,
+        is_shape: bool,
     ) -> None:
         self.name = name
-        self.closed = False
         self._called = called
         self._wire = wire
         self._is_shape = is_shape
-        self.sink = NpySink(lease, bound=bound, own=not is_shape, on_header=self._check)
+        self._on_missing = on_missing
+        self.sink = NpySink(lease, self._check, bound=bound)
 
-    @property
-    def known(self) -> bool:
-        """Whether everything that the operation's rules need of it has arrived."""
-        return self.closed if self._is_shape else self.sink.header is not None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the bytes received so far are where and in the order that the kernels read them."""
-        header = self.sink.header
-        moves = header is None or header.big_endian or (header.fortran_order and len(header.shape) > 1)
-        return not (moves or self._is_shape) and self.sink.in_place
-
-    def write(self, data: memoryview | None) -> None:
+    async def write(self, data: memoryview | None) -> None:
         """Take the next bytes of the file, or None at its end."""
         with self._named():
-            if data is not None:
-                self.sink.write(data)
-                return
-            self.sink.close()
-        self.closed = True
+            if data is None:
+                self.sink.close()
+            else:
+                await self.sink.write(data)
 
-    async def supply(self) -> None:
+    def input(self) -> Input | None:
+        """Return the tensor, or the values of a shape; None for those that are not known yet."""
+        header = self.sink.header
+        if header is None or (self._is_shape and self.sink.missing):
+            return None
         with self._named():
-            await self.sink.supply()
+            tensor = npy_tensor(header, self._wire.dtype, self.sink)
+            return shape_list(tensor) if self._is_shape else tensor
 
-    def input(self) -> Input:
-        """Return the tensor; `supply` allocates its memory."""
-        tensor = npy_tensor(self.sink, self._wire.dtype)
-        if not self._is_shape:
-            return tensor
-        with self._named():
-            return shape_list(tensor)
-
-    def _check(self, header: NpyHeader) -> None:
+    async def _check(self, header: NpyHeader, complete: bool) -> None:
         kind = self.sink.dtype(self._wire.dtype)
         if self._wire.shape is not None and self._wire.shape != header.shape:
             message = f"the request gives shape {dims(self._wire.shape)}, but the file has {dims(header.shape)}"
             raise TensorFault(message, "shape")
         if self._is_shape:
             check_shape_tensor(kind, header.shape)
+        if not complete:
+            await self._on_missing()
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -225,14 +199,70 @@ class _TensorPart:
         except TensorFault as fault:
             raise _refusal(self._called, self.name, f"{self.name}: {fault.message}", fault.kind) from None
         except Unsupported as error:
+            if "errors" in error.data:
+                raise
             wrong = broken_rule(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
             raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
         except TooLarge as error:
-            raise too_large(error, ["inputs", self.name], self.name) from None
+            raise error if "loc" in error.data else too_large(error, ["inputs", self.name], self.name) from None
+
+
+class _Parser:
+    """Split a body into its parts as it arrives; `ended` once its closing boundary has, whatever follows."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self.ended = False
+        self._events: list[_Event] = []
+        self._headers: dict[str, str] = {}
+        self._field = self._value = b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._on_part_begin,
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": lambda: self._events.append(self._headers),
+                "on_part_data": lambda data, start, end: self._events.append(memoryview(data)[start:end]),
+                "on_part_end": lambda: self._events.append(None),
+                "on_end": self._on_end,
+            },
+        )
+
+    @property
+    def in_data(self) -> bool:
+        """Whether the next bytes belong to the open part unless they are a boundary."""
+        return self._parser.state == MultipartState.PART_DATA and not self._parser.index
+
+    def feed(self, chunk: bytes) -> list[_Event]:
+        """Parse the next bytes; return what is in them. Raises `ParseError`."""
+        try:
+            if not self.ended:
+                self._parser.write(chunk)
+        except MultipartParseError:
+            raise ParseError("the body is not valid multipart/form-data with the declared boundary") from None
+        events, self._events = self._events, []
+        return events
+
+    def _on_part_begin(self) -> None:
+        self._headers = {}
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._field.decode("latin-1").lower()] = self._value.decode("latin-1").strip()
+        self._field = self._value = b""
+
+    def _on_end(self) -> None:
+        self.ended = True
 
 
 @cached_if_short
-def _name(disposition: bytes, encoding: bytes) -> str:
+def _name(disposition: str, encoding: str) -> str:
     """Return a part's name; raises `InvalidRequest` without one, or for an encoded part."""
     kind, options = parse_options_header(disposition)
     if kind != b"form-data" or b"name" not in options:
@@ -242,6 +272,7 @@ def _name(disposition: bytes, encoding: bytes) -> str:
     return options[b"name"].decode("utf-8", "replace")
 
 
+@cached_if_short
 def _boundary(content_type: str) -> bytes:
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
@@ -250,24 +281,8 @@ def _boundary(content_type: str) -> bytes:
     return boundary
 
 
-def _needed(request: RequestObject) -> set[str]:
-    """Return the inputs whose dtype or shape is still missing."""
-    rows = request.rows
-    described = {rows.input_spellings.get(name): description for name, description in request.inputs.items()}
-    needed = {row.name for row in rows.inputs if row.required or described.get(row.name) is not None}
-    is_attribute = is_dump(request.attributes) or any(map(rows.is_shape, request.attributes))
-    if rows.shape_input is not None and not is_attribute:
-        needed.add(rows.shape_input)
-    return {row for row in needed if not _has_meta(described.get(row))}
-
-
-def _has_meta(description: Any) -> bool:
-    """Whether the request's description of an input is all that the check needs."""
-    if isinstance(description, list):
-        return True
-    return isinstance(description, Mapping) and (
-        "npy" in description or ("dtype" in description and "shape" in description)
-    )
+def _has_data(description: Any) -> bool:
+    return not isinstance(description, Mapping) or "data" in description or "npy" in description
 
 
 def _no_request() -> InvalidRequest:

@@ -1,8 +1,4 @@
-"""A request object: attributes, inputs, options; and what arrives of it.
-
-A decoder, whatever its format, is an async iterator over what has arrived: `Begun`, `Known` and `Arrived`. It knows
-nothing of calls: its caller checks each item, and stops reading when one is rejected.
-"""
+"""A request object: attributes, inputs, options."""
 
 from __future__ import annotations
 
@@ -11,35 +7,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from app.intake.lease import Lease
-from app.intake.sinks import RawSink
-from app.intake.strict_json import Partial
-from app.intake.tensors import Input, Tensor, check_begun_tensor, read_inputs
-from app.pool.buffers import Segment
-from engine.options import Options, parse_options
-from schemas.attributes import read_attributes
+from app.intake.tensors import Input, Tensor, read_inputs
+from app.threads import in_thread_if
+from engine.graphs import GraphCall, read_graph_call
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
-from schemas.call import read_outputs
 from schemas.dumps import call_of_dump, is_dump
 from schemas.rows import InputRows
 from schemas.spelling import check_members
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta
 
-__all__ = [
-    "MEMBERS",
-    "Arrived",
-    "Begun",
-    "Known",
-    "RequestEvent",
-    "RequestObject",
-    "check_begun",
-    "check_begun_inputs",
-    "read_request_object",
-]
+__all__ = ["MEMBERS", "GraphRequest", "RequestObject", "read_graph_request", "read_request_object"]
 
 MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order of positional params."""
+
+# Inputs that are read in a millisecond.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -60,21 +44,21 @@ class RequestObject:
         spellings = self.rows.input_spellings
         return next((value for name, value in self.inputs.items() if spellings.get(name) == row), None)
 
-    async def read(
-        self,
-        lease: Lease,
-        *,
-        parts: Mapping[str, tuple[str, Input]] | None = None,
-    ) -> Self:
-        """Return the request with its inputs read.
-
-        Those that came as separate `parts`, by canonical name, replace their descriptions.
-        """
-        replaced = parts or {}
+    def with_parts(self, parts: Mapping[str, tuple[str, Input]]) -> Self:
+        """Return the request with inputs that came separately, by canonical name, for their descriptions."""
         spellings = self.rows.input_spellings
-        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in replaced}
-        inputs = await read_inputs(self.rows, rest | dict(replaced.values()), lease)
-        return replace(self, inputs=inputs)
+        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in parts}
+        return replace(self, inputs=rest | dict(parts.values()))
+
+    def without_shape(self) -> Self:
+        """Return the request without the attribute that the input for a shape replaces once its values arrive."""
+        rest = {name: value for name, value in self.attributes.items() if not self.rows.is_shape(name)}
+        return replace(self, attributes=rest)
+
+    async def read(self) -> Self:
+        """Return the request with its inputs read; raises as `read_inputs` does."""
+        large = len(self.inputs) > _AT_ONCE
+        return replace(self, inputs=await in_thread_if(large, read_inputs, self.rows, self.inputs))
 
     @cached_property
     def metas(self) -> dict[str, TensorMeta | list[int]]:
@@ -82,81 +66,18 @@ class RequestObject:
         return {name: value.meta if isinstance(value, Tensor) else value for name, value in self.inputs.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Some members of the request object have arrived (see `partial_document`)."""
+@dataclass(frozen=True)
+class GraphRequest(RequestObject):
+    """A request for a graph, whose structure is valid; its `attributes` hold the graph itself."""
 
-    document: Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class Known:
-    """Dtype and shape of the tensors are known; the last one that a decoder yields has all of their data.
-
-    `prepared` is the plan of this request. `RequestReceiver` sets it, and the decoder may read it after its `yield`, or
-    set it before, from a cache: it may have been made for an earlier request with other data. `likely` is a plan for an
-    earlier request that is used while the values of the shape input have not arrived: they may differ.
-    """
-
-    request: RequestObject
-    prepared: Any = None
-    likely: Any = None
-    all_described: bool = True
-    """Whether no further input can come, only data; else optional ones, and those of some outputs, still may."""
+    call: GraphCall
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Bytes of tensors have arrived: their segments, and the bytes `received`, by canonical name."""
-
-    segments: Mapping[str, Segment]
-    received: Mapping[str, int]
-
-    @classmethod
-    def at(cls, sinks: Mapping[str, RawSink]) -> Self:
-        """Return what has arrived at the sinks that hold all of their bytes in place."""
-        segments = {row: sink.segment for row, sink in sinks.items()}
-        return cls(segments, {row: sink.nbytes for row, sink in sinks.items()})
-
-
-RequestEvent = Begun | Known | Arrived
-
-
-def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> Options:
-    """Check what has arrived of a request object (`partial_document`), so that it can be rejected before the rest has.
-
-    Returns the options, which are the defaults until they have arrived. Raises `InvalidParams` for attributes and
-    options that break rules by themselves, for names of outputs that the operation lacks, and for a tensor that can't
-    be read; `TooLarge` for one that exceeds the `memory` of the service. Rules that involve several of them, or what
-    may still come, are checked later.
-    """
-    attributes = request.get("attributes")
-    if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
-        if isinstance(attributes, Partial):  # also of a dump, which only its other members show
-            spellings = called.operation.attribute_spellings
-            attributes = {name: value for name, value in attributes.complete().items() if name in spellings}
-            _, broken = read_attributes(called, attributes)
-            broken = [rule for rule in broken if rule["type"] != "missing"]
-        else:
-            _, broken = read_attributes(called, attributes)
-        if broken:
-            raise invalid_params(called.called_as, broken)
-    options = request.get("options")
-    parsed = parse_options(None if isinstance(options, Partial) else options)
-    unknown: list[BrokenRule] = []
-    read_outputs(called, parsed.outputs, unknown)
-    if unknown:
-        raise invalid_params(called.called_as, unknown)
-    check_begun_inputs(request.get("inputs"), memory)
-    return parsed
-
-
-def check_begun_inputs(inputs: object, memory: int) -> None:
-    """Check the tensors that are still arriving, as `check_begun` does."""
-    for name, description in inputs.items() if isinstance(inputs, Mapping) else ():
-        if isinstance(description, Mapping):
-            complete = description.complete() if isinstance(description, Partial) else description
-            check_begun_tensor(name, complete, memory)
+def read_graph_request(request: Any) -> GraphRequest:
+    """Read a request object; raises what `read_graph_call` raises."""
+    call = read_graph_call(request)
+    inputs, document = request.get("inputs"), {"graph": request.get("graph")}
+    return GraphRequest("graph", call.rows, document, inputs or {}, request.get("options"), call)
 
 
 def read_request_object(called: CalledOperation, request: Any) -> RequestObject:

@@ -1,38 +1,39 @@
-"""From tensors on the wire to segments: read the `inputs` of a call, check each one, put its bytes in order.
+"""From tensors on the wire to the memory that kernels read: read the `inputs` of a call, put their bytes in order.
 
-`read_inputs` reports every fault of every tensor in one `InvalidParams`. It checks each tensor's bytes against its own
-dtype and shape; whether the tensors suit the operation is checked by `schemas.ops.resolve`, which needs only `meta`.
+Reading takes descriptions and sizes only, and reports every fault of every tensor in one `InvalidParams`; whether the
+tensors suit the operation is checked by `schemas.ops.resolve`, which needs only `meta`. Text is decoded after that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import numpy as np
+import pybase64
 
-from app.intake.inline import InlineTensor, ReceivedData
 from app.intake.lease import Lease
-from app.intake.numbers import Numbers
-from app.intake.sinks import NpySink, RawSink, TensorFault
-from app.intake.values import declared_size
-from app.pool.buffers import Segment
+from app.intake.numbers import elements_of
+from app.intake.sinks import Elements, Sink, TensorFault, npy_dtype
+from app.pool.buffers import Memory, Segment
 from app.threads import in_thread_if
 from convgrad._dtypes import DTYPES, DType
-from convgrad._errors import TooLarge, Unsupported
-from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large, unsupported
+from convgrad._errors import ParseError, TooLarge, Unsupported
+from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
+from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, too_large, unsupported
 from schemas.frameworks import dtype_here
 from schemas.rows import MAX_DIMS, InputRows
-from schemas.tensors import MAX_NUMBERS, TensorMeta, WireDType, WireTensor, read_meta, read_shape, read_tensor
+from schemas.tensors import MAX_NUMBERS, TensorMeta, WireDType, WireTensor, read_meta, read_tensor
 
 __all__ = [
-    "Elements",
+    "Base64",
     "Input",
+    "Numbers",
     "Tensor",
-    "check_begun_tensor",
     "check_shape_tensor",
     "collect_tensors",
     "npy_tensor",
@@ -42,21 +43,13 @@ __all__ = [
 
 # Inputs that are read or collected in a millisecond.
 _AT_ONCE = 64
-# Reordering this much takes well under a millisecond.
-_INLINE = 256 << 10
+# Decoding or reordering this much takes well under a millisecond.
+_INLINE = 128 << 10
 _SWAP_STEP = 1 << 18
 _WHAT = "invalid inputs"
 _WIRE_DTYPES = get_args(WireDType)
-
-
-class Elements(Protocol):
-    """What holds the elements of a tensor, or will when they have arrived."""
-
-    async def collect(self) -> Segment:
-        """Collect all elements in one segment."""
-
-    def content(self) -> bytes:
-        """Return a copy of all bytes; for small tensors."""
+# Text that holds the header of any file that NumPy writes for a tensor; that of any file that is accepted.
+_USUAL_HEADER, _LONGEST_HEADER = 400, 4 * -(-(HEADER_LIMIT + 12) // 3)
 
 
 @dataclass(slots=True)
@@ -68,9 +61,11 @@ class Tensor:
 
     dtype: DType
     shape: tuple[int, ...]
-    sink: Elements | None = None
+    elements: Elements | None = None
     fortran: bool = False
     swapped: bool = False
+    member: str | None = None
+    """Member of the JSON object that has its data."""
 
     @property
     def meta(self) -> TensorMeta:
@@ -86,17 +81,58 @@ class Tensor:
 Input = Tensor | list[int]
 
 
-async def read_inputs(rows: InputRows, inputs: Mapping[str, Any], lease: Lease) -> dict[str, Input]:
-    """Read the `inputs` member of a call, yielding to other requests; tensors in short strings are decoded now.
+@dataclass(frozen=True, slots=True)
+class Base64(Elements):
+    """Elements as text: base64 of the standard alphabet, padded, after `skipped` bytes that are not elements."""
+
+    text: str
+    skipped: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the elements."""
+        return len(self.text) // 4 * 3 - self.text[-2:].count("=") - self.skipped
+
+    def content(self) -> bytearray:
+        """Decode all of them."""
+        return self.decoded(len(self.text))[self.skipped :] if self.skipped else self.decoded(len(self.text))
+
+    def decoded(self, length: int) -> bytearray:
+        """Decode the first `length` characters, a multiple of 4, of which the last group may end the text."""
+        text = self.text[:length]
+        if len(text) % 4:
+            raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
+        try:
+            done = pybase64.b64decode_as_bytearray(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
+        if text.endswith("=") and pybase64.b64encode_as_string(done[len(done) // 3 * 3 :]) != text[-4:]:
+            raise TensorFault("base64 has bits after its last byte that are not zero", "base64")
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers(Elements):
+    """Elements as numbers in JSON."""
+
+    values: list[Any]
+    dtype: DType
+    shape: tuple[int, ...]
+
+    def content(self) -> memoryview:
+        """Convert all of them."""
+        return memoryview(elements_of(self.values, self.dtype, self.shape).view(np.uint8))  # type: ignore[arg-type]
+
+
+def read_inputs(rows: InputRows, inputs: Mapping[str, Any]) -> dict[str, Input]:
+    """Read the `inputs` member of a call.
 
     An input that is a shape becomes a list of integers, whatever its form; a tensor may be just dtype and shape.
-    Raises `InvalidParams` with every fault, and the errors of allocating memory.
+    Raises `InvalidParams` or `Unsupported` with every fault.
     """
     read: dict[str, Input] = {}
     broken: list[BrokenRule] = []
-    for number, (name, value) in enumerate(inputs.items(), 1):
-        if number % _AT_ONCE == 0:
-            await asyncio.sleep(0)
+    for name, value in inputs.items():
         row = rows.input_spellings.get(name)
         if value is None or row is None or isinstance(value, Tensor):
             # The operation rejects unknown names, together with its other errors.
@@ -107,71 +143,48 @@ async def read_inputs(rows: InputRows, inputs: Mapping[str, Any], lease: Lease) 
         if is_shape and isinstance(value, list):
             read[name] = value  # its elements are checked with the attributes
             continue
-        tensor = _read(value, ["inputs", name], broken, lease)
+        tensor = _read(value, ["inputs", name], broken)
         if tensor is not None:
-            has_values = is_shape and tensor.sink is not None
+            has_values = is_shape and tensor.elements is not None
             read[name] = _values(tensor, ["inputs", name], broken) if has_values else tensor
     if broken:
-        if all(read["type"] == "unsupported_dtype" for read in broken):
+        if all(rule["type"] == "unsupported_dtype" for rule in broken):
             raise unsupported(broken[0]["msg"], broken)
         raise invalid_params(_WHAT, broken)
     return read
 
 
-def check_begun_tensor(name: str, description: Mapping[str, Any], memory: int) -> None:
-    """Check the size of a tensor that is still arriving, if its description has arrived.
+async def collect_tensors(
+    inputs: Mapping[str, Input], lease: Lease, *, here: bool = False, need_all: bool = True
+) -> dict[str, Memory]:
+    """Collect each tensor in one piece of memory, in C order and little-endian; return the memory by name.
 
-    Raises `InvalidParams` if it has too many dimensions or the body can't contain it, and `TooLarge` if it exceeds the
-    `memory` of the service.
+    It is that of segments, unless only this process computes `here`. Raises `InvalidParams` for tensors that were only
+    described, if they are needed, or whose text is none of theirs.
     """
-    loc, size, shape = ["inputs", safe_key(name)], declared_size(description), description.get("shape")
-    if isinstance(shape, list) and len(shape) > MAX_DIMS:
-        broken: list[BrokenRule] = []
-        read_shape(shape, [*loc, "shape"], broken)
-        raise invalid_params(_WHAT, broken)
-    if size is not None and size > memory:
-        message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call:"
-        message += f" its shape is {dims(description['shape'])}"
-        raise TooLarge(message, data={"reason": "memory", "limit": memory, "value": size, "loc": loc})
-    for member in ("data", "npy"):
-        data = description.get(member)
-        if isinstance(data, ReceivedData) and isinstance(data.fault, TensorFault):
-            message = _fault_message(member, loc[1], data, data.fault)
-            raise invalid_params(_WHAT, [broken_rule([*loc, member], message, data.fault.kind)])
-
-
-async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
-    """Collect each tensor in one segment, in C order and little-endian; return the segments by name.
-
-    Raises `InvalidParams` for tensors that were only described.
-    """
+    memory: dict[str, Memory] = {}
     broken = [
         broken_rule(["inputs", name], f"{name} has no data: send its elements as base64 or as numbers", "missing")
         for name, tensor in inputs.items()
-        if isinstance(tensor, Tensor) and tensor.sink is None
+        if need_all and isinstance(tensor, Tensor) and tensor.elements is None
     ]
-    if broken:
-        raise invalid_params(_WHAT, broken)
-    segments = {}
-    for number, (name, tensor) in enumerate(inputs.items(), 1):
+    for number, (name, tensor) in enumerate(() if broken else inputs.items(), 1):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-        if isinstance(tensor, Tensor):
-            segments[name] = await _collect(tensor, lease)
-    return segments
+        if isinstance(tensor, Tensor) and tensor.elements is not None:
+            try:
+                memory[name] = await _collect(tensor, lease, here)
+            except TensorFault as fault:
+                broken.append(_broken(tensor.elements, ["inputs", name], tensor.member, fault))
+    if broken:
+        raise invalid_params(_WHAT, broken)
+    return memory
 
 
-def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
-    """Return the tensor of a received `.npy` file; raises `TensorFault` unless it has the `declared` dtype."""
-    dtype, header = sink.dtype(declared), sink.header
-    assert header is not None
-    return Tensor(
-        dtype,
-        header.shape,
-        sink,
-        fortran=header.fortran_order and len(header.shape) > 1,
-        swapped=header.big_endian,
-    )
+def npy_tensor(header: NpyHeader, declared: str | None, elements: Elements, member: str | None = None) -> Tensor:
+    """Return the tensor of a `.npy` file; raises `TensorFault` unless it has the `declared` dtype."""
+    fortran = header.fortran_order and len(header.shape) > 1
+    return Tensor(npy_dtype(header, declared), header.shape, elements, fortran, header.big_endian, member)
 
 
 def check_shape_tensor(dtype: DType, shape: tuple[int, ...]) -> None:
@@ -185,8 +198,8 @@ def check_shape_tensor(dtype: DType, shape: tuple[int, ...]) -> None:
 def shape_list(tensor: Tensor) -> list[int]:
     """Return the values of a tensor that is a shape; raises what `check_shape_tensor` raises."""
     check_shape_tensor(tensor.dtype, tensor.shape)
-    assert tensor.sink is not None
-    values = np.frombuffer(tensor.sink.content(), tensor.dtype.numpy)
+    assert tensor.elements is not None
+    values = np.frombuffer(tensor.elements.content(), tensor.dtype.numpy)
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]
 
 
@@ -194,11 +207,16 @@ def _values(tensor: Tensor, loc: list[str | int], broken: list[BrokenRule]) -> l
     try:
         return shape_list(tensor)
     except TensorFault as fault:
-        broken.append(broken_rule(loc, f"{loc[-1]} {fault.message}", fault.kind))
+        inside = fault.kind not in ("shape_dtype", "rank")
+        broken.append(
+            _broken(tensor.elements, loc, tensor.member, fault)
+            if inside
+            else broken_rule(loc, f"{loc[-1]} {fault.message}", fault.kind)
+        )
         return []
 
 
-def _read(value: Any, loc: list[str | int], broken: list[BrokenRule], lease: Lease) -> Tensor | None:
+def _read(value: Any, loc: list[str | int], broken: list[BrokenRule]) -> Tensor | None:
     wire = read_tensor(value, loc, broken)
     if wire is None:
         return None
@@ -210,87 +228,89 @@ def _read(value: Any, loc: list[str | int], broken: list[BrokenRule], lease: Lea
         return None
     try:
         if wire.member == "npy":
-            sink = _sink(wire.payload, "npy", lease)
-            assert isinstance(sink, NpySink)
-            return npy_tensor(sink, wire.dtype)
-        tensor = _described(wire, loc, broken)
-        if tensor is not None and wire.member == "data":
-            tensor.sink = _data(wire.payload, tensor, lease)
+            return _npy(wire)
+        meta = read_meta({"dtype": wire.dtype, "shape": wire.shape}, loc, broken)
+        return None if meta is None else _described(wire, meta)
     except TensorFault as fault:
-        member = wire.member or "data"
-        message = _fault_message(member, loc[-1], wire.payload, fault)
-        broken.append(broken_rule([*loc, member], message, fault.kind))
-        return None
+        broken.append(_broken(wire.payload, loc, wire.member, fault))
     except Unsupported as error:
         broken.append(broken_rule([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
-        return None
     except TooLarge as error:
         raise too_large(error, loc, str(loc[-1])) from None
+    return None
+
+
+def _broken(payload: object, loc: list[str | int], member: str | None, fault: TensorFault) -> BrokenRule:
+    """Return the broken rule of a tensor's fault: those of numbers continue a sentence."""
+    colon = "" if isinstance(payload, Numbers | list) else ":"
+    where = loc if member is None else [*loc, member]
+    return broken_rule(where, f"{member or 'data'} of {loc[-1]}{colon} {fault.message}", fault.kind)
+
+
+def _described(wire: WireTensor, meta: TensorMeta) -> Tensor:
+    tensor, value = Tensor(DTYPES[meta.dtype], meta.shape, member=wire.member), wire.payload
+    if wire.member is None:
+        return tensor
+    if isinstance(value, list):
+        if (count := prod(meta.shape)) > MAX_NUMBERS:
+            binary = "as base64 in data or npy, or to /v1 as a .npy part of multipart/form-data"
+            message = f"has {count} numbers by its shape, but a list may have {MAX_NUMBERS}: send it {binary}"
+            raise TensorFault(message, "too_long")
+        tensor.elements = Numbers(value, tensor.dtype, tensor.shape)
+    else:
+        tensor.elements = _sized(Base64(value), tensor.nbytes)
     return tensor
 
 
-def _fault_message(member: str, name: str | int, payload: object, fault: TensorFault) -> str:
-    """Return the message of a tensor's fault: those of numbers continue a sentence."""
-    colon = "" if isinstance(payload, Numbers | list) else ":"
-    return f"{member} of {name}{colon} {fault.message}"
+def _npy(wire: WireTensor) -> Tensor:
+    text = Base64(wire.payload)
+    try:
+        header = parse_header(text.decoded(_USUAL_HEADER)) or parse_header(text.decoded(_LONGEST_HEADER))
+    except ParseError as error:
+        raise TensorFault(error.message, "npy") from None
+    if header is None:
+        raise TensorFault("the .npy data ends inside its header", "npy")
+    elements = _sized(Base64(wire.payload, header.offset), header.nbytes)
+    return npy_tensor(header, wire.dtype, elements, "npy")
 
 
-def _described(wire: WireTensor, loc: list[str | int], broken: list[BrokenRule]) -> Tensor | None:
-    meta = read_meta({"dtype": wire.dtype, "shape": wire.shape}, loc, broken)
-    return None if meta is None else Tensor(DTYPES[meta.dtype], meta.shape)
+def _sized(text: Base64, nbytes: int) -> Base64:
+    if len(text.text) % 4 == 0 and text.nbytes != nbytes:
+        raise TensorFault(f"dtype and shape need {nbytes} bytes, but {text.nbytes} arrived", "size")
+    return text
 
 
-def _data(value: Any, tensor: Tensor, lease: Lease) -> RawSink | Numbers:
-    if isinstance(value, list):
-        value = Numbers.of(value, lease, (tensor.dtype, tensor.shape), most=MAX_NUMBERS)
-    if isinstance(value, Numbers):
-        value.check(tensor.dtype, tensor.shape)
-        return value
-    sink = _sink(value, "data", lease, tensor.nbytes)
-    if sink.nbytes != tensor.nbytes:
-        raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes, but {sink.nbytes} arrived", "size")
-    return sink
-
-
-def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> RawSink:
-    if isinstance(value, str):
-        text = value.encode("ascii", "replace")
-        size = len(text) // 4 * 3 - text[-2:].count(b"=")
-        if expected is not None and size != expected:
-            raise TensorFault(f"dtype and shape need {expected} bytes, but {size} arrived", "size")
-        value = InlineTensor(key, lease, expected=expected, raw_bound=len(text) + 3)
-        value.write(text)
-        value.close()
-    if not isinstance(value, InlineTensor):
-        raise TensorFault("must be base64 text", "string_type")
-    if value.fault is not None:
-        raise value.fault.with_traceback(None)
-    return value.sink
-
-
-async def _collect(tensor: Tensor, lease: Lease) -> Segment:
-    assert tensor.sink is not None
-    segment, large = await tensor.sink.collect(), tensor.nbytes > _INLINE
+async def _collect(tensor: Tensor, lease: Lease, here: bool) -> Memory:
+    elements, large = tensor.elements, tensor.nbytes > _INLINE
+    assert elements is not None
+    if isinstance(elements, Sink) and elements.segment is not None:
+        memory: Memory = elements.segment
+    else:
+        memory = Memory(elements.content()) if here else await lease.acquire(tensor.nbytes)
+        if not here:
+            await in_thread_if(large, elements.fill, memory.view[: tensor.nbytes])
     # The request may be cancelled before a thread ends: the thread's views keep the memory from being reused.
     if tensor.fortran:
-        source, segment = segment, await lease.acquire_async(tensor.nbytes)
-        await in_thread_if(large, _transpose, tensor, source, segment)
-        lease.release(source)
+        source = memory
+        memory = Memory(bytearray(tensor.nbytes)) if here else await lease.acquire(tensor.nbytes)
+        await in_thread_if(large, _transpose, tensor, source, memory)
+        if isinstance(source, Segment):
+            lease.release(source)
     if tensor.swapped:
-        await in_thread_if(large, _swap, tensor, segment)
-    return segment
+        await in_thread_if(large, _swap, tensor, memory)
+    return memory
 
 
-def _transpose(tensor: Tensor, source: Segment, target: Segment) -> None:
+def _transpose(tensor: Tensor, source: Memory, target: Memory) -> None:
     bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
     stored = np.frombuffer(source.view, bits, count)
     into = np.frombuffer(target.view, bits, count)
     np.copyto(into.reshape(tensor.shape), stored.reshape(tensor.shape, order="F"))
 
 
-def _swap(tensor: Tensor, segment: Segment) -> None:
+def _swap(tensor: Tensor, memory: Memory) -> None:
     """Swap the bytes of every element in place; in steps, because NumPy holds the GIL during each."""
     bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
-    elements = np.frombuffer(segment.view, bits, count)
+    elements = np.frombuffer(memory.view, bits, count)
     for start in range(0, count, _SWAP_STEP):
         elements[start : start + _SWAP_STEP].byteswap(inplace=True)

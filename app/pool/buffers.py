@@ -25,13 +25,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from convgrad._errors import Overloaded, RateLimited, TooLarge
 
-__all__ = ["Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
+__all__ = ["Memory", "Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class _Block:
 
     def __init__(self, number: int, size: int) -> None:
         self.id = number
-        self.size = size
+        self.size = self.block_size = size
         self.fd = anonymous_file()
         self.lease: weakref.ref[_Bytes] | None = None
         self.idle_since = 0.0
@@ -108,41 +109,52 @@ class _Block:
         os.close(self.fd)
 
 
-class Segment:
-    """A lease of `size` bytes of shared memory; workers map it by `id`, `fd` and `block_size`."""
+class Memory:
+    """Bytes of this process that kernels read or write in it."""
 
-    __slots__ = ("_lease", "block_size", "fd", "id", "size")
+    __slots__ = ("_lease", "size")
 
-    def __init__(self, block: _Block, size: int, lease: _Bytes) -> None:
-        self.id = block.id
-        self.fd = block.fd
-        self.block_size = block.size
-        self.size = size
-        self._lease: _Bytes | None = lease
+    def __init__(self, data: bytes | bytearray | memoryview | _Bytes) -> None:
+        self.size = len(data)
+        self._lease: Any = data
 
     @property
     def view(self) -> memoryview:
-        """The bytes, writeable. The memory is not reused while a view exists."""
+        """The bytes. The memory is not reused while a view exists."""
         if self._lease is None:
-            raise ValueError(f"segment {self.id} was released")
+            raise ValueError("the memory was released")
         # Not a slice of the array: NumPy would base it on the whole mapping, and the lease would end too early.
-        return memoryview(self._lease)  # type: ignore[arg-type] # not a Buffer before 3.12
+        return memoryview(self._lease)
 
     def hold(self) -> object:
         """Return an opaque object; the memory is not reused while it exists."""
         return self.view
 
-    def share(self) -> Segment:
-        """Return another lease of the same memory, which is reused when both have ended."""
-        assert self._lease is not None
-        other = object.__new__(Segment)
-        other.id, other.fd, other.block_size, other.size = self.id, self.fd, self.block_size, self.size
-        other._lease = self._lease
-        return other
-
     def release(self) -> None:
         """End this lease; calling it again does nothing."""
         self._lease = None
+
+
+class Segment(Memory):
+    """A lease of `size` writeable bytes of shared memory; workers map it by `id`, `fd` and `block_size`."""
+
+    __slots__ = ("block_size", "fd", "id")
+
+    id: int
+    fd: int
+    block_size: int
+
+    def __init__(self, block: _Block | Segment, size: int, lease: _Bytes) -> None:
+        super().__init__(lease)
+        self.id = block.id
+        self.fd = block.fd
+        self.block_size = block.block_size
+        self.size = size
+
+    def share(self) -> Segment:
+        """Return another lease of the same memory, which is reused when both have ended."""
+        assert self._lease is not None
+        return Segment(self, self.size, self._lease)
 
 
 @dataclass(slots=True)
@@ -174,6 +186,7 @@ class SegmentPool:
         # its callback only appends here, and the next caller returns the block.
         self._returned: deque[int] = deque()
         self._held = Counter[str]()  # bytes by owner
+        self._counted = 0  # bytes that are not in blocks
         self._stats = SegmentStats()  # without what `stats` counts itself
         self._numbers = itertools.count(1)
         self._closed = False
@@ -198,6 +211,27 @@ class SegmentPool:
         # If the caller is cancelled meanwhile, the lease ends with the last reference to the segment.
         return await asyncio.to_thread(self._fresh, size, nbytes, owner, touch=True)
 
+    def count(self, nbytes: int) -> None:
+        """Count memory that is not shared, such as a JSON body, as leased; a negative number ends that.
+
+        Raises `TooLarge` and `Overloaded` as `acquire` does.
+        """
+        if nbytes > self.limit:
+            raise TooLarge(
+                f"the request needs {nbytes} bytes, but the service has {self.limit} for all calls",
+                data={"reason": "memory", "bytes": nbytes, "limit": self.limit},
+            )
+        with self._lock:
+            self._collect()
+            victims = self._victims(self._stats.total + nbytes - self.limit) if nbytes > 0 else []
+            if victims is None:
+                raise self._refusal(nbytes, "the memory for tensors is in use")
+            self._forget(victims)
+            self._stats.total += nbytes
+            self._counted += nbytes
+            self._stats.peak = max(self._stats.peak, self._stats.total)
+        self._destroy(victims)
+
     def trim(self, idle_s: float = 0.0) -> int:
         """Free the blocks that have been idle for `idle_s` seconds; return the number of bytes freed."""
         with self._lock:
@@ -216,7 +250,7 @@ class SegmentPool:
         """Return the current counts and sizes."""
         with self._lock:
             self._collect()
-            used = sum(block.size for block in self._leased.values())
+            used = self._counted + sum(block.size for block in self._leased.values())
             stats = replace(self._stats, used=used, idle_blocks=len(self._idle))
         if self._closed and stats.idle_blocks:
             self.trim()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from app.pool.buffers import Segment
 from convgrad._errors import Overloaded, ShuttingDown
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Job", "JobState", "no_workers", "shutting_down", "uninterrupted"]
+__all__ = ["Job", "JobState", "no_workers", "shutting_down", "uninterrupted"]
 
 # By then a service manager may have started another process.
 _RETRY_AFTER_S = 5
@@ -28,28 +28,13 @@ class JobState:
     queue_s: float | None = None
 
 
-class Arrival:
-    """Count the leading images of a job's inputs that have arrived, while the others are still being received."""
-
-    def __init__(self, images: int) -> None:
-        self.images = images
-        self.on_more: Callable[[], object] = lambda: None
-
-    def advance(self, images: int) -> None:
-        """Set the number of images that have arrived; `on_more` is called when it has grown."""
-        if images > self.images:
-            self.images = images
-            self.on_more()
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
 
     `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its time,
     and so do those of one `connection`. Each unit of a `short` job takes some ten milliseconds at most.
-    With an `arrival`, a unit runs once the images it reads have arrived, or all images if it does not name any. `units`
-    are those to compute, all of the plan's unless they are given.
+    `units` are those to compute, all of the plan's unless they are given. Workers compute on segments.
     """
 
     id: str
@@ -61,7 +46,6 @@ class Job:
     owner: str = ""
     connection: int = 0
     short: bool = False
-    arrival: Arrival | None = None
     state: JobState = field(default_factory=JobState)
     units: tuple[Unit, ...] | None = None
 

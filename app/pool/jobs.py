@@ -49,9 +49,8 @@ class JobRun:
 
     @property
     def waiting(self) -> int:
-        """Number of units of the current stage that can run; 0 while the inputs of the first are still arriving."""
-        units = () if self.over else self._stages[self._stage]
-        return len(units) if units and self._has_inputs(units[0]) else 0
+        """Number of units of the current stage that can run."""
+        return 0 if self.over else len(self._stages[self._stage])
 
     @property
     def remaining(self) -> int:
@@ -105,11 +104,6 @@ class JobRun:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-
-    def _has_inputs(self, unit: Unit) -> bool:
-        arrival = self.job.arrival
-        needed = self.job.plan.problem.n if unit.images is None else unit.images
-        return arrival is None or needed <= arrival.images
 
     def _advance(self) -> None:
         while self._stage < len(self._stages) and self._left[self._stage] == 0:

@@ -160,6 +160,12 @@ class LocalEngine:
             if not run.settled.is_set():
                 await uninterrupted(run.settled.wait())
 
+    def count(self, units: int, macs: int, seconds: float) -> None:
+        """Count units that were computed."""
+        self._counters["units"] += units
+        self._counters["macs"] += macs
+        self._counters["compute_s"] += seconds
+
     def _submit(self, job: Job) -> JobRun:
         """Queue a job; raises `ShuttingDown` after `stop` and `Overloaded` after giving up."""
         if self._stopping:
@@ -169,8 +175,6 @@ class LocalEngine:
         run = JobRun(job)
         self._open.add(run)
         self._queue.add(run)
-        if job.arrival is not None:
-            job.arrival.on_more = self._dispatch
         if job.deadline is not None:
             loop = asyncio.get_running_loop()
             self._timers[run] = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._too_late, run)

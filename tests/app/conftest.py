@@ -17,7 +17,7 @@ def tight() -> Iterator[Resident]:
         workers=1,
         queue_length=2,
         body_limit=4 << 20,
-        head_limit=4096,
+        json_limit=4 << 20,
         work_limit=50_000_000_000,
         output_limit=16 << 20,
         memory_limit=40 << 20,

@@ -117,7 +117,7 @@ LONG = f"/tmp/{'a' * 200}"
         ("--body-limit 1EB", "--body-limit 1EB: is more than the memory of this machine or container, "),
         ("--output-limit 1EB", "--output-limit 1EB: is more than the memory for the tensors of all calls"),
         ("--memory-limit 1MiB --sealed-memory 2MiB", "--sealed-memory 2MiB: is more than the memory for the tensors"),
-        ("--body-limit 1KiB --head-limit 2KiB", "--head-limit 2KiB: is more than the whole body (--body-limit), 1"),
+        ("--body-limit 1KiB --json-limit 2KiB", "--json-limit 2KiB: is more than the whole body (--body-limit), 1"),
         ("--sealed-case-s 9 --sealed-check-s 8", "--sealed-case-s 9: is more than a whole check may take"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ TARGETS = {
     "npy": Target(parsers.npy, seeds.npy(), seeds.NPY_WORDS),
     "frames": Target(parsers.frames, seeds.frames(), seeds.FRAME_WORDS),
     "assembly": Target(parsers.assembly, seeds.assembly(), seeds.FRAME_WORDS),
-    "json": Target(parsers.json_tensors, seeds.json_tensors(), seeds.JSON_WORDS),
+    "json": Target(parsers.json_text, seeds.json_tensors(), seeds.JSON_WORDS),
     "lists": Target(parsers.lists, seeds.lists(), seeds.OIP_WORDS),
     "rpc": Target(apis.rpc, seeds.rpc(), seeds.RPC_WORDS),
     "rest": Target(apis.rest, seeds.rest(), seeds.JSON_WORDS),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 from starlette.types import Send
 
 from app.api.answer import answer, check_media_type
 from app.api.oip.body import HEAD_LENGTH, InferenceBody, decompressed
-from app.api.oip.head_cache import HeadCache
 from app.api.oip.regions import Registry
 from app.api.oip.reply import send_inference
 from app.api.oip.statistics import Statistics
@@ -22,8 +21,8 @@ from app.http.exchange import Exchange
 from app.intake.body import media_type
 from app.intake.coding import decompressor_of
 from app.intake.lease import Lease
-from app.intake.requests import RequestEvent
-from app.pool.buffers import Segment
+from app.intake.requests import RequestObject
+from app.pool.buffers import Memory
 from app.replies import frames
 from app.replies.accept import choose
 from app.replies.coding import choose_coding
@@ -45,7 +44,6 @@ class OipState:
 
     def __init__(self, *, shared_memory: bool) -> None:
         self.statistics = Statistics()
-        self.heads = HeadCache()
         self.regions = Registry(enabled=shared_memory)
 
 
@@ -70,32 +68,32 @@ class _Inference(Compute):
         self._reply_type = choose(exchange.headers.get("accept"), REPLY_TYPES)
         self._body: InferenceBody | None = None
 
-    def decode(self, exchange: Exchange, _: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
+    async def decode(self, exchange: Exchange, _: Task, lease: Lease) -> RequestObject:
         """Read the body of the request."""
         headers, settings = exchange.headers, self.service.settings
         if not (name := media_type(headers)).endswith("+json"):
             check_media_type(name, _REQUEST_TYPES)
-        head_length, limit = _head_length(headers), int(settings.body_limit)
-        text = limit if head_length is None else head_length  # without the header all of the body is JSON
-        decompressor = decompressor_of(headers.get("content-encoding", ""), limit, text)
+        decompressor = decompressor_of(headers.get("content-encoding", ""), int(settings.body_limit))
         body = self._body = InferenceBody(
             self.called,
             lease,
             self._state.regions.of(exchange.context.key),
-            self._state.heads,
-            head_length=head_length,
+            self._check_early,
+            head_length=_head_length(headers),
             # The decompressed length is not known in advance.
             length=None if decompressor is not None else exchange.length,
-            head_limit=int(settings.head_limit),
+            limit=int(settings.json_limit),
         )
         chunks = exchange.chunks()
-        return body.events(chunks if decompressor is None else decompressed(chunks, decompressor))
+        return await body.request(chunks if decompressor is None else decompressed(chunks, decompressor))
 
-    def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
+    async def _check_early(self, request: RequestObject, misses_shape: bool) -> None:
+        await (self.check_head if misses_shape else self.prepare)(request)
+
+    def open(self, prepared: Prepared, tensors: Mapping[str, Memory], lease: Lease) -> Call:
         """Return the call with the deadline of this request; its plan may have been made for an earlier one."""
         assert self._body is not None
-        request = self._body.request
-        assert request is not None
+        request = self._body.head
         for output, spec in zip(request.outputs, prepared.op.outputs, strict=True):
             if output.place is not None and output.place.byte_size < (needed := tensor_bytes(spec)):
                 has = f"shared_memory_byte_size of {output.name} is {output.place.byte_size}"
@@ -108,8 +106,7 @@ class _Inference(Compute):
     async def encode(self, work: Work, send: Send) -> None:
         """Run the call and reply."""
         assert self._body is not None
-        request, call = self._body.request, cast("Call", work)
-        assert request is not None
+        request, call = self._body.head, cast("Call", work)
         if self._reply_type == frames.MEDIA_TYPE and not any(output.place for output in request.outputs):
             await frames.send_frames(call, send)
             return

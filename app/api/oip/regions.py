@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.api.oip.request import MemoryRange
-from app.intake.lease import Lease
-from app.intake.tensors import Elements
-from app.pool.buffers import Segment
+from app.intake.sinks import Elements
 from app.threads import in_thread_if
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
 from schemas.broken_rules import safe_key
@@ -52,19 +50,15 @@ class Region:
         """Describe the region as the protocol's status does."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def elements(self, place: MemoryRange, lease: Lease) -> Elements:
+    def elements(self, place: MemoryRange) -> Elements:
         """Return the elements of a tensor at a place in the region."""
-        return _RegionElements(self, place, lease)
-
-    async def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` as `read_now` does, in a thread if it is large."""
-        await in_thread_if(len(into) > _INLINE, self.read_now, offset, into)
+        return _RegionElements(self, place)
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Write `data` to an offset of the region; raises `InvalidRequest` when that fails."""
         await in_thread_if(len(data) > _INLINE, self._write, offset, data)
 
-    def read_now(self, offset: int, into: memoryview) -> None:
+    def read(self, offset: int, into: memoryview) -> None:
         """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
         done = 0
         while done < len(into):
@@ -86,22 +80,19 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class _RegionElements:
+class _RegionElements(Elements):
     """The elements of a tensor in a region, which are copied from there."""
 
     region: Region
     place: MemoryRange
-    lease: Lease
 
-    async def collect(self) -> Segment:
-        segment = await self.lease.acquire_async(self.place.byte_size)
-        await self.region.read(self.place.offset, segment.view[: self.place.byte_size])
-        return segment
-
-    def content(self) -> bytes:
+    def content(self) -> bytearray:
         content = bytearray(self.place.byte_size)
-        self.region.read_now(self.place.offset, memoryview(content))
-        return bytes(content)
+        self.fill(memoryview(content))
+        return content
+
+    def fill(self, target: memoryview) -> None:
+        self.region.read(self.place.offset, target)
 
 
 class Registry:

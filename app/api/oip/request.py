@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.intake.lease import Lease
-from app.intake.numbers import Numbers
-from app.intake.strict_json import Partial
-from convgrad._dtypes import DTYPES, DType, dtype_of_oip
+from app.intake.body import MOST_VALUES
+from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, unsupported
 from schemas.call import read_outputs
@@ -23,7 +21,7 @@ from schemas.frameworks import dtype_here
 from schemas.tables import CalledOperation
 from schemas.tensors import read_shape
 
-__all__ = ["InferRequest", "InputTensor", "MemoryRange", "RequestedOutput", "begun_request", "read_request"]
+__all__ = ["InferRequest", "InputTensor", "MemoryRange", "RequestedOutput", "read_request"]
 
 Source = Literal["json", "binary", "region"]
 
@@ -58,7 +56,7 @@ class InputTensor:
     dtype: DType
     shape: tuple[int, ...]
     source: Source
-    numbers: Numbers | None = None
+    numbers: list[Any] | None = None
     place: MemoryRange | None = None
     nbytes: int = field(init=False)
     """Size of the elements in bytes."""
@@ -106,7 +104,7 @@ class InferRequest:
         self.places |= {output.name: output.place for output in self.outputs if output.place is not None}
 
 
-def read_request(called: CalledOperation, document: Any, lease: Lease) -> InferRequest:
+def read_request(called: CalledOperation, document: Any) -> InferRequest:
     """Read an inference request.
 
     Raises `InvalidRequest` when its structure is wrong, `InvalidParams` with every fault of its tensors and
@@ -122,7 +120,7 @@ def read_request(called: CalledOperation, document: Any, lease: Lease) -> InferR
     inputs = [
         tensor
         for index, given in enumerate(_list(document, "inputs", required=True))
-        if (tensor := _input(given, index, broken, lease)) is not None
+        if (tensor := _input(given, index, broken)) is not None
     ]
     names = [tensor.name for tensor in inputs]
     broken += [
@@ -146,23 +144,6 @@ def read_request(called: CalledOperation, document: Any, lease: Lease) -> InferR
     if asked:
         options["outputs"] = [output.name for output in outputs]
     return InferRequest(request_id, _attributes(called, parameters), options, timeout, inputs, outputs)
-
-
-def begun_request(called: CalledOperation, document: Partial) -> dict[str, Any]:
-    """Return what has arrived of an inference request in the members of a request object, for `check_begun`."""
-    request: dict[str, Any] = {}
-    parameters, inputs = document.get("parameters"), document.get("inputs")
-    if isinstance(parameters, Mapping):
-        complete = parameters.complete() if isinstance(parameters, Partial) else parameters
-        attributes = _attributes(called, complete)
-        request["attributes"] = Partial(attributes) if isinstance(parameters, Partial) else attributes
-        request["options"] = _options(complete)
-    for given in inputs if isinstance(inputs, list) else ():
-        tensor = given.complete() if isinstance(given, Partial) else given
-        if isinstance(tensor, Mapping) and isinstance(name := tensor.get("name"), str):
-            dtype = next((each.name for each in DTYPES.values() if each.oip == tensor.get("datatype")), None)
-            request.setdefault("inputs", {})[name] = {"dtype": dtype, "shape": tensor.get("shape")}
-    return request
 
 
 def _list(document: Mapping[str, Any], name: str, *, required: bool = False) -> list[Any]:
@@ -222,7 +203,7 @@ def _timeout(value: Any, broken: list[BrokenRule]) -> int | None:
     return value or None  # the protocol's 0 means no timeout
 
 
-def _input(given: Mapping[str, Any], index: int, broken: list[BrokenRule], lease: Lease) -> InputTensor | None:
+def _input(given: Mapping[str, Any], index: int, broken: list[BrokenRule]) -> InputTensor | None:
     name = safe_key(given["name"])
     name = f"inputs[{index}]" if name == "?" else name
     before = len(broken)
@@ -235,7 +216,7 @@ def _input(given: Mapping[str, Any], index: int, broken: list[BrokenRule], lease
         broken.append(broken_rule(["inputs", name, "shape"], f"{name} must have fewer than 2^63 bytes", "overflow"))
         return None
     tensor = InputTensor(given["name"], dtype, shape, "json")
-    _locate(tensor, given, name, broken, lease)
+    _locate(tensor, given, name, broken)
     return tensor if len(broken) == before else None
 
 
@@ -253,7 +234,7 @@ def _datatype(value: Any, name: str, broken: list[BrokenRule]) -> DType | None:
         return None
 
 
-def _locate(tensor: InputTensor, given: Mapping[str, Any], name: str, broken: list[BrokenRule], lease: Lease) -> None:
+def _locate(tensor: InputTensor, given: Mapping[str, Any], name: str, broken: list[BrokenRule]) -> None:
     """Find where the data of an input is; it must be in one place only, and have the size of its shape."""
     parameters = _parameters(given, name)
     loc = ["inputs", name]
@@ -272,10 +253,11 @@ def _locate(tensor: InputTensor, given: Mapping[str, Any], name: str, broken: li
             broken.append(broken_rule(loc, f"binary_data_size of {name} must be an integer of at least 0", "int_type"))
         else:
             _check_size(size, "binary_data_size", tensor, name, broken)
-    elif isinstance(data, Numbers):
-        tensor.numbers = data
     elif isinstance(data, list):
-        tensor.numbers = Numbers.of(data, lease, (tensor.dtype, tensor.shape))
+        tensor.numbers = data
+        if math.prod(tensor.shape) > MOST_VALUES:
+            msg = f"data of {name} has a shape of {math.prod(tensor.shape)} elements, more than a body can contain"
+            broken.append(broken_rule(loc, msg, "size"))
     elif data is not None:
         broken.append(broken_rule(loc, f"data of {name} must be a list of numbers", "list_type"))
     elif not any(found["loc"][:2] == loc for found in broken):

@@ -1,8 +1,7 @@
 """The `/v2` API: the Open Inference Protocol with Triton's extensions, for `tritonclient` and similar clients.
 
 A model is an operation under one of its names; each has one version. The attributes of a call are the parameters of
-its request. The models are built in: loading one does nothing, and unloading one is an error. CUDA memory is not
-supported, but clients that unregister it before they start, as Triton's examples for system memory do, succeed.
+its request. The models are built in: loading one does nothing, and unloading one is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from app.api.oip.reply import VERSION
 from app.api.pages import not_ready_headers
 from app.api.routing import service_of
 from app.http.exchange import exchange_of
-from app.intake.strict_json import parse_document
+from app.intake.body import parse_text
 from convgrad._errors import InvalidRequest, TooLarge, UnknownOperation, Unsupported
 from schemas.broken_rules import safe_text
 from schemas.tables import CalledOperation, find_operation, operation_names
@@ -109,7 +108,7 @@ async def _document(request: Request) -> dict[str, Any]:
         body += chunk
         if len(body) > _MOST_BYTES:
             raise TooLarge(f"this body may have at most {_MOST_BYTES} bytes", data={"limit": _MOST_BYTES})
-    document = parse_document(body) if body.strip() else {}
+    document = parse_text(body) if body.strip() else {}
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
     return document
@@ -165,13 +164,6 @@ async def register(request: Request, region: str) -> Any:
 async def unregister(request: Request, region: str | None = None) -> Any:
     """Unregister a region, or all."""
     _regions(request).unregister(region)
-    return {}
-
-
-@router.post("/cudasharedmemory/unregister")
-async def unregister_cuda(request: Request) -> Any:
-    """Unregister all CUDA regions, of which there are none."""
-    _regions(request).status()
     return {}
 
 

@@ -10,8 +10,9 @@ from app.api.documents import OPENRPC, OPERATION_LIST, description_of
 from app.calls.sealed.tasks import CheckTask, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
-from app.intake import graphs, requests
+from app.intake import requests
 from convgrad._errors import UnknownOperation
+from engine import graphs
 from schemas.broken_rules import broken_rule, invalid_params
 from schemas.checks import CHECK_METHODS
 from schemas.dumps import is_dump
@@ -44,15 +45,6 @@ class TaskMethod:
             given = bind_params(params, self.params, required=self.required)
         op = given.pop("op", None)
         return self.make(service, _called(op) if self._has_op else None), given
-
-    async def check_begun(self, service: Service, params: Any, task: Task | None) -> Task | None:
-        """Check the params that have arrived; return their task, for the next call. Raises as `Task.check_begun`."""
-        if isinstance(params, list):
-            params = dict(zip(self.params, params, strict=False))
-        if isinstance(params, Mapping) and ("op" in params or not self._has_op):
-            task = task or self.make(service, _called(params["op"]) if self._has_op else None)
-            await task.check_begun(params)
-        return task
 
     @property
     def _has_op(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from app.calls.outputs import HeldTensor
 from app.calls.sealed.checks import Judging, settled, submit
@@ -17,9 +17,9 @@ from app.calls.tasks import Immediate, Task
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Event, Result, Work, finish
 from app.intake.lease import Lease
-from app.intake.requests import RequestObject, check_begun_inputs
+from app.intake.requests import RequestObject
 from app.intake.tensors import Tensor
-from app.pool.buffers import Segment
+from app.pool.buffers import Memory, Segment
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from engine.options import ENCODINGS, Options, check_encoding
@@ -49,9 +49,6 @@ class CheckTask(Immediate):
         self._place = place
         self._given: Mapping[str, Any] = {}
 
-    async def check_begun(self, document: Mapping[str, Any]) -> None:
-        """Check nothing early: the request is small."""
-
     async def read(self, document: Any) -> RequestObject:
         """Read the params."""
         self._given = _params(self._place(document), self._method)
@@ -72,27 +69,17 @@ class Submit(Task):
         self._case: SealedCase
         self._outcome: str | None
 
-    async def check_begun(self, document: Mapping[str, Any]) -> None:
-        """Check what has arrived, and the case as soon as it is known."""
-        given = self._place(document)
-        if {"check", "case"} <= given.keys():
-            self._find(given)
-        check_begun_inputs(document.get("inputs"), int(self.service.settings.memory_budget))
-
     async def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
         given = _params(self._place(document), "check.submit")
-        self._find(given)
+        self._case = _found(self.service, given).case(given["case"])
+        self._case.require_answerable()
         self._outcome, rows, inputs = self._case.read_answer(given)
         return RequestObject(self._case.case.problem.op, rows, {}, inputs, None)
 
-    def _find(self, given: Mapping[str, Any]) -> None:
-        self._case = _found(self.service, given).case(given["case"])
-        self._case.require_answerable()
-
-    async def prepare(self, request: RequestObject, *, complete: bool) -> Prepared | None:
+    async def prepare(self, request: RequestObject) -> Prepared | None:
         """Check and plan the verification."""
-        if self._outcome is not None or not (complete or request.inputs):
+        if self._outcome is not None:
             return None
         asked = self._case.case.problem
         called = find_operation(asked.op)
@@ -101,7 +88,7 @@ class Submit(Task):
         whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
         return await prepare_verification(self.service, whole)
 
-    def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Verdict:  # noqa: ARG002
+    def open(self, prepared: Prepared | None, tensors: Mapping[str, Memory], lease: Lease) -> Verdict:  # noqa: ARG002
         """Return the wait for the verdict; it is made whether or not the client waits for it."""
         answer = str(self._outcome)
         if prepared is not None:
@@ -112,18 +99,19 @@ class Submit(Task):
         verdict.add_done_callback(closing.discard)
         return Verdict(verdict)
 
-    def _judge(self, prepared: Prepared | None, tensors: Mapping[str, Segment]) -> Judging:
+    def _judge(self, prepared: Prepared | None, tensors: Mapping[str, Memory]) -> Judging:
         """Begin to judge; the tensors are owned at once, since those of the request are freed with it."""
         if prepared is None:
             return self._noted()
         lease = self.service.lease()
-        owned = {name: lease.share(segment) for name, segment in {**tensors, **self._case.inputs}.items()}
+        segments = cast("Mapping[str, Segment]", {**tensors, **self._case.inputs})
+        owned = {name: lease.share(segment) for name, segment in segments.items()}
         return self._judged(prepared, owned, lease)
 
     async def _noted(self) -> dict[str, Any]:
         return self._case.note(str(self._outcome))
 
-    async def _judged(self, prepared: Prepared, owned: Mapping[str, Segment], lease: Lease) -> dict[str, Any]:
+    async def _judged(self, prepared: Prepared, owned: Mapping[str, Memory], lease: Lease) -> dict[str, Any]:
         result = next(iter(owned.values())).view[: tensor_bytes(prepared.op.output)]
         with lease:
             async with Verification(self.service, prepared, owned, lease) as verification:

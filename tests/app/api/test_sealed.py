@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from app.calls.sealed.tasks import CheckTask, Submit
+from app.calls.sealed.tasks import CheckTask
 from app.telemetry.context import RequestContext
 from convgrad import SealedCase
 from convgrad._check.problems import DTYPES, OPS, Takes
@@ -279,9 +278,7 @@ async def begin_to_send(resident: Resident, check: str) -> Any:
     """Prepare the reply with a case of the first key, and send none of it."""
     RequestContext("test", key="one").enter()
     task = CheckTask(resident.service, "check.next")
-    with resident.service.lease() as lease:
-        call = await (await task.read({"check": check})).read(lease)
-        work = await task.answer(call)
+    work = await task.answer(await task.read({"check": check}))
     return await work.__aenter__()
 
 
@@ -333,11 +330,6 @@ def test_the_documented_members() -> None:
     assert set(OPS) <= set(values.pop("ops"))
     assert values.pop("dtypes") == list(DTYPES)
     assert values == {name: list(getattr(Takes(), name)) for name in values}
-
-
-def test_what_has_begun_to_arrive(resident: Resident) -> None:
-    """The parts of a submission are accepted as they arrive; a multipart one has no attributes."""
-    asyncio.run(Submit(resident.service).check_begun({"attributes": {}, "options": None}))
 
 
 @pytest.mark.parametrize("address", [True, False])

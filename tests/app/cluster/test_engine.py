@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from app.pool.engine import Arrival
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
 from kernels import compute
 from tests.app.cluster.site import WIDE, Site, many
@@ -233,24 +232,6 @@ def test_copying_hangs(site: Site, machines: Machines) -> None:
     machines.set(one=1)
     assert right(site, site.there(PLAN, INPUTS)[0])
     assert site.ray.snapshot()["cluster"]["bridge"] == pid
-
-
-def test_the_cluster_goes_away_while_inputs_arrive(site: Site, machines: Machines) -> None:
-    """A call that waits for its inputs is computed here as they come."""
-
-    async def call() -> Array:
-        arrival = Arrival(0)
-        job = site.fleet.job(PLAN, INPUTS, arrival=arrival)
-        loop = site.fleet.runner.get_loop()
-        before = site.counter("fallbacks")
-        os.kill(site.ray.snapshot()["cluster"]["bridge"], signal.SIGKILL)
-        task = loop.create_task(site.fleet.finish(job))
-        await site.fleet.until(lambda: site.counter("fallbacks") > before)
-        arrival.advance(LONG.n)
-        result, _ = await task
-        return result
-
-    assert right(site, site.fleet.run(call()))
 
 
 def test_refusing_and_shutting_down(machines: Machines) -> None:

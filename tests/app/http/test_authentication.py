@@ -39,7 +39,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Resident,
     """A service with a key file."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"tester {digest(KEY)}\n")
-    with resident_service(workers=1, keys_file=path, head_limit=4096) as resident:
+    with resident_service(workers=1, keys_file=path) as resident:
         yield resident, path
 
 
@@ -108,7 +108,7 @@ def test_a_batch_without_a_key_gets_one_error(http: httpx.Client, item: object, 
 
 def test_tensors_without_a_valid_key_are_not_read(http: httpx.Client) -> None:
     """A large body without a key is rejected before it is read, and its id is not known then."""
-    params = document(SMALL, SMALL.inputs()) | {"more": "x" * 5000}
+    params = document(SMALL, SMALL.inputs()) | {"more": "x" * 70_000}
     reply = rpc(http, SMALL.op, params)
     assert (reply["id"], reply["error"]["code"]) == (None, -32005)
 

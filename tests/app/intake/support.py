@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.intake.body import ReadRequest, begun_documents
-from app.intake.json import JsonIntake
 from app.intake.lease import Lease
-from app.intake.multipart import MultipartIntake
-from app.intake.requests import Known, RequestEvent, RequestObject, read_request_object
+from app.intake.multipart import MultipartBody
+from app.intake.requests import RequestObject, read_request_object
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import dtype
-from convgrad._errors import ConvgradError
+from convgrad._errors import ConvgradError, InvalidParams
 from schemas.ops import resolve
 from schemas.tables import CalledOperation, find_operation
 
@@ -84,26 +82,7 @@ async def chunks(body: bytes, step: int) -> AsyncIterator[bytes]:
         yield body[start : start + step]
 
 
-async def pour(body: bytes, document: JsonIntake, step: int) -> None:
-    """Feed a JSON body in pieces of `step` bytes."""
-    async for _ in begun_documents(chunks(body, step), document):
-        pass
-
-
-async def read_events(
-    events: AsyncIterator[RequestEvent], check: Callable[[RequestObject], object] = lambda _: None
-) -> RequestObject:
-    """Check a call as soon as it is known; return it once it is complete."""
-    found = None
-    async for each in events:
-        if isinstance(each, Known):
-            found = each.request
-            check(found)
-    assert found is not None
-    return found
-
-
-def reading(read: Callable[[Any], RequestObject]) -> ReadRequest:
+def reading(read: Callable[[Any], RequestObject]) -> Callable[[Any], Awaitable[RequestObject]]:
     """Return a task's way of reading a request object."""
 
     async def read_request(document: Any) -> RequestObject:
@@ -118,11 +97,9 @@ def read_parts(
     """Read a multipart body as the service does; return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
-        length = len(body) if declared else None
-        intake = MultipartIntake(
-            CONTENT_TYPE, reading(partial(read_request_object, called)), lease, length=length, max_request=HEAD
-        )
-        return await collected(await read_events(intake.events(chunks(body, step)), checked), lease)
+        read, length = reading(partial(read_request_object, called)), len(body) if declared else None
+        parts = MultipartBody(CONTENT_TYPE, lease, read, check_head, length=length, limit=HEAD)
+        return await collected(await parts.request(chunks(body, step)), lease)
 
     return in_pool(run)
 
@@ -131,21 +108,25 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
     """Read a parsed request object as the service does; return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
-        return await collected(await read_request_object(called, value).read(lease), lease)
+        return await collected(await read_request_object(called, value).read(), lease)
 
     return in_pool(run)
 
 
-def checked(call: RequestObject) -> None:
-    """Check a call against the rules of its operation."""
-    resolve(call.called_as, call.attributes, call.metas)
+async def check_head(call: RequestObject) -> None:
+    """Check what has arrived of a call against the rules of its operation; what is missing may still come."""
+    try:
+        resolve(call.called_as, call.attributes, call.metas)
+    except InvalidParams as error:
+        if any(found["type"] != "missing" for found in error.errors):
+            raise
 
 
 async def collected(call: RequestObject, lease: Lease) -> dict[str, bytes]:
     """Check a call and return copies of its tensors."""
     op = resolve(call.called_as, call.attributes, call.metas)
     spellings = call.rows.input_spellings
-    found = {spellings[name]: segment for name, segment in (await collect_tensors(call.inputs, lease)).items()}
+    found = {spellings[name]: memory for name, memory in (await collect_tensors(call.inputs, lease)).items()}
     return {
         spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs
     }

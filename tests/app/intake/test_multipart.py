@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.intake.lease import Lease
-from app.intake.multipart import MultipartIntake
+from app.intake.multipart import MultipartBody
 from app.intake.requests import read_request_object
 from app.pool.buffers import SegmentPool
 from convgrad._errors import (
@@ -35,11 +35,10 @@ from tests.app.intake.support import (
     MIB,
     OPERATION,
     arrays,
-    checked,
+    check_head,
     chunks,
     multipart,
     npy,
-    read_events,
     read_parts,
     reading,
     request,
@@ -187,7 +186,7 @@ SRC = npy(arrays()["src"])
         (multipart(parts(), end=b""), ParseError, "closing boundary"),
         (multipart(parts())[:-300], ParseError, "closing boundary"),
         (b"", ParseError, "closing boundary"),
-        (b"not valid multipart", ParseError, "closing boundary"),
+        (b"not valid multipart", ParseError, "not valid multipart"),
         (b"not multipart " * 500, ParseError, "not valid multipart"),
         (multipart([]), InvalidRequest, "first part"),
         (multipart(parts()).replace(b'name="src"', b"nom=src"), InvalidRequest, "Content-Disposition"),
@@ -219,7 +218,7 @@ def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError]
 def test_a_content_type_without_a_boundary_is_unsupported(content_type: str) -> None:
     """Without a boundary the parts can't be found."""
     with Lease(SegmentPool(MIB)) as lease, pytest.raises(UnsupportedMediaType):
-        MultipartIntake(content_type, reading(partial(read_request_object, OPERATION)), lease, max_request=HEAD)
+        MultipartBody(content_type, lease, reading(partial(read_request_object, OPERATION)), check_head, limit=HEAD)
 
 
 def test_a_call_is_refused_before_its_data_is_taken() -> None:
@@ -229,11 +228,10 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
     head = head[: head.rindex(b"\n", 0, head.rindex(b"\r\n--")) + 1]
     pool = SegmentPool(64 * MIB)
     with Lease(pool) as lease:
-        intake = MultipartIntake(
-            CONTENT_TYPE, reading(partial(read_request_object, OPERATION)), lease, length=10**9, max_request=HEAD
-        )
+        read = reading(partial(read_request_object, OPERATION))
+        body = MultipartBody(CONTENT_TYPE, lease, read, check_head, length=10**9, limit=HEAD)
         with pytest.raises(InvalidParams, match="diff_dst"):
-            asyncio.run(read_events(intake.events(chunks(head, 10**6)), checked))
+            asyncio.run(body.request(chunks(head, 10**6)))
     assert pool.stats().created == 0
 
 

@@ -10,14 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from app.intake.json import JsonIntake
+from app.intake.body import read_json
 from app.intake.lease import Lease
 from app.intake.requests import read_request_object
-from app.intake.tensors import collect_tensors
-from app.intake.values import TensorValues
+from app.intake.tensors import collect_tensors, read_inputs
 from app.pool.buffers import SegmentPool
-from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
-from tests.app.intake.support import ATTRIBUTES, HEAD, MIB, OPERATION, Array, arrays, npy, pour, read_object, text
+from convgrad._errors import ConvgradError, InvalidParams, Overloaded, TooLarge, Unsupported
+from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, chunks, npy, read_object, text
 
 
 def raw(array: Array, dtype: str = "f32") -> dict[str, Any]:
@@ -127,7 +126,7 @@ SRC = raw(arrays()["src"])
         ({"npy": ""}, ["npy"], "inside its header"),
         ({"npy": "AAAA"}, ["npy"], "93 4E"),
         ({"npy": text(npy(arrays()["src"])[:-1])}, ["npy"], "need 128 bytes"),
-        ({"npy": text(npy(arrays()["src"]) + b"!")}, ["npy"], "more arrived"),
+        ({"npy": text(npy(arrays()["src"]) + b"!")}, ["npy"], "but 129 arrived"),
         ({"npy": text(npy(arrays()["src"])), "dtype": "bf16"}, ["npy"], "f32"),
         ({"npy": text(npy(arrays()["src"])), "shape": [2, 2, 8]}, ["shape"], "its own shape"),
     ],
@@ -230,32 +229,29 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
 
     async def run() -> bytes:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
-            await pour(body, intake, 1 << 17)
-            call = await read_request_object(OPERATION, intake.finish()).read(lease)
+            document = await read_json(chunks(body, 1 << 17), lease, length=len(body), limit=len(body))
+            call = await read_request_object(OPERATION, document).read()
             return bytes((await collect_tensors(call.inputs, lease))["src"].view)
 
     assert asyncio.run(run()) == array.tobytes()
     assert pool.stats().used == 0
 
 
-def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
+def test_a_long_string_in_the_wrong_place_is_an_error_there() -> None:
     """A long string that is not a tensor's is rejected like any other value of the wrong type, and never repeated."""
-    body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
-    with Lease(SegmentPool(MIB)) as lease:
-        intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
-        asyncio.run(intake.take(body.encode()))
-        document = intake.finish()
-        with pytest.raises(ConvgradError) as caught:
-            read_object(document)
+    with pytest.raises(ConvgradError) as caught:
+        read_object({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
     assert "AAAA" not in str(caught.value.data)
 
 
 def test_a_full_pool_is_reported_as_such() -> None:
-    """A tensor over the memory limit raises `TooLarge`, not an error about its form."""
+    """A body, and a tensor, over the memory limit raise `TooLarge`, not an error about their form."""
+    big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
     with Lease(SegmentPool(MIB)) as lease:
-        intake = JsonIntake(TensorValues(lease), max_skeleton=HEAD)
-        big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
-        asyncio.run(pour(json.dumps({"inputs": {"src": big}}).encode(), intake, 1 << 17))
+        with pytest.raises(Overloaded):
+            asyncio.run(read_json(chunks(b" " * 2 * MIB, MIB), lease, length=None, limit=8 * MIB))
         with pytest.raises(TooLarge):
-            asyncio.run(read_request_object(OPERATION, intake.finish()).read(lease))
+            asyncio.run(read_json(chunks(b"", 1), lease, length=2 * MIB, limit=8 * MIB))
+        inputs = read_inputs(OPERATION.operation, {"src": big})
+        with pytest.raises(TooLarge):
+            asyncio.run(collect_tensors(inputs, lease))

@@ -80,10 +80,10 @@ def test_a_rejected_request_passes_its_slot_on() -> None:
             raise Overloaded("the queue is full", retry_after=1)
 
         with Lease(pool, slot=UploadSlot(shared, full, lambda: 0)) as rejected, pytest.raises(Overloaded):
-            await rejected.acquire_async(LARGE)
+            await rejected.acquire(LARGE)
         assert pool.stats().created == 0
         with Lease(pool, slot=UploadSlot(shared, lambda: None, lambda: 0)) as lease:
-            await lease.acquire_async(LARGE)
+            await lease.acquire(LARGE)
 
     asyncio.run(scenario())
 
@@ -94,10 +94,10 @@ def test_memory_is_allocated_when_the_slot_is_acquired() -> None:
     async def scenario() -> None:
         pool, (first, second) = SegmentPool(8 * LARGE), slots(1, 2)
         with Lease(pool, slot=first) as ahead, Lease(pool, slot=second) as behind:
-            small = await behind.acquire_async(LARGE - 1)
+            small = await behind.acquire(LARGE - 1)
             behind.release(small)
-            await ahead.acquire_async(LARGE)
-            wait = asyncio.ensure_future(behind.acquire_async(2 * LARGE))
+            await ahead.acquire(LARGE)
+            wait = asyncio.ensure_future(behind.acquire(2 * LARGE))
             await asyncio.sleep(0)
             assert not wait.done()
             assert pool.stats().created == 1
@@ -113,7 +113,7 @@ def test_a_lease_that_is_closed_passes_its_slot_on() -> None:
     async def scenario() -> None:
         pool, (first, second) = SegmentPool(4 * LARGE), slots(1, 2)
         with Lease(pool, slot=first) as failed:
-            await failed.acquire_async(LARGE)
+            await failed.acquire(LARGE)
             wait = asyncio.ensure_future(second.acquire())
             await asyncio.sleep(0)
             assert not wait.done()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Arrival, Job
+from app.pool.engine import Job
 from app.pool.jobs import FairQueue, JobRun
 from convgrad._errors import Cancelled, DeadlineExceeded
 from kernels import ConvProblem, Plan, Unit
@@ -176,25 +176,6 @@ def test_a_job_may_be_a_part_of_its_plan(pool: SegmentPool) -> None:
             run.done(given[-1])
         assert [unit.index for unit in given] == list(named)
         assert run.over
-
-
-def test_units_wait_for_their_images(pool: SegmentPool) -> None:
-    """A unit is handed out once the images that it reads have arrived; one that names none needs all."""
-    job, heard = job_of(pool, 3), list[int]()
-    units = [
-        dataclasses.replace(unit, images=images) for unit, images in zip(job.plan.units, (1, 2, None), strict=True)
-    ]
-    chosen = dataclasses.replace(job.plan, units=tuple(units), problem=dataclasses.replace(PROBLEM, n=4))
-    arrival = Arrival(0)
-    arrival.on_more = lambda: heard.append(arrival.images)
-    run = JobRun(dataclasses.replace(job, plan=chosen, arrival=arrival))
-    given = []
-    for images in range(5):
-        arrival.advance(images)
-        while run.waiting:
-            given.append((images, run.take().images))
-    assert given == [(1, 1), (2, 2), (4, None)]
-    assert heard == [1, 2, 3, 4]
 
 
 def test_a_lost_unit_runs_first(pool: SegmentPool) -> None:

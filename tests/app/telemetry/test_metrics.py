@@ -106,7 +106,7 @@ def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> Non
     assert tight_http.post("/v1/ops/ConvTranspose", content=content, headers={"content-type": JSON}).status_code == 413
     after = scrape(tight)
     assert grown(before, after, "convgrad_refusals_total", api="rest", reason="queue") == 1
-    assert grown(before, after, "convgrad_refusals_total", api="rest", reason="body") == 1
+    assert grown(before, after, "convgrad_refusals_total", api="rest", reason="json") == 1
     labels = {"operation": SLOW.op, "dtype": "f32", "api": "rest", "outcome": "cancelled"}
     assert grown(before, after, "convgrad_calls_total", **labels) == 2
 

@@ -42,7 +42,6 @@ def client(sharing: Resident) -> Iterator[Any]:
     """Tritonclient's own client, with no region left from another test."""
     with triton.InferenceServerClient(sharing.url.removeprefix("http://")) as client:
         client.unregister_system_shared_memory()
-        client.unregister_cuda_shared_memory()
         yield client
 
 

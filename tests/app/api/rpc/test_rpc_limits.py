@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
-from app.api.rpc.methods import TaskMethod
-from app.api.rpc.routes import answer_rpc
-from app.calls.service import Service
-from app.calls.tasks import RunGraph, Task
-from app.http.exchange import Exchanges, Limits, exchange_of
-from app.intake import graphs
-from schemas.tables import CalledOperation
-from tests.app import graph
 from tests.app.bare import rpc_connection
 from tests.app.resident import Resident
-from tests.app.samples import HEAVY, JSON, SMALL, SSE, doubled, messages, read_tensor, rpc_request, same_bits
+from tests.app.samples import HEAVY, JSON, SMALL, SSE, messages, read_tensor, rpc_request, same_bits
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -40,36 +29,6 @@ def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> No
     """If the connection closes in the middle of the body, the memory for its tensors is released."""
     with rpc_connection(tight.url, rpc_request(HEAVY), JSON, share=0.5):
         tight.until(lambda: tight.service.segments.stats().used > 0)
-
-
-def test_a_graph_is_checked_once(tight: Resident) -> None:
-    """A request that is still arriving has one task, which need not read its graph again with each byte."""
-    made = []
-
-    def make(service: Service, _: CalledOperation | None) -> Task:
-        made.append(RunGraph(service))
-        return made[-1]
-
-    async def pieces() -> AsyncIterator[bytes]:
-        params = {"graph": graph.dump(), "inputs": {"0": 1, "1": 2}}
-        call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "graph.run", "params": params})
-        start, inputs, rest = call.rpartition('"inputs"')
-        yield (start + inputs).encode()
-        for byte in rest.encode():
-            yield bytes([byte])
-
-    async def post() -> httpx.Response:
-        methods = {"graph.run": TaskMethod(make, graphs.MEMBERS, ("graph",))}
-
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await answer_rpc(exchange_of(scope), tight.service, methods)
-
-        api = Exchanges(answer, Limits(1 << 20))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=api), base_url="http://API") as client:
-            return await client.post("/rpc", content=pieces())
-
-    assert tight.run(post()).json()["error"]["data"]["code"] == "invalid_params"
-    assert len(made) == 2  # one while it arrives, and that of the whole request
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
@@ -118,33 +77,6 @@ def test_a_tensor_over_the_memory_limit_costs_only_its_call(tight_http: httpx.Cl
     assert answers[0]["error"]["code"] == -32602
     (tensor,) = answers[1]["result"]["outputs"].values()
     assert same_bits(read_tensor(tensor), SMALL.expected(inputs))
-
-
-@pytest.mark.parametrize("accept", [JSON, SSE])
-def test_the_results_of_a_batch_are_limited_together(tight_http: httpx.Client, accept: str) -> None:
-    """The outputs of all calls of a batch may have as many bytes as those of one; the other calls are rejected."""
-    case = doubled(400, 1, 4)  # 10 of 16 MiB
-    body = [rpc_request(case, request_id=number) for number in range(2)]
-    response = tight_http.post("/rpc", json=body, headers={"accept": accept})
-    answers = response.json() if accept == JSON else [found for found in messages(response.text) if "id" in found]
-    (error,) = [answer["error"] for answer in answers if "error" in answer]
-    assert (len(answers), error["code"], error["data"]["reason"]) == (2, -32003, "batch")
-
-
-def test_the_errors_of_a_batch_are_limited(http: httpx.Client) -> None:
-    """A batch of calls with many errors gets a reply of limited size; the last errors just say so."""
-    item = {"jsonrpc": "2.0", "method": SMALL.op, "id": 1, "params": {"options": {f"{n}": 1 for n in range(64)}}}
-    response = http.post("/rpc", json=[item] * 470)
-    codes = [answer["error"]["code"] for answer in response.json()]
-    assert (len(codes), codes[0], codes[-1]) == (470, -32602, -32003)
-    assert len(response.content) < 5 << 20
-
-
-def test_a_long_skeleton_is_too_large(tight_http: httpx.Client) -> None:
-    """Everything that is not tensor data must be small."""
-    body = rpc_request(SMALL)
-    body["params"]["attributes"]["strides"] = [1] * 5000
-    assert tight_http.post("/rpc", json=body).json()["error"]["code"] == -32003
 
 
 def test_a_batch_may_be_longer_than_the_queue(tight_http: httpx.Client) -> None:

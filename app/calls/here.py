@@ -1,0 +1,56 @@
+"""Compute tiny calls in this process: the way to a worker and back takes several times as long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.pool.engine import Job
+from engine import threads
+from kernels import Plan, Unit, storage_dtype
+
+if TYPE_CHECKING:
+    from app.pool.local import LocalEngine
+
+__all__ = ["Here"]
+
+_MOST_PLANS = 256
+
+
+class Here:
+    """Compute jobs on the event loop, and the first of each plan in a thread: loading its code takes milliseconds."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._loaded: dict[int, Plan] = {}  # by id() of the plan, kept alive here
+
+    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
+        """Compute a job and yield its units, or none without `JobState.each`; its memory need not be shared.
+
+        Raises `DeadlineExceeded`.
+        """
+        plan, begun = job.plan, time.perf_counter()
+        if self._loaded.get(id(plan)) is plan:
+            _compute(job)
+        else:
+            await asyncio.to_thread(_compute, job)
+            if len(self._loaded) >= _MOST_PLANS:
+                self._loaded.clear()
+            self._loaded[id(plan)] = plan
+        self._engine.count(len(plan.units), plan.macs, time.perf_counter() - begun)
+        for unit in plan.units if job.state.each else ():
+            yield unit
+
+
+def _compute(job: Job) -> None:
+    problem = job.plan.problem
+    stored = storage_dtype(problem.dtype)
+    shapes = zip(job.inputs, problem.input_shapes, strict=True)
+    inputs = [np.ndarray(shape, stored, memory.view) for memory, shape in shapes]
+    output = np.ndarray(problem.output_shape, problem.output_dtype, job.output.view)
+    scratch = None if job.scratch is None else np.frombuffer(job.scratch.view, np.uint8)
+    threads.run([threads.Job(job.plan, inputs, output, scratch)], 1, threads.Stop(job.deadline))
