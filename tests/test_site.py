@@ -67,16 +67,6 @@ def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     assert not [path for path in site.rglob("index.html") if 'class="mermaid"' in path.read_text(encoding="utf-8")]
 
 
-def test_it_can_be_dark(site: Path) -> None:
-    """A page follows the system's colours, and can be switched to light and to dark."""
-    page = (site / "index.html").read_text(encoding="utf-8")
-    assert set(re.findall(r'data-md-color-media="([^"]+)"', page)) == {
-        "(prefers-color-scheme)",
-        "(prefers-color-scheme: light)",
-        "(prefers-color-scheme: dark)",
-    }
-
-
 @pytest.mark.parametrize("link", ["docs/missing.md", "docs/running.md#missing", "scripts/serve"])
 def test_a_broken_link_fails(tmp_path: Path, link: str) -> None:
     """A link to a page, a heading or a file that the site doesn't have fails the build."""
