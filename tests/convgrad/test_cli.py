@@ -17,10 +17,9 @@ import pytest
 
 import convgrad
 from convgrad._cli import main
-from tests.convgrad.server import Handler, Received, Server, cut, free_port, stream_of
+from tests.convgrad.server import Handler, Received, Server, free_port, stream_of
 
 SRC = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-STATS = {"kernel": "fast", "compute_ms": 1.5, "gmac": 0.25, "tiles": 2}
 TABLE = {
     "op": "Op",
     "summary": "Compute it.",
@@ -124,12 +123,6 @@ def test_run_several_outputs(server: Server, capsys: pytest.CaptureFixture[str])
     assert "need a .npz file" in capsys.readouterr().err
 
 
-def test_run_to_standard_output(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    """`-o -` writes the .npy file to standard output."""
-    assert main(["run", "Op", "--src", "src.npy", "-q", "-o", "-"]) == 0
-    np.testing.assert_array_equal(np.load(io.BytesIO(capsysbinary.readouterr().out)), SRC)
-
-
 def test_bfloat16_in_and_out(server: Server) -> None:
     """bf16 is read from unsigned 16-bit values if --dtype says so, and written in the way of ml_dtypes."""
     np.save("u2.npy", SRC.astype(ml_dtypes.bfloat16).view(np.uint16))
@@ -172,13 +165,6 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn[4].endswith(" 50 %")
     assert drawn[5].endswith("█ 100 %")
     assert drawn[6].startswith("convgrad: diff_weights")
-
-
-def test_without_a_terminal_a_broken_reply_is_retried(server: Server) -> None:
-    """In a script a reply that breaks off does not make the command fail."""
-    server.script.append(cut)
-    assert main(["run", "Op", "--src", "src.npy"]) == 0
-    assert len(server.received) == 2
 
 
 def test_validate(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,13 +224,6 @@ def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert {received.tensors["src"].dtype for received in server.received} == {np.dtype(np.float16)}
 
 
-def test_bench_has_a_call_of_its_own(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without arguments for a call, `bench` measures a 3x3 layer."""
-    assert main(["bench", "--seconds", "0"]) == 0
-    assert server.received[0].path == "/v2/models/ConvolutionBackwardWeights/infer"
-    assert "calls_per_s" in capsys.readouterr().out
-
-
 def test_bench_stops_at_an_error(server: Server) -> None:
     """A call that fails ends the run with its exit code."""
     server.script += [lambda handler, _: handler.frames(stream_of(SRC))] * 2
@@ -278,13 +257,6 @@ def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a service at the address the exit code is 5."""
     assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
     assert "; start one with `convgrad serve`, or use --local of run, verify and check" in capsys.readouterr().err
-
-
-def test_a_tensor_of_float64(capsys: pytest.CaptureFixture[str], server: Server) -> None:
-    """The error recommends the command's flag, not the parameter of the client."""
-    np.save("src.npy", np.ones(3))
-    assert main(["run", "Op", "--src", "src.npy", "--url", server.url]) == 3
-    assert "float64 is computed only with --reference of run, slowly: convert it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -331,12 +303,6 @@ def test_the_name_that_was_meant(capfd: pytest.CaptureFixture[str], arguments: l
     assert capfd.readouterr().err == f"convgrad: {said}\n"
 
 
-def test_all_misspelt_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two mistakes are two lines."""
-    assert main(["bench", "--secods", "1", "--cleints", "2"]) == 2
-    assert [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["--seconds?", "--clients?"]
-
-
 def test_an_interrupt_while_the_command_is_imported() -> None:
     """Ctrl-C before the command has begun is one line and exit code 130, without a traceback."""
     code = (
@@ -348,14 +314,6 @@ def test_an_interrupt_while_the_command_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "convgrad: interrupted\n")
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """--version prints the package's version."""
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == f"convgrad {convgrad.__version__}\n"
 
 
 PACKAGE = Path(convgrad.__file__).parent
@@ -379,13 +337,3 @@ def test_serve_without_the_service(here: Path) -> None:
     done = python("-c", code, path=here, cwd=here)
     assert done.returncode == 2, done.stderr
     assert "the service is not installed here" in done.stderr
-
-
-def test_serve_hands_over_to_the_service(here: Path) -> None:
-    """`serve` replaces its process with the service, with its flags, from any folder."""
-    (here / "app").mkdir()
-    (here / "app" / "__init__.py").touch()
-    done = python("-m", "convgrad", "serve", "--help", path=PACKAGE.parent, cwd=here)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: convgrad serve ")
-    assert "--workers" in done.stdout
