@@ -295,11 +295,7 @@ def _letter_axes(weights_format: str, rank: int) -> dict[str, list[int]]:
 
 
 def _meeting_point(
-    x: Sequence[int],
-    tap: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
+    x: Sequence[int], tap: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
 ) -> tuple[int, ...]:
     return tuple(at * s + k * d - b for at, k, s, d, b in zip(x, tap, strides, dilations, pads, strict=True))
 

@@ -32,21 +32,12 @@ def _random(rng: np.random.Generator, n: int, channels: int, spatial: tuple[int,
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("groups_axis", ["I", "O"])
 def test_slices_equal_loops(
-    geometry: tuple[tuple[int, ...], ...],
-    data_format: str,
-    weights_format: str,
-    groups: int,
-    groups_axis: str,
+    geometry: tuple[tuple[int, ...], ...], data_format: str, weights_format: str, groups: int, groups_axis: str
 ) -> None:
     """The oracle agrees with the plain loops for both gradients and for ConvTranspose."""
     wide, kernel, strides, dilations, pads, narrow = geometry
     rng = np.random.default_rng(7)
-    attributes: dict[str, Any] = {
-        "strides": strides,
-        "dilations": dilations,
-        "pads_begin": pads,
-        "groups": groups,
-    }
+    attributes: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads_begin": pads, "groups": groups}
     attributes |= {"data_format": data_format, "weights_format": weights_format, "groups_axis": groups_axis}
     big = _random(rng, 2, 2 * groups, wide, data_format)
     small = _random(rng, 2, 3 * groups, narrow, data_format)
@@ -67,12 +58,7 @@ def test_gradients_are_adjoint_to_the_forward_passes(geometry: tuple[tuple[int, 
     """<conv(x, w), y> = <w, dW(x, y)> = <x, convT(y, w)>, for both operations, exactly on integers."""
     wide, kernel, strides, dilations, pads, narrow = geometry
     rng = np.random.default_rng(8)
-    attributes: dict[str, Any] = {
-        "strides": strides,
-        "dilations": dilations,
-        "pads_begin": pads,
-        "groups": groups,
-    }
+    attributes: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads_begin": pads, "groups": groups}
     attributes["data_format"] = "NXC"
     x = _random(rng, 2, 2 * groups, wide, "NXC")
     y = _random(rng, 2, groups, narrow, "NXC")

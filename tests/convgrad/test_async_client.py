@@ -15,18 +15,7 @@ import pytest
 import convgrad
 from convgrad import AsyncClient, Progress, Tile
 from tests.convgrad.conftest import QUICK
-from tests.convgrad.server import (
-    SRC,
-    Handler,
-    Received,
-    Server,
-    UnixServer,
-    busy,
-    cut,
-    free_port,
-    hang_up,
-    running,
-)
+from tests.convgrad.server import SRC, Handler, Received, Server, UnixServer, busy, cut, free_port, hang_up, running
 
 T = TypeVar("T")
 

@@ -55,18 +55,7 @@ def bfloat16(handler: Handler, received: Received) -> None:
 
 def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     """The command reads files, writes one, and prints one line about it."""
-    arguments = [
-        "run",
-        "Op",
-        "--src",
-        "src.npy",
-        "--weights-shape",
-        "3,4",
-        "--attr",
-        "strides=2",
-        "--attr",
-        "groups=1",
-    ]
+    arguments = ["run", "Op", "--src", "src.npy", "--weights-shape", "3,4", "--attr", "strides=2", "--attr", "groups=1"]
     assert main([*arguments, "--input", "bias=src.npy", "-o", "dw.npy", "--reference", "--deadline", "9"]) == 0
     np.testing.assert_array_equal(np.load("dw.npy"), SRC)
     (received,) = server.received
@@ -91,12 +80,7 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """--json prints what was resolved and measured."""
     assert main(["run", "Op", "--src", "src.npy", "--json"]) == 0
     reply = json.loads(capsys.readouterr().out)
-    expected = {
-        "output": "diff_weights",
-        "file": "diff_weights.npy",
-        "resolved": {"groups": 1},
-        "stats": {"tiles": 2},
-    }
+    expected = {"output": "diff_weights", "file": "diff_weights.npy", "resolved": {"groups": 1}, "stats": {"tiles": 2}}
     assert reply == expected
 
 
@@ -233,12 +217,7 @@ def test_bench_stops_at_an_error(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
-    [
-        (422, "invalid_params", 3),
-        (401, "unauthorised", 3),
-        (500, "worker_lost", 4),
-        (504, "deadline_exceeded", 4),
-    ],
+    [(422, "invalid_params", 3), (401, "unauthorised", 3), (500, "worker_lost", 4), (504, "deadline_exceeded", 4)],
 )
 def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int) -> None:
     """The exit code shows the kind of error; each broken rule is printed once, the first as the message."""

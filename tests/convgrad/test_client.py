@@ -175,11 +175,7 @@ def test_pages(client: Client, server: Server) -> None:
     assert client.operations() == [{"op": "Op"}]
     assert client.describe("Op-1") == {"name": "Op"}
     assert client.validate("Op", {"src": SRC, "w": {"dtype": "f32", "shape": [1]}, "weights_shape": [1]}, ATTRIBUTES)
-    assert [received.path for received in server.received] == [
-        "/v1/ops",
-        "/v1/ops/Op-1",
-        "/v1/ops/Op/validate",
-    ]
+    assert [received.path for received in server.received] == ["/v1/ops", "/v1/ops/Op-1", "/v1/ops/Op/validate"]
     assert server.received[2].document["inputs"] == {
         "src": {"dtype": "f32", "shape": [2, 3, 40, 50]},
         "w": {"dtype": "f32", "shape": [1]},
@@ -208,10 +204,7 @@ def test_health(client: Client, server: Server) -> None:
 
 def test_waiting_for_a_service_ends() -> None:
     """Waiting for a service that never becomes ready ends with a timeout."""
-    with (
-        Client(f"http://127.0.0.1:{free_port()}") as client,
-        pytest.raises(convgrad.TimedOut, match=r"0\.05 s"),
-    ):
+    with Client(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(convgrad.TimedOut, match=r"0\.05 s"):
         client.wait_until_ready(0.05)
 
 
@@ -341,10 +334,7 @@ def test_a_stream_that_breaks_off_raises(client: Client, server: Server) -> None
 
 def test_no_service_is_connect_failed() -> None:
     """A refused connection is `ConnectFailed`, after all attempts."""
-    with (
-        Client(f"http://127.0.0.1:{free_port()}", retry=QUICK) as client,
-        pytest.raises(convgrad.ConnectFailed),
-    ):
+    with Client(f"http://127.0.0.1:{free_port()}", retry=QUICK) as client, pytest.raises(convgrad.ConnectFailed):
         client.run("Op", {"src": SRC})
 
 

@@ -189,8 +189,7 @@ def test_refuses_shapes_that_overflow(shape: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "start",
-    [b"X", b"\x93NUMPX", b"PK\x03\x04", b"\x93NUMPY\x00\x00", b"\x93NUMPY\x01\x01", b"\x93NUMPY\x04\x00"],
+    "start", [b"X", b"\x93NUMPX", b"PK\x03\x04", b"\x93NUMPY\x00\x00", b"\x93NUMPY\x01\x01", b"\x93NUMPY\x04\x00"]
 )
 def test_refuses_other_files_at_once(start: bytes) -> None:
     """Wrong magic bytes and unknown versions are rejected at the first bytes that differ."""

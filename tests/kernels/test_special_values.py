@@ -11,7 +11,7 @@ from kernels import plan
 from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
-from tests.kernels.paths import inside
+from tests.kernels.paths import some
 from tests.kernels.special import SPECIAL, assert_propagates
 from tests.kernels.workers import large_case, rough, small_units
 from tests.problems import Case, random_case
@@ -19,7 +19,7 @@ from tests.traps import TRAPS
 
 
 @pytest.mark.path
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(some(4)))
 def test_random_problems(block: int) -> None:
     """A few Inf and NaN among integers give Inf, NaN and exact integers exactly where the oracle has them."""
     rng = np.random.default_rng([6, block])
@@ -101,7 +101,7 @@ def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tenso
 def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
     """Inf or NaN in one channel leaves the bits of all sums without it unchanged, even in its block and unit."""
     rng = np.random.default_rng(8)
-    count = 8 if inside() else 24
+    count = some(18)
     taken = 0
     for number in range(count):
         with small_units(inside=number % 2 == 1):

@@ -66,10 +66,7 @@ def test_both_spellings_are_read(called: CalledOperation, name: str) -> None:
 
 def test_both_spellings_with_one_value() -> None:
     """Both spellings may be given if their values are equal."""
-    given = attributes() | {
-        "weights_shape": [4, 6, 3, 3],
-        "filter_shape": {"type": "s64[]", "value": [4, 6, 3, 3]},
-    }
+    given = attributes() | {"weights_shape": [4, 6, 3, 3], "filter_shape": {"type": "s64[]", "value": [4, 6, 3, 3]}}
     read, problems = read_attributes(OLD, given)
     assert not problems
     assert read.weights_shape == (4, 6, 3, 3)
@@ -223,14 +220,7 @@ def test_all_errors_in_one_pass_in_the_callers_spelling() -> None:
     given = attributes(strides=[0, 0], dilations="x", groups=-1) | {"filter_format": "?", "unknown": 1}
     read, problems = read_attributes(OLD, given)
     places = {tuple(found["loc"][1:]) for found in problems}
-    assert places == {
-        ("strides", 0),
-        ("strides", 1),
-        ("dilations",),
-        ("groups",),
-        ("filter_format",),
-        ("unknown",),
-    }
+    assert places == {("strides", 0), ("strides", 1), ("dilations",), ("groups",), ("filter_format",), ("unknown",)}
     assert read.bad == {"strides", "dilations", "groups", "weights_format"}
     assert (read.strides, read.groups, read.weights_format, read.pads_begin) == (None, None, None, (0, 0))
 

@@ -147,12 +147,7 @@ def test_zeros_are_no_weights_shape() -> None:
     given = attributes(weights_format="IOX")
     assert resolve(GRADIENT, given | {"weights_shape": [0] * 12}, gradient()).weights_shape == (4, 6, 3, 3)
     as_attribute = gradient(weights_shape=[0, 0, 0, 0])
-    assert resolve(GRADIENT, given | {"weights_shape": [4, 6, 3, 3]}, as_attribute).weights_shape == (
-        4,
-        6,
-        3,
-        3,
-    )
+    assert resolve(GRADIENT, given | {"weights_shape": [4, 6, 3, 3]}, as_attribute).weights_shape == (4, 6, 3, 3)
 
 
 def test_a_shape_tensor_without_values() -> None:

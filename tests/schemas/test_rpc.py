@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from convgrad._errors import InvalidParams
-from schemas.rpc import (
-    Batch,
-    Invalid,
-    Request,
-    bind_params,
-    error_response,
-    parse_message,
-)
+from schemas.rpc import Batch, Invalid, Request, bind_params, error_response, parse_message
 
 PARAMS = ("attributes", "inputs", "options")
 
