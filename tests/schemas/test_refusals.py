@@ -258,34 +258,6 @@ def test_the_message_is_the_first_rule() -> None:
     assert caught.value.message == (f"{GRADIENT}: strides[0] must be at least 1, but is 0 (and 2 more broken rules)")
 
 
-def test_a_long_list_of_errors_is_cut() -> None:
-    """An error lists at most 64 broken rules, and says how many there are."""
-    with pytest.raises(InvalidParams) as caught:
-        resolve(GRADIENT, {f"a{index}": 1 for index in range(64)}, {})
-    assert len(caught.value.errors) == 64
-    assert caught.value.data["omitted"] == 4 + 3
-    assert caught.value.message.endswith("(and 70 more broken rules, 63 of which are listed)")
-
-
-@pytest.mark.parametrize("inputs", [None, [], 3, "src"])
-def test_inputs_must_be_an_object(inputs: Any) -> None:
-    """Anything but an object as inputs is reported as one error."""
-    assert list(refused(GRADIENT, attributes(), inputs)) == [("inputs",), ("attributes", "weights_shape")][:1]
-
-
-def test_values_are_never_echoed() -> None:
-    """No error repeats the text of a wrong value."""
-    secret = "tell nobody"
-    with pytest.raises(InvalidParams) as caught:
-        resolve(
-            GRADIENT,
-            attributes(data_format=secret, auto_pad=secret, strides=secret, groups=secret),
-            gradient(src={"dtype": "f32", "shape": secret, "data": secret}, weights_shape=secret),
-        )
-    assert secret not in repr(caught.value.data)
-    assert secret not in caught.value.message
-
-
 @pytest.mark.parametrize(
     ("name", "given", "shapes", "hint"),
     [

@@ -128,13 +128,6 @@ def test_a_misspelt_param_gets_a_hint() -> None:
         bind_params({"atributes": 1}, PARAMS)
 
 
-def test_too_many_params_are_one_error() -> None:
-    """An object with very many parameters is rejected as a whole."""
-    with pytest.raises(InvalidParams) as caught:
-        bind_params({f"a{index}": 1 for index in range(10_000)}, PARAMS)
-    assert len(caught.value.errors) == 1
-
-
 def test_error_responses() -> None:
     """Error responses have the members of the specification, and no others."""
     assert error_response(None, -32600, "no") == {
