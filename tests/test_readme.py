@@ -104,8 +104,11 @@ PAGES = sorted(
 )
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.heavy if page == README else pytest.mark.release) for page in PAGES],
+    ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
+)
 def test_the_examples_of_a_page(service: LiveService, tmp_path: Path, page: Path) -> None:
     """Typed one after another in a checkout, they succeed, print what the page shows, and change no file of it."""
     for block in blocks(page):
