@@ -14,7 +14,7 @@ from benchmarks.service_cases import APIS, CASES, Case, Reply
 TINY = CASES[0]
 
 
-@pytest.mark.heavy
+@pytest.mark.release
 def test_a_run_measures_every_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run without peers checks and times our own APIs, and records figures for each."""
     record = tmp_path / "found.json"
