@@ -14,10 +14,7 @@ import sys
 
 __all__ = ["without"]
 
-_NUMBERS = {
-    "x86_64": {"memfd_create": 319, "pidfd_open": 434},
-    "aarch64": {"memfd_create": 279, "pidfd_open": 434},
-}
+_NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000

@@ -18,20 +18,22 @@ settings.load_profile("any-speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that runs the heavy tests."""
+    """Add the options that run the heavy tests."""
     parser.addoption("--all", dest="heavy", action="store_true", help="run the tests that are marked heavy, too")
+    parser.addoption("--release", action="store_true", help="run the tests that are marked release, and heavy ones")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect heavy tests unless `--all` is given or their file is named; spread the others over the processes."""
+    """Deselect tests that take long, unless an option is given or their file is named; spread the others."""
     named = {Path(argument.split("::")[0]).resolve() for argument in config.args}
     heavy: list[pytest.Item] = []
     others: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
-        if not item.get_closest_marker("heavy"):
+        option = next((name for name in ("release", "heavy") if item.get_closest_marker(name)), None)
+        if option is None:
             others.append(item)
-        elif config.getoption("heavy") or item.path in named:
+        elif config.getoption(option) or config.getoption("release") or item.path in named:
             heavy.append(item)
         else:
             left.append(item)

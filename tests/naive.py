@@ -4,9 +4,6 @@ It knows nothing of `kernels/` or `schemas/`. Channels come first and groups get
 every kernel position (tap) is one product of two slices. A slice holds the positions whose tap meets real
 data, so padding is left out and never multiplied: Inf and NaN spread exactly as far as the formulas say.
 
-`bwd_weights_loops` and `conv_transpose_loops` compute the same sums one multiplication at a time; they check the
-oracle itself on tiny cases (`tests/test_naive.py`).
-
 I and O are the channels of src and dst, for ConvTranspose too. Inside this module weights are
 ``(groups, I/groups, O/groups, *kernel)``.
 """
@@ -152,63 +149,6 @@ def bwd_data(
     return _finish(out, None, data_format)
 
 
-def bwd_weights_loops(
-    op: str,
-    src: npt.NDArray[Any],
-    diff_dst: npt.NDArray[Any],
-    *,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    pads_begin: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-    data_format: str = "NXC",
-    weights_format: str = "XIO",
-    groups_axis: str = "I",
-) -> Array:
-    """Compute what `bwd_weights` computes, one multiplication at a time."""
-    a = channels_first(src, data_format, groups)
-    b = channels_first(diff_dst, data_format, groups)
-    transposed = op.startswith("ConvTranspose")
-    narrow = (a if transposed else b).shape[3:]
-    wide = (b if transposed else a).shape[3:]
-    out = np.zeros((groups, a.shape[2], b.shape[2], *kernel))
-    for index in np.ndindex(*out.shape):
-        g, i, o, *tap = index
-        for image, x in product(range(a.shape[0]), product(*map(range, narrow))):
-            u = _meeting_point(x, tap, strides, dilations, pads_begin)
-            if all(0 <= at < size for at, size in zip(u, wide, strict=True)):
-                at_src, at_dst = (x, u) if transposed else (u, x)
-                out[index] += float(a[(image, g, i, *at_src)]) * float(b[(image, g, o, *at_dst)])
-    return from_grouped(out, weights_format, groups_axis)
-
-
-def conv_transpose_loops(
-    src: npt.NDArray[Any],
-    weights: npt.NDArray[Any],
-    bias: npt.NDArray[Any] | None = None,
-    *,
-    dst_spatial: Sequence[int],
-    strides: Sequence[int],
-    pads_begin: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-    data_format: str = "NXC",
-    weights_format: str = "XOI",
-    groups_axis: str = "O",
-) -> Array:
-    """Compute what `conv_transpose` computes, one multiplication at a time."""
-    a = channels_first(src, data_format, groups)
-    w = to_grouped(weights, weights_format, groups_axis, groups)
-    out = np.zeros((a.shape[0], groups, w.shape[2], *dst_spatial))
-    for (image, g, i, *x), value in np.ndenumerate(a):
-        for o, tap in product(range(w.shape[2]), product(*map(range, w.shape[3:]))):
-            u = _meeting_point(x, tap, strides, dilations, pads_begin)
-            if all(0 <= at < size for at, size in zip(u, dst_spatial, strict=True)):
-                out[(image, g, o, *u)] += float(value) * float(w[(g, i, o, *tap)])
-    return _finish(out, bias, data_format)
-
-
 def round_to(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Round float64 values to `dtype`, to nearest, ties to even, once.
 
@@ -292,16 +232,6 @@ def _letter_axes(weights_format: str, rank: int) -> dict[str, list[int]]:
         axes[letter] = list(range(at, at + size))
         at += size
     return axes
-
-
-def _meeting_point(
-    x: Sequence[int],
-    tap: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-) -> tuple[int, ...]:
-    return tuple(at * s + k * d - b for at, k, s, d, b in zip(x, tap, strides, dilations, pads, strict=True))
 
 
 def _taps(

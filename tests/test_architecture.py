@@ -297,13 +297,6 @@ def test_async_lives_in_the_service_and_the_async_clients() -> None:
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
 
 
-def test_the_client_does_not_need_the_command() -> None:
-    """Only the command imports its parts."""
-    command = {"convgrad._cli", "convgrad._command"}
-    users = {m for m in of("convgrad") for i in imports(m) if ".".join(i.split(".")[:2]) in command}
-    assert {m for m in users if ".".join(m.split(".")[:2]) not in command} == {"convgrad.__main__"}
-
-
 def test_files_stay_short() -> None:
     """Files have one purpose: none is longer than 500 lines."""
     lengths = {m: len(p.read_text(encoding="utf-8").splitlines()) for m, p in paths().items()}
@@ -320,12 +313,6 @@ def test_public_surface_is_declared(package: str) -> None:
         thing = getattr(module, name)
         if callable(thing):
             assert thing.__doc__, f"{package}.{name} has no docstring"
-
-
-def test_the_client_promises_its_documented_names() -> None:
-    """`import convgrad` provides the clients, the events and the base class of the errors."""
-    public = set(importlib.import_module("convgrad").__all__)
-    assert public >= {"AsyncClient", "Client", "ConvgradError", "Progress", "Tile"}
 
 
 def test_every_test_states_its_claim() -> None:
@@ -350,9 +337,3 @@ def test_no_test_file_imports_another() -> None:
         if isinstance(node, ast.ImportFrom) and re.match(r"tests\.(\w+\.)*test_", node.module or "")
     }
     assert not found
-
-
-def test_every_module_says_what_it_is() -> None:
-    """Each file of the packages has a module docstring."""
-    silent = {m for p in PACKAGES for m in of(p) if not ast.get_docstring(modules()[m])}
-    assert not silent

@@ -57,19 +57,6 @@ def _series(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name
 
 
-def test_panels_do_not_overlap() -> None:
-    """Each panel has its own place and id."""
-    cells = [
-        (x, y)
-        for panel in PANELS
-        for place in [panel["gridPos"]]
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(cells) == len(set(cells))
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-
-
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]

@@ -46,7 +46,7 @@ def test_verify_a_kernel(service: LiveService, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.heavy
+@pytest.mark.release
 def test_train_digits(service: LiveService, tmp_path: Path) -> None:
     """A network trained with filter gradients from the service learns the digits, and the loss curve is drawn."""
     pytest.importorskip("sklearn")

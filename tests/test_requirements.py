@@ -87,11 +87,6 @@ def test_the_locks_agree() -> None:
     assert {pin.line for pin in pins("build")} - dev == {pin.line for pin in pins("build") if pin.name == "editables"}
 
 
-def test_builds_fetch_nothing_else() -> None:
-    """The build system's requirements are locked, in the same range."""
-    assert set(PYPROJECT["build-system"]["requires"]) <= set(PYPROJECT["dependency-groups"]["build"])
-
-
 def test_packages_used_below_their_surface_have_upper_bounds() -> None:
     """Uvicorn's protocol classes and Numba's compiler may change in any release: no untested one is installed."""
     bounds = {requirement.name: str(requirement.specifier) for requirement in asked("server")}

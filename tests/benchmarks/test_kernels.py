@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import kernels as command
-from benchmarks import ratios, report
-from benchmarks.accuracy import Reference, channels_last, grouped_result, make_inputs, stored
+from benchmarks import report
+from benchmarks.accuracy import Reference, channels_last, grouped_result, make_inputs
 from benchmarks.contenders import Contender, Ours
 from benchmarks.layers import LAYOUTS, OPERATIONS, Layer, inside_macs, read_layers
 from benchmarks.measure import TOLERANCE, Settings, take_turns
 from benchmarks.padding import padding
-from benchmarks.summary import geometric_mean
 from kernels import ConvProblem
 
 SHAPES = Path(__file__).parent.parent.parent / "benchmarks" / "shapes.json"
@@ -58,12 +57,6 @@ def test_every_row_of_the_shapes_file_is_a_layer() -> None:
         assert problem.n == layer.row["bench_n"]
         assert problem.macs / 1e9 == pytest.approx(layer.row["bench_gmac"], abs=1e-6)
         assert 0 < inside_macs(problem) <= problem.macs
-
-
-def test_layers_are_chosen_by_name_and_operation(shapes: Path) -> None:
-    """`only` matches part of a name, `ops` whole operations."""
-    assert [layer.name for layer in read_layers(shapes, list(OPERATIONS[:2]), ["dec"])] == ["deconv"]
-    assert [layer.op for layer in read_layers(shapes, ["ConvTranspose"], [])] == ["ConvTranspose"]
 
 
 def test_a_row_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
@@ -170,22 +163,6 @@ def test_contenders_take_turns() -> None:
     assert (taken[slow]["repeats"], taken[quick]["repeats"]) == (1, 3)
 
 
-def test_a_slow_contender_runs_once() -> None:
-    """A contender whose first call takes its share of the budget is not called again; the others continue."""
-    log: list[str] = []
-    slow, quick = Clockwork("a", 50, log), Clockwork("b", 1, log)
-    taken = take_turns({slow: 50, quick: 1}, settings(60))
-    assert log == ["b"] * 3
-    assert taken[slow]["samples_s"] == [50]
-    assert not taken[slow]["warm"]
-    assert taken[quick]["warm"]
-
-
-def test_geometric_mean() -> None:
-    """The mean of twice as fast and half as fast is 1."""
-    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
-
-
 @pytest.mark.heavy
 def test_the_command_writes_a_record_that_the_report_reads(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -212,91 +189,9 @@ def test_the_command_writes_a_record_that_the_report_reads(
     assert any(row.startswith("deconv,ConvTranspose,f32,1,") for row in rows)
 
 
-@pytest.mark.heavy
-def test_the_report_compares_threads_and_dtypes(shapes: Path, tmp_path: Path) -> None:
-    """Two records of the same layers show the gain from a second thread and from a smaller dtype."""
-    out = tmp_path / "out.json"
-    assert command.main(["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--json", str(out)]) == 0
-    one, two, half = (json.loads(out.read_text())[0] for _ in range(3))
-    two["settings"]["threads"], half["settings"]["dtype"] = 2, "f16"
-    for record, times in ((two, 0.5), (half, 0.25)):
-        for row in record["layers"]:
-            for entry in row["ours"].values():
-                entry["median_s"] *= times
-    for record in (one, two, half):
-        for row in record["layers"]:
-            row["gmac"] = 1.0
-    text = report.section([one, two, half])
-    assert "Ours, f32 with 2, 2 threads over one: 2.00" in text
-    assert "Ours, f16 with 1, f16 over f32: 4.00" in text
-
-
-def test_the_page_shows_every_ratio(tmp_path: Path) -> None:
-    """The page lists the layers below 0.95 and the means; its picture has a dot for each layer."""
-    rows = [
-        {
-            "name": name, "op": "Convolution", "groups": groups, "src_channels": 4, "ratio": ratio,
-            "best": {"ours": "NXC", "peer": "NCX"}, "ours": {"NXC": {"median_s": 1.0}},
-            "peer": {"NCX": {"median_s": ratio}}, "ratios": {"NCX": ratio / 2, "NXC": ratio},
-        }
-        for name, groups, ratio in (("slow", 1, 0.5), ("fast & wide", 1, 2.0), ("dw", 4, 1.5))
-    ]  # fmt: skip
-    machine = {"cpu": {"processors": 2, "model": "X", "llvm_name": "x", "code_path": "x"}, "date": "2026-01-01"}
-    settings = {"dtype": "f32", "threads": 1, "gmac": 0.1, "runs": 5, "clock": "wall"}
-    record = {"layers": rows, "machine": machine | {"versions": {"numba": "0"}}, "settings": settings}
-    ratios.write_page([record], tmp_path / "page.md")
-    text, picture = (tmp_path / "page.md").read_text(), (tmp_path / "page.svg").read_text()
-    assert "| Convolution, f32, 1 | 2 | 1.00 | 0.50 | 1 | 2.00 |" in text
-    assert "| Convolution, depthwise, f32, 1 | 1 | 1.50 | 1.50 | 0 | 2.00 |" in text
-    assert "| Convolution, f32, 1 | slow | 0.50 | 1000.000 | 500.000 |" in text
-    assert "| fast" not in text
-    assert picture.count("<circle") == 3
-    assert "fast &amp; wide (forward) 2.00" in picture
-
-
-@pytest.mark.parametrize("wrong", ["--dtype=f64", "--threads=x", "--ops=Add", "--dtype=f32,bf16 --plot=a.png"])
-def test_wrong_arguments_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown dtype, operation or number ends the command before anything is measured."""
-    with pytest.raises(SystemExit):
-        command.arguments(wrong.split())
-    assert "error" in capsys.readouterr().err
-
-
-def test_all_is_every_operation_dtype_and_count() -> None:
-    """What is given beside --all wins."""
-    chosen = command.arguments(["--all", "--runs", "2"])
-    assert (chosen.ops, chosen.dtype) == (list(OPERATIONS), ["f32", "bf16", "f16"])
-    assert (chosen.threads, chosen.runs, chosen.gmac) == ([1, 2], 2, 0.1)
-
-
 def test_a_smaller_batch_has_at_most_the_work_asked_for(tmp_path: Path) -> None:
     """--gmac limits the images of a layer by its work, but never below one."""
     path = tmp_path / "some.json"
     path.write_text(json.dumps([ROWS[0] | {"bench_n": 8, "bench_gmac": 0.8}]))
     for gmac, images in ((1.0, 8), (0.35, 3), (0.01, 1)):
         assert read_layers(path, ["Convolution"], [], gmac)[0].problem("f32", "NCX").n == images
-
-
-def test_the_report_needs_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the marker lines nothing is written."""
-    with pytest.raises(ValueError, match="marker"):
-        report.insert("text", "no markers here")
-    assert report.main([str(tmp_path / "missing.json")]) == 2
-    assert "no report" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words", [["--ops", "Pooling"], ["--clock", "cpu", "--threads", "2"], ["--threads", "0"]], ids=lambda w: w[0][2:]
-)
-def test_wrong_flags_are_refused(words: list[str]) -> None:
-    """A meaningless flag ends the command before it measures."""
-    with pytest.raises(SystemExit) as ended:
-        command.main(words)
-    assert ended.value.code == 2
-
-
-def test_inputs_are_stored_as_the_kernels_take_them() -> None:
-    """f32 is stored as it is, the 16-bit dtypes as their bits."""
-    problem = layers()[0].problem
-    assert stored(make_inputs(problem("f32", "NCX"))[0]).dtype == np.float32
-    assert stored(make_inputs(problem("bf16", "NCX"))[0]).dtype == np.uint16

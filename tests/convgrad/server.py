@@ -62,12 +62,7 @@ def boxes(shape: tuple[int, ...], tiles: int) -> Iterator[tuple[list[int], list[
 
 def stream_of(array: Array, *, tiles: int = 2, **begin: Any) -> list[bytes]:
     """Return the frames of a complete reply."""
-    whole = {
-        "op": "Op",
-        "output": "diff_weights",
-        "dtype": NAMES[array.dtype.name],
-        "shape": list(array.shape),
-    }
+    whole = {"op": "Op", "output": "diff_weights", "dtype": NAMES[array.dtype.name], "shape": list(array.shape)}
     frames = [frame({"type": "begin", "tiles": tiles, "resolved": {"groups": 1}, **whole, **begin})]
     for seq, (offset, shape) in enumerate(boxes(array.shape, tiles)):
         box = array[tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))]
@@ -121,14 +116,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def problem(self, status: int, code: str, **members: Any) -> None:
         """Send an error in the form of the contract."""
-        body = {
-            "type": "urn:x",
-            "title": "Title",
-            "status": status,
-            "detail": "rule",
-            "code": code,
-            **members,
-        }
+        body = {"type": "urn:x", "title": "Title", "status": status, "detail": "rule", "code": code, **members}
         self.reply(status, json.dumps(body).encode(), "application/problem+json")
 
     def frames(self, frames: list[bytes], *, whole: bool = True) -> None:

@@ -18,14 +18,7 @@ from convgrad._assembly import Assembly
 from tests.convgrad.server import frame, stream_of
 
 ARRAY = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
-BEGIN: dict[str, Any] = {
-    "type": "begin",
-    "op": "Op",
-    "output": "o",
-    "dtype": "f32",
-    "shape": [2, 3],
-    "tiles": 1,
-}
+BEGIN: dict[str, Any] = {"type": "begin", "op": "Op", "output": "o", "dtype": "f32", "shape": [2, 3], "tiles": 1}
 TILE: dict[str, Any] = {"type": "tile", "seq": 0, "offset": [0, 0], "shape": [2, 3]}
 DATA = np.arange(6, dtype=np.float32).tobytes()
 END: dict[str, Any] = {"type": "end", "tiles": 1, "sha256": hashlib.sha256(DATA).hexdigest(), "stats": {}}
@@ -141,10 +134,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "outputs no names": (reply(begin={"outputs": [1]}), "outputs"),
     "outputs twice": (reply(begin={"outputs": ["diff_weights"] * 2}), "outputs"),
     "another output": (reply(begin={"outputs": ["diff_bias"]}), "in the order"),
-    "the second output again": (
-        reply(begin={"outputs": ["diff_weights", "diff_bias"]}) + reply(),
-        "in the order",
-    ),
+    "the second output again": (reply(begin={"outputs": ["diff_weights", "diff_bias"]}) + reply(), "in the order"),
     "error without code": (frame({"type": "error"}), "code"),
 }
 

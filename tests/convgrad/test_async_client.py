@@ -9,26 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import numpy as np
 import pytest
 
 import convgrad
 from convgrad import AsyncClient, Progress, Tile
 from tests.convgrad.conftest import QUICK
-from tests.convgrad.server import (
-    SRC,
-    Handler,
-    Received,
-    Server,
-    UnixServer,
-    busy,
-    cut,
-    free_port,
-    hang_up,
-    running,
-    stream_of,
-)
+from tests.convgrad.server import SRC, Handler, Received, Server, UnixServer, busy, cut, free_port, hang_up, running
 
 T = TypeVar("T")
 
@@ -48,21 +35,6 @@ def using(server: Server, use: Callable[[AsyncClient], Awaitable[T]]) -> T:
             return await use(client)
 
     return asyncio.run(run())
-
-
-def test_run(server: Server) -> None:
-    """The result is a writeable array of what the service sent, and the request is complete."""
-    result = using(server, lambda client: client.run("Op", {"src": SRC}, {"groups": 1}, deadline=2))
-    np.testing.assert_array_equal(result, SRC)
-    assert result.flags.writeable
-    assert server.received[0].document["parameters"]["timeout"] == 2_000_000
-
-
-def test_operations_are_methods(server: Server) -> None:
-    """The methods of the operations return awaitables."""
-    result = using(server, lambda client: client.conv_transpose(SRC, SRC, strides=[1], dilations=[1]))
-    np.testing.assert_array_equal(result, SRC)
-    assert server.received[0].path == "/v2/models/ConvTranspose/infer"
 
 
 def test_calls_run_side_by_side(server: Server) -> None:
@@ -120,21 +92,6 @@ def test_transient_errors_are_retried(server: Server, step: Any) -> None:
     assert len(server.received) == 3
 
 
-def test_errors_are_typed(server: Server) -> None:
-    """A problem raises the class of its code; a stream that breaks off is not retried."""
-    server.script += [lambda handler, _: handler.problem(422, "invalid_params"), cut]
-
-    async def use(client: AsyncClient) -> None:
-        with pytest.raises(convgrad.InvalidParams):
-            await client.run("Op", {"src": SRC})
-        async with client.stream("Op", {"src": SRC}) as stream:
-            with pytest.raises(convgrad.BrokenStream):
-                await stream.result()
-
-    using(server, use)
-    assert len(server.received) == 2
-
-
 def test_no_service_is_connect_failed() -> None:
     """Without a service a call raises `ConnectFailed`, and waiting `TimedOut`."""
 
@@ -158,21 +115,6 @@ def test_unix_socket(tmp_path: Path) -> None:
 
     with running(server):
         asyncio.run(use())
-
-
-def test_transport_replaces_the_network() -> None:
-    """`transport` replaces the network."""
-
-    async def reply(request: httpx.Request) -> httpx.Response:
-        assert int(request.headers["content-length"]) == len(await request.aread())
-        headers = {"content-type": "application/x-tensor-stream"}
-        return httpx.Response(200, headers=headers, content=b"".join(stream_of(SRC)))
-
-    async def use() -> None:
-        async with AsyncClient(transport=httpx.MockTransport(reply)) as client:
-            np.testing.assert_array_equal(await client.run("Op", {"src": SRC}), SRC)
-
-    asyncio.run(use())
 
 
 def test_a_call_can_be_cancelled(server: Server) -> None:

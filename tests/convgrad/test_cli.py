@@ -17,10 +17,9 @@ import pytest
 
 import convgrad
 from convgrad._cli import main
-from tests.convgrad.server import Handler, Received, Server, cut, free_port, stream_of
+from tests.convgrad.server import Handler, Received, Server, free_port, stream_of
 
 SRC = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-STATS = {"kernel": "fast", "compute_ms": 1.5, "gmac": 0.25, "tiles": 2}
 TABLE = {
     "op": "Op",
     "summary": "Compute it.",
@@ -56,18 +55,7 @@ def bfloat16(handler: Handler, received: Received) -> None:
 
 def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     """The command reads files, writes one, and prints one line about it."""
-    arguments = [
-        "run",
-        "Op",
-        "--src",
-        "src.npy",
-        "--weights-shape",
-        "3,4",
-        "--attr",
-        "strides=2",
-        "--attr",
-        "groups=1",
-    ]
+    arguments = ["run", "Op", "--src", "src.npy", "--weights-shape", "3,4", "--attr", "strides=2", "--attr", "groups=1"]
     assert main([*arguments, "--input", "bias=src.npy", "-o", "dw.npy", "--reference", "--deadline", "9"]) == 0
     np.testing.assert_array_equal(np.load("dw.npy"), SRC)
     (received,) = server.received
@@ -92,12 +80,7 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """--json prints what was resolved and measured."""
     assert main(["run", "Op", "--src", "src.npy", "--json"]) == 0
     reply = json.loads(capsys.readouterr().out)
-    expected = {
-        "output": "diff_weights",
-        "file": "diff_weights.npy",
-        "resolved": {"groups": 1},
-        "stats": {"tiles": 2},
-    }
+    expected = {"output": "diff_weights", "file": "diff_weights.npy", "resolved": {"groups": 1}, "stats": {"tiles": 2}}
     assert reply == expected
 
 
@@ -122,12 +105,6 @@ def test_run_several_outputs(server: Server, capsys: pytest.CaptureFixture[str])
             np.testing.assert_array_equal(found["diff_bias"], 2 * SRC)
     assert main([*call, "-o", "all.npy"]) == 2
     assert "need a .npz file" in capsys.readouterr().err
-
-
-def test_run_to_standard_output(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    """`-o -` writes the .npy file to standard output."""
-    assert main(["run", "Op", "--src", "src.npy", "-q", "-o", "-"]) == 0
-    np.testing.assert_array_equal(np.load(io.BytesIO(capsysbinary.readouterr().out)), SRC)
 
 
 def test_bfloat16_in_and_out(server: Server) -> None:
@@ -172,13 +149,6 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn[4].endswith(" 50 %")
     assert drawn[5].endswith("█ 100 %")
     assert drawn[6].startswith("convgrad: diff_weights")
-
-
-def test_without_a_terminal_a_broken_reply_is_retried(server: Server) -> None:
-    """In a script a reply that breaks off does not make the command fail."""
-    server.script.append(cut)
-    assert main(["run", "Op", "--src", "src.npy"]) == 0
-    assert len(server.received) == 2
 
 
 def test_validate(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,13 +208,6 @@ def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert {received.tensors["src"].dtype for received in server.received} == {np.dtype(np.float16)}
 
 
-def test_bench_has_a_call_of_its_own(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without arguments for a call, `bench` measures a 3x3 layer."""
-    assert main(["bench", "--seconds", "0"]) == 0
-    assert server.received[0].path == "/v2/models/ConvolutionBackwardWeights/infer"
-    assert "calls_per_s" in capsys.readouterr().out
-
-
 def test_bench_stops_at_an_error(server: Server) -> None:
     """A call that fails ends the run with its exit code."""
     server.script += [lambda handler, _: handler.frames(stream_of(SRC))] * 2
@@ -254,12 +217,7 @@ def test_bench_stops_at_an_error(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
-    [
-        (422, "invalid_params", 3),
-        (401, "unauthorised", 3),
-        (500, "worker_lost", 4),
-        (504, "deadline_exceeded", 4),
-    ],
+    [(422, "invalid_params", 3), (401, "unauthorised", 3), (500, "worker_lost", 4), (504, "deadline_exceeded", 4)],
 )
 def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int) -> None:
     """The exit code shows the kind of error; each broken rule is printed once, the first as the message."""
@@ -278,13 +236,6 @@ def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a service at the address the exit code is 5."""
     assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
     assert "; start one with `convgrad serve`, or use --local of run, verify and check" in capsys.readouterr().err
-
-
-def test_a_tensor_of_float64(capsys: pytest.CaptureFixture[str], server: Server) -> None:
-    """The error recommends the command's flag, not the parameter of the client."""
-    np.save("src.npy", np.ones(3))
-    assert main(["run", "Op", "--src", "src.npy", "--url", server.url]) == 3
-    assert "float64 is computed only with --reference of run, slowly: convert it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -331,12 +282,6 @@ def test_the_name_that_was_meant(capfd: pytest.CaptureFixture[str], arguments: l
     assert capfd.readouterr().err == f"convgrad: {said}\n"
 
 
-def test_all_misspelt_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two mistakes are two lines."""
-    assert main(["bench", "--secods", "1", "--cleints", "2"]) == 2
-    assert [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["--seconds?", "--clients?"]
-
-
 def test_an_interrupt_while_the_command_is_imported() -> None:
     """Ctrl-C before the command has begun is one line and exit code 130, without a traceback."""
     code = (
@@ -348,14 +293,6 @@ def test_an_interrupt_while_the_command_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "convgrad: interrupted\n")
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """--version prints the package's version."""
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == f"convgrad {convgrad.__version__}\n"
 
 
 PACKAGE = Path(convgrad.__file__).parent
@@ -379,13 +316,3 @@ def test_serve_without_the_service(here: Path) -> None:
     done = python("-c", code, path=here, cwd=here)
     assert done.returncode == 2, done.stderr
     assert "the service is not installed here" in done.stderr
-
-
-def test_serve_hands_over_to_the_service(here: Path) -> None:
-    """`serve` replaces its process with the service, with its flags, from any folder."""
-    (here / "app").mkdir()
-    (here / "app" / "__init__.py").touch()
-    done = python("-m", "convgrad", "serve", "--help", path=PACKAGE.parent, cwd=here)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: convgrad serve ")
-    assert "--workers" in done.stdout

@@ -15,7 +15,7 @@ from convgrad import Client
 from tests.convgrad.server import SRC, Server, free_port
 
 
-@pytest.mark.parametrize("deadline", [0, -1, -math.inf])
+@pytest.mark.parametrize("deadline", [0, -1, -math.inf, math.nan])
 def test_a_deadline_is_positive(client: Client, server: Server, deadline: float) -> None:
     """A deadline that is over before the call begins is an error, and nothing is sent."""
     with pytest.raises(convgrad.InvalidParams, match=f"above 0, or infinity, but is {deadline}"):

@@ -68,3 +68,17 @@ def test_every_error_code_becomes_its_class() -> None:
         if isinstance(cls, type) and issubclass(cls, convgrad.ConvgradError):
             problem = {"code": cls.code, "detail": "rule", "status": 500}
             assert type(core.error_of(500, {}, json.dumps(problem).encode())) is cls
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        (401, convgrad.Unauthorised), (404, convgrad.NotFound), (418, convgrad.CallerError),
+        (500, convgrad.ServiceError), (504, convgrad.DeadlineExceeded),
+    ],
+)  # fmt: skip
+def test_the_page_of_a_proxy_is_an_error_of_its_status(status: int, cls: type[convgrad.ConvgradError]) -> None:
+    """An error reply that is not problem+json raises the class for its status."""
+    error = core.error_of(status, {"content-type": "text/html"}, b"<html>")
+    assert type(error) is cls
+    assert str(status) in error.message

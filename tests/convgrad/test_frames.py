@@ -49,18 +49,6 @@ def test_bytes_are_those_of_the_contract() -> None:
     assert struct.pack("<I", MAGIC) == b"CGG1"
 
 
-def test_body_is_not_copied() -> None:
-    """The body among the encoded pieces is the caller's memory."""
-    array = np.arange(12, dtype=np.float32).reshape(3, 4)
-    body = encode({}, array.data)[1]
-    assert np.shares_memory(np.frombuffer(body, np.float32), array)
-
-
-def test_empty_array_is_an_empty_body() -> None:
-    """A body with an empty axis counts as no body."""
-    assert encode({}, np.empty((0, 3), np.float32).data) == encode({})
-
-
 json_values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
 
 
@@ -75,13 +63,6 @@ def test_round_trip_in_any_pieces(frames: list[tuple[dict[str, Any], bytes]], da
         decoded += decoder.feed(stream[begin:end])
     decoder.close()
     assert plain(decoded) == frames
-
-
-def test_byte_by_byte() -> None:
-    """Frames received byte by byte are complete with their last byte."""
-    decoder = FrameDecoder()
-    decoded = [frame for byte in joined(FRAMES) for frame in decoder.feed(bytes([byte]))]
-    assert plain(decoded) == FRAMES
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -120,14 +101,6 @@ def test_a_body_is_received_in_place() -> None:
     np.testing.assert_array_equal(result, [0, 0, 0, 0, 1, 2])
 
 
-def test_place_sees_only_frames_with_a_body() -> None:
-    """`place` is asked once for each body, with its JSON and length, and may decline."""
-    asked: list[tuple[dict[str, Any], int]] = []
-    decoder = FrameDecoder(place=lambda header, length: asked.append((header, length)))
-    assert plain(decoder.feed(joined(FRAMES))) == FRAMES
-    assert asked == [(FRAMES[1][0], 24)]
-
-
 def test_body_of_another_length_than_its_place_is_refused() -> None:
     """A body that would overrun or underfill its place is a protocol error."""
     place = memoryview(bytearray(8))
@@ -150,13 +123,6 @@ def test_lengths_over_the_limits_are_refused_at_once(json_length: int, body_leng
     """Lengths over the limits are rejected when the frame's head arrives, before any memory is allocated."""
     with pytest.raises(ProtocolError, match="at most"):
         FrameDecoder(max_json=10, max_body=20).feed(struct.pack("<IIQ", MAGIC, json_length, body_length))
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_are_refused(data: bytes) -> None:
-    """Bytes that are not frames raise only our own errors."""
-    with pytest.raises((ProtocolError, BrokenStream)):
-        decode(b"\0" + data, [])
 
 
 def test_numbers_that_json_lacks_are_not_sent() -> None:

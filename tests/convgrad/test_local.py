@@ -138,28 +138,6 @@ def test_verdicts(local: convgrad.LocalClient) -> None:
     assert all(report.passed for report in local.verify_graph(graph.EXAMPLE, given, results).values())
 
 
-def test_a_stream_has_the_tiles_of_each_output_in_turn(local: convgrad.LocalClient) -> None:
-    """Progress grows to the whole, tiles cover each output before those of the next, and the result is theirs."""
-    op, inputs, attributes = several()
-    with local.stream(op, inputs, attributes, outputs=SEVERAL) as stream:
-        events = list(stream)
-        result = stream.details()
-    tiles = [event for event in events if isinstance(event, convgrad.Tile)]
-    progress = [event.done for event in events if isinstance(event, convgrad.Progress)]
-    assert progress == sorted(progress)
-    assert progress[-1] == events[0].total  # type: ignore[union-attr]
-    assert list(dict.fromkeys(tile.output for tile in tiles)) == SEVERAL
-    assert [tile.output for tile in tiles] == sorted((tile.output for tile in tiles), key=SEVERAL.index)
-    for name, array in result.outputs.items():
-        built = np.zeros_like(array)
-        for tile in tiles:
-            if tile.output == name:
-                box = tuple(slice(at, at + size) for at, size in zip(tile.offset, tile.shape, strict=True))
-                built[box] = tile.data
-        assert same_bits(built, array)
-        assert array.flags.writeable
-
-
 def test_tensors_are_read_in_place_and_results_own_their_memory(local: convgrad.LocalClient) -> None:
     """A contiguous input is not copied or changed, and a result is no view of anything."""
     inputs = {name: value.copy() if hasattr(value, "copy") else value for name, value in INPUTS.items()}
@@ -268,13 +246,6 @@ def test_asyncio(local: convgrad.LocalClient) -> None:
                 await slow
 
     asyncio.run(main())
-
-
-def test_leaving_a_stream_stops_the_call(local: convgrad.LocalClient) -> None:
-    """A stream that is left early ends its call, and none of its threads goes on."""
-    with local.stream(SLOW.op, SLOW.floats(), SLOW.attributes(), reference=True) as stream:
-        assert isinstance(next(iter(stream)), convgrad.Progress)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
 def test_a_misspelt_argument_is_an_error() -> None:

@@ -147,23 +147,11 @@ def test_gradients(kind: str) -> None:
     [
         ({"op_type": "QLinearConv"}, convgrad.Unsupported, "Conv or ConvTranspose of ai.onnx, but is ai.onnx.QLinear"),
         ({"op_type": "Conv", "domain": "com.x"}, convgrad.Unsupported, "but is com.x.Conv"),
-        (
-            {"op_type": "Conv", "attributes": {"output_padding": [1, 1]}},
-            convgrad.Unsupported,
-            "no attribute output_",
-        ),
-        (
-            {"op_type": "Conv", "attributes": {"strides": [2]}},
-            convgrad.InvalidParams,
-            "have 2 integers, but has 1",
-        ),
+        ({"op_type": "Conv", "attributes": {"output_padding": [1, 1]}}, convgrad.Unsupported, "no attribute output_"),
+        ({"op_type": "Conv", "attributes": {"strides": [2]}}, convgrad.InvalidParams, "have 2 integers, but has 1"),
         ({"op_type": "Conv", "attributes": {"strides": [0, 1]}}, convgrad.InvalidParams, "at least 1, but has 0"),
         ({"op_type": "Conv", "attributes": {"pads": [0, 0, -1, 0]}}, convgrad.InvalidParams, "at least 0, but has -1"),
-        (
-            {"op_type": "Conv", "attributes": {"kernel_shape": [3, 3]}},
-            convgrad.InvalidParams,
-            r"\[3, 2\], but is \[3",
-        ),
+        ({"op_type": "Conv", "attributes": {"kernel_shape": [3, 3]}}, convgrad.InvalidParams, r"\[3, 2\], but is \[3"),
         ({"op_type": "Conv", "attributes": {"auto_pad": "SAME"}}, convgrad.InvalidParams, "auto_pad must be one of"),
         (
             {"op_type": "Conv", "attributes": {"auto_pad": "VALID", "pads": [1, 1, 1, 1]}},

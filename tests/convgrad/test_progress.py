@@ -53,11 +53,3 @@ def test_a_service_that_starts() -> None:
     drawn.now = 15.0
     drawn.bar.waiting(Health(False, {"status": "starting", "progress": 0.75}))
     assert drawn.last() == "Op: starting 75 %, 0:10 left"
-
-
-def test_the_line_is_cleared() -> None:
-    """Nothing is left on the line afterwards."""
-    stream = io.StringIO()
-    with ProgressBar(stream, "Op") as bar:
-        bar.uploading(1, 2)
-    assert stream.getvalue().endswith("\r\x1b[K")

@@ -56,11 +56,6 @@ def test_waits_double_up_to_the_longest() -> None:
         budget.wait_after(ConnectFailed("x"))
 
 
-def test_retry_after_is_honoured() -> None:
-    """A wait is never shorter than what the service asked for."""
-    assert Budget(Retry()).wait_after(Overloaded("x", retry_after=7)) == 7
-
-
 def test_no_wait_ends_after_the_budget() -> None:
     """A wait that would end after the budget, or after the call's deadline, is not started."""
     for retry, deadline in ((Retry(budget=10), None), (Retry(budget=100), 10.0)):
@@ -86,14 +81,6 @@ def test_the_deadline_bounds_reading() -> None:
     clock.now += 2
     with pytest.raises(DeadlineExceeded):
         budget.check()
-
-
-def test_without_a_deadline_reading_is_as_usual() -> None:
-    """A call without a deadline keeps the client's timeout."""
-    budget = Budget(Retry())
-    assert budget.read_timeout(3.0) == 3.0
-    assert budget.read_timeout(None) is None
-    budget.check()
 
 
 def test_a_starting_service_is_waited_out() -> None:

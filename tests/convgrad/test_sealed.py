@@ -26,8 +26,6 @@ from engine.threads import Stop
 from tests.live import LiveService
 
 Array = npt.NDArray[Any]
-Kernel = Callable[[SealedCase, list[Array]], Array]
-
 WEIGHTS = {"ops": ["ConvolutionBackwardWeights"], "dtypes": ["f32"]}
 BIAS = {"ops": ["BiasAdd"], "dtypes": ["f32"], "ranks": [2], "data_formats": ["NCX"], "empty": False}
 
@@ -81,41 +79,6 @@ def test_an_honest_kernel_passes(live: Client, seed: bool) -> None:
         same = draw(int(entry["seed"], 16), entry["case"], Takes(**document["takes"]))
         assert same.problem.as_json() == case.problem
         assert all(array.tobytes() == case.inputs[name].tobytes() for name, array in same.inputs().items())
-
-
-def _last(case: SealedCase, memory: list[Array]) -> Array:
-    return np.resize(memory[-1], case.output_shape)
-
-
-ATTACKS: dict[str, Kernel] = {
-    "zeros": lambda case, _: np.zeros(case.output_shape, np.float32),
-    "a constant": lambda case, _: np.ones(case.output_shape, np.float32),
-    "not a number": lambda case, _: np.full(case.output_shape, np.nan, np.float32),
-    "an input": lambda case, _: np.resize(case.inputs["src"], case.output_shape),
-    "the last output": _last,
-    "what was in memory": lambda case, memory: np.resize(
-        np.concatenate([m.ravel() for m in memory]), case.output_shape
-    ),
-}
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks_fail(live: Client, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result that was not computed fails, also if whatever compares arrays in the kernel's process is patched."""
-    for name in ("allclose", "array_equal", "isclose"):
-        monkeypatch.setattr(np, name, lambda *_, **__: True)
-    check = live.begin_check(WEIGHTS, cases=6)
-    memory, passed, wrong = [np.ones(3, np.float32)], 0, 0
-    while (case := live.next_case(check)) is not None:
-        result = ATTACKS[attack](case, memory)
-        report = live.submit_result(case, result)
-        memory.append(right(live, case))
-        same = (result == memory[-1]) | (np.isnan(result) & np.isnan(memory[-1]))  # zeros are right now and then
-        passed, wrong = passed + report.passed, wrong + (report.passed and not same.all())
-    document = live.finish_check(check)
-    assert not document["passed"]
-    assert document["counts"].get("passed", 0) == passed
-    assert wrong < 3
 
 
 def test_signatures(live: Client, check: str) -> None:

@@ -67,11 +67,7 @@ def test_any_memory_is_sent_as_numpy_saves_it(view: str, dtype: Any) -> None:
 def test_large_arrays_are_converted_in_pieces(view: str) -> None:
     """An array that has to be converted is never copied as a whole."""
     large = np.arange(24 * PIECE // 16, dtype=np.float32).reshape(2, -1, 24)
-    array = {
-        "fortran": np.asfortranarray(large),
-        "transposed": large.T,
-        "big-endian": large.astype(">f4"),
-    }[view]
+    array = {"fortran": np.asfortranarray(large), "transposed": large.T, "big-endian": large.astype(">f4")}[view]
     made = part(array)
     assert max(len(piece) for piece in made.pieces()) <= PIECE
     assert sent(made) == saved(array)

@@ -86,17 +86,6 @@ def test_gradients_of_all_gradients_at_once(name: str, rank: int) -> None:
         assert torch.equal(found, right)
 
 
-@pytest.mark.heavy
-@EVERY
-def test_gradcheck_of_every_element(name: str, rank: int) -> None:
-    """The same for every element instead of random directions."""
-    _, ours, src = made(name, rank, torch.float64, tiny=True)
-    function, inputs = taking_parameters(ours), (src, *ours.parameters())
-    assert torch.autograd.gradcheck(function, inputs)
-    if rank == 1:
-        assert torch.autograd.gradgradcheck(function, inputs)
-
-
 def test_the_functions_of_the_other_operations() -> None:
     """Gradients as functions agree with `torch.nn.grad`, biases with sums, and all are differentiable twice."""
     draw = torch.Generator().manual_seed(3)
@@ -263,17 +252,6 @@ def test_autocast() -> None:
     assert dst.dtype == torch.bfloat16
     dst.float().sum().backward()
     assert ours.weight.grad.dtype == torch.float32
-
-
-def test_a_third_derivative() -> None:
-    """Gradients of any order go through the service: the cube of a convolution, differentiated three times."""
-    src = torch.tensor([[[2.0, -1.0, 3.0]]], dtype=torch.float64, requires_grad=True)
-    weights = torch.tensor([[[3.0]]], dtype=torch.float64)
-    value = ct.conv(src, weights).pow(3).sum()
-    for order, factor in ((2, 3 * 27.0), (1, 6 * 27.0), (0, 6 * 27.0)):
-        (gradient,) = torch.autograd.grad(value, src, create_graph=True)
-        assert torch.equal(gradient, factor * src**order)
-        value = gradient.sum()
 
 
 def test_errors_name_what_is_wrong() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import shutil
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import convgrad
 from convgrad import Client
 from tests.convgrad.torch_layers import EVERY, Recording, made, results
 from tests.live import LiveService
@@ -127,15 +124,6 @@ def test_functions(backend: str, dynamic: bool) -> None:
 
     given = (src, weights, diff_dst, bias)
     assert_same(whole(run, backend, dynamic=dynamic)(*given), run(*given))
-
-
-def test_a_size_chosen_at_each_call() -> None:
-    """`output_size` works under a compiler, also where sizes are not known."""
-    layer = ct.ConvTranspose2d(4, 6, 3, stride=2)
-    compiled = whole(layer, dynamic=True)
-    for height, size in ((5, [12, 8]), (5, [11, 7]), (6, [14, 8])):
-        src = torch.randn(2, 4, height, 3)
-        assert torch.equal(compiled(src, size), layer(src, size))
 
 
 def resnet(width: int = 4) -> Any:
@@ -269,27 +257,6 @@ def test_who_computes_is_chosen_at_each_call(backend: str, service: LiveService,
         assert asked(lambda src: compiled(src, first)) == [[], ["auto"] * 2, []]
 
 
-def test_threads_with_clients_of_their_own(service: LiveService) -> None:
-    """Compiled layers that compute in several threads call each its own client."""
-    src = torch.randn(2, 4, 6, 5)
-    counts = {}
-
-    def work(number: int) -> None:
-        with Recording(service.url) as mine:
-            layer = ct.Conv2d(4, 6, 3, backend=ct.Backend(mine))
-            compiled = whole(layer)
-            for _ in range(number):
-                compiled(src).sum().backward()
-            counts[number] = len(mine.calls)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == {1: 2, 2: 4, 3: 6}
-
-
 def test_a_backward_pass_after_the_layer_is_gone(service: LiveService) -> None:
     """What is compiled keeps its client; that of other layers ends with them."""
 
@@ -310,30 +277,6 @@ def test_a_backward_pass_after_the_layer_is_gone(service: LiveService) -> None:
         ct.Backend.of(key)
 
 
-def test_a_backend_has_one_key(client: Recording) -> None:
-    """Backends with the same settings have the same key, which finds them; copies without a client the default."""
-    backend = ct.Backend(client, "torch", reference=True, algorithm="auto")
-    assert ct.Backend.of(backend.key) == backend == ct.Backend(client, "torch", reference=True, algorithm="auto")
-    assert copy.deepcopy(backend).key == ct.Backend(client, "torch", reference=True, algorithm="auto").key
-    assert ct.Backend.of(ct.Backend().key) == ct.Backend()
-    assert ct.Backend(client).key != ct.Backend().key
-
-
-def test_compiled_layers_are_copied_and_saved() -> None:
-    """A compiled layer can be copied; its state has the names of the layer's, and a saved layer can be compiled."""
-    layer, src = ct.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
-    compiled = whole(layer)
-    right = compiled(src)
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for other in (copy.deepcopy(compiled), whole(torch.load(file, weights_only=False)), whole(copy.deepcopy(layer))):
-        assert torch.equal(other(src), right)
-    fresh = ct.Conv2d(2, 3, 3)
-    fresh.load_state_dict({name.removeprefix("_orig_mod."): each for name, each in compiled.state_dict().items()})
-    assert torch.equal(fresh(src), right)
-
-
 def test_an_exported_layer_learns() -> None:
     """`torch.export` keeps a layer as one operator, which has gradients."""
     _, ours, src = made("all", 2)
@@ -341,19 +284,6 @@ def test_an_exported_layer_learns() -> None:
     assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == ["convgrad.conv.default"]
     exported = program.module()
     assert_same(results(exported, src), results(ours, src))
-
-
-def test_checkpoints_and_reparametrized_weights() -> None:
-    """Compiled, a checkpoint and a normed weight give what they give without a compiler."""
-    _, ours, src = made("all", 2)
-
-    def kept(src: Any) -> Any:
-        return torch.utils.checkpoint.checkpoint(ours, src, use_reentrant=False)
-
-    assert_same(torch.autograd.grad(whole(kept)(src).sum(), src), torch.autograd.grad(ours(src).sum(), src))
-    normed = torch.nn.utils.parametrizations.weight_norm(ct.Conv1d(2, 3, 3))
-    whole(normed)(torch.randn(1, 2, 5)).sum().backward()
-    assert normed.parametrizations.weight.original0.grad is not None
 
 
 def test_second_derivatives() -> None:
@@ -372,39 +302,3 @@ def test_second_derivatives() -> None:
     assert torch.equal(second(whole(run, "eager"))[0], right[0])
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         second(whole(run, "aot_eager"))
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_transforms_of_functions(order: int) -> None:
-    """`torch.func.grad` is right without a compiler; within one it and forward-mode derivatives are errors."""
-    src = torch.randint(-4, 5, (2, 4, 6, 5)).double()
-    weights = torch.randint(-4, 5, (6, 4, 3, 2)).double()
-
-    def derived(conv: Any) -> Any:
-        function = torch.func.grad(lambda src: conv(src, weights).pow(3).sum())
-        return function if order == 1 else torch.func.grad(lambda src: function(src).square().sum())
-
-    assert torch.equal(derived(ct.conv)(src), derived(torch.nn.functional.conv2d)(src))
-    with pytest.raises(Exception, match="custom_function_call"):
-        whole(derived(ct.conv))(src)
-
-    def forward(src: Any) -> Any:
-        return torch.func.jvp(lambda src: ct.conv(src, weights), (src,), (src,))
-
-    with pytest.raises(NotImplementedError, match="implement the jvp function"):
-        forward(src)
-    with pytest.raises(Exception, match="custom_function_call"):
-        whole(forward)(src)
-
-
-def test_what_does_not_fit_is_named_when_it_is_called() -> None:
-    """A compiled call raises the error of the call."""
-    src = torch.zeros(1, 2, 5)
-    with pytest.raises(convgrad.InvalidParams, match="channels"):
-        whole(ct.conv)(src, torch.zeros(3, 4, 3))
-    with pytest.raises(convgrad.InvalidParams, match="weights must be f32 like src, but is f16"):
-        whole(ct.conv)(src, torch.zeros(3, 2, 3).half())
-    with pytest.raises(convgrad.InvalidParams):
-        whole(ct.conv)(src, torch.zeros(3, 2, 9))
-    with pytest.raises(convgrad.Unsupported, match=r"the tensor is torch\.complex64: convert it"):
-        whole(ct.conv, "eager")(src.to(torch.complex64), torch.zeros(3, 2, 3, dtype=torch.complex64))

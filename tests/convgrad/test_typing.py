@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 README = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
-Checker = Callable[[Path], set[int]]
+Checker = Callable[[Path], set[tuple[str, int]]]
 
 SCRIPT = """
 import asyncio
@@ -64,26 +64,23 @@ client.conv_transpose_backward_weights("src.npy", "diff_dst.npy", strides=[1], d
 """
 
 
-def mypy(script: Path) -> set[int]:
+def mypy(folder: Path) -> set[tuple[str, int]]:
     """Return the lines with errors."""
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--output=json"]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users"), script.name]
-    found = run(command, script.parent, {"MYPYPATH": str(ROOT)}).stdout.splitlines()
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users"), *(path.name for path in folder.glob("*.py"))]
+    found = run(command, folder, {"MYPYPATH": str(ROOT)}).stdout.splitlines()
     entries = [json.loads(line) for line in found if line.startswith("{")]
-    return {entry["line"] for entry in entries if entry["severity"] == "error"}
+    return {(entry["file"], entry["line"]) for entry in entries if entry["severity"] == "error"}
 
 
-def pyright(script: Path) -> set[int]:
+def pyright(folder: Path) -> set[tuple[str, int]]:
     """Return the lines with errors, from the checker that is in the package: it fetches nothing."""
-    config = {"typeCheckingMode": "strict", "include": [script.name], "extraPaths": [str(ROOT)]}
-    (script.parent / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
+    config = {"typeCheckingMode": "strict", "include": ["*.py"], "extraPaths": [str(ROOT)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
     offline = {"PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT": "true", "https_proxy": "http://127.0.0.1:9"}
-    found = run(
-        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", "."],
-        script.parent,
-        offline,
-    )
-    return {entry["range"]["start"]["line"] + 1 for entry in json.loads(found.stdout)["generalDiagnostics"]}
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", "."]
+    found = json.loads(run(command, folder, offline).stdout)
+    return {(Path(e["file"]).name, e["range"]["start"]["line"] + 1) for e in found["generalDiagnostics"]}
 
 
 def run(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -95,19 +92,12 @@ def run(command: list[str], folder: Path, variables: dict[str, str]) -> subproce
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("checker", [mypy, pyright])
-@pytest.mark.parametrize(("name", "text"), [("readme", README), ("script", SCRIPT)])
-def test_right_scripts(tmp_path: Path, checker: Checker, name: str, text: str) -> None:
-    """The README's Python and a script with both clients, `**attributes` and callbacks have no errors."""
-    script = tmp_path / f"{name}.py"
-    script.write_text(text, encoding="utf-8")
-    assert checker(script) == set()
+def test_scripts(tmp_path: Path, checker: Checker) -> None:
+    """The README's Python and a script with both clients, `**attributes` and callbacks have no errors.
 
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("checker", [mypy, pyright])
-def test_wrong_scripts(tmp_path: Path, checker: Checker) -> None:
-    """Attributes that an operation lacks or needs, and values of the wrong type, are errors before the call."""
-    script = tmp_path / "wrong.py"
-    script.write_text(WRONG, encoding="utf-8")
-    mistakes = {number for number, line in enumerate(WRONG.splitlines(), 1) if line.startswith("client.")}
-    assert checker(script) == mistakes
+    Attributes that an operation lacks or needs, and values of the wrong type, are errors before the call.
+    """
+    for name, text in {"readme": README, "script": SCRIPT, "wrong": WRONG}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    lines = enumerate(WRONG.splitlines(), 1)
+    assert checker(tmp_path) == {("wrong.py", number) for number, line in lines if line.startswith("client.")}

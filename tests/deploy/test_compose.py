@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import stat
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,6 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = ("convgrad", "replica-1", "replica-2", "convgrad-ray")
 RAY = ("convgrad-ray", "ray-head", "ray-worker")
-
-
-def started(profile: str | None) -> set[str]:
-    """Return the names of the services that a profile starts, or that no profile is needed for."""
-    return {
-        name
-        for name, service in SERVICES.items()
-        if (profile in service["profiles"] if "profiles" in service else profile is None)
-    }
-
-
-def test_profiles() -> None:
-    """Without a profile there is one service; each profile adds its own."""
-    assert started(None) == {"convgrad"}
-    assert started("replicas") == {"nginx", "replica-1", "replica-2"}
-    assert started("cluster") == {"ray-token", *RAY}
-    assert started("monitoring") == started("observability") == {"prometheus", "grafana"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -79,42 +61,12 @@ def test_forwarded_addresses_are_believed_from_nginx_alone() -> None:
     }
 
 
-def test_nobody_can_log_in_to_grafana() -> None:
-    """There is no administrator with a default password beside the anonymous access."""
-    environment = SERVICES["grafana"]["environment"]
-    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
-    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
-    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_stopping_takes_longer_than_draining(name: str) -> None:
     """Docker kills a service only after its drain time."""
     grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     drain = SERVICES[name]["environment"].get("CONVGRAD_DRAIN_S", Settings.model_fields["drain_s"].default)
     assert grace >= float(drain) + 10
-
-
-@pytest.mark.parametrize("name", ["replica-1", "replica-2"])
-def test_replicas_finish_the_longest_call(name: str) -> None:
-    """A replica that is restarted has time for every call that it accepted, and so has nginx."""
-    assert float(SERVICES[name]["environment"]["CONVGRAD_DRAIN_S"]) >= Settings.model_fields["deadline_s"].default
-    assert SERVICES["nginx"]["stop_grace_period"] == SERVICES[name]["stop_grace_period"]
-
-
-def test_each_image_is_built_by_one_service() -> None:
-    """No two services build the same tag, which they would do at the same time, and every image of ours is built."""
-    built = Counter(service["image"] for service in SERVICES.values() if "build" in service)
-    assert built == {"convgrad": 1, "convgrad-ray": 1}
-    assert {service["image"] for name, service in SERVICES.items() if name in (*OURS, *RAY)} == set(built)
-
-
-@pytest.mark.parametrize("profile", [None, "replicas", "cluster"])
-def test_a_profile_builds_its_images(profile: str | None) -> None:
-    """Whatever `docker compose --profile NAME up -d` starts of ours, it also builds."""
-    names = started(profile) | started(None)
-    built = {SERVICES[name]["image"] for name in names if "build" in SERVICES[name]}
-    assert {image for name in names if (image := SERVICES[name]["image"]).startswith("convgrad")} <= built
 
 
 @pytest.mark.parametrize("name", RAY)
@@ -173,50 +125,11 @@ def test_a_secret_that_cannot_be_read_is_an_error(folder: Path) -> None:
         token_made_in(folder)
 
 
-@pytest.mark.parametrize(("name", "port"), [("ray-head", "--port=6379"), ("ray-worker", "--node-manager-port=6380")])
-def test_nodes_are_checked(name: str, port: str) -> None:
-    """`up --wait` waits until the port of a node is open; the image's own check would ask for a service."""
-    service = SERVICES[name]
-    assert port in (service["entrypoint"] if name == "ray-head" else service["environment"]["NODE"].split())
-    assert f"(socket.gethostname(), {port.partition('=')[2]})" in service["healthcheck"]["test"][-1]
-
-
-@pytest.mark.parametrize("name", RAY)
-def test_a_lost_head_is_noticed_soon(name: str) -> None:
-    """A node gives its head up before Ray's default of a minute, and is then started again."""
-    assert float(SERVICES[name]["environment"]["RAY_gcs_rpc_server_reconnect_timeout_s"]) <= 10
-    assert SERVICES[name]["restart"] == "unless-stopped"
-
-
-def test_the_number_of_nodes_is_no_setting() -> None:
-    """How many nodes are started and into how many units calls are cut are two variables; the second is the setting."""
-    assert SERVICES["ray-worker"]["deploy"]["replicas"] == "${CONVGRAD_RAY_NODES:-2}"
-    assert "ray_nodes" not in Settings.model_fields
-    environment = SERVICES["convgrad-ray"]["environment"]
-    for name in ("RAY_WORKERS", "RAY_AWAY", "RAY_MIXED"):
-        assert environment[f"CONVGRAD_{name}"] == f"${{CONVGRAD_{name}:-}}"
-    assert environment["CONVGRAD_WORKERS"] == "${CONVGRAD_WORKERS:-1}"
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_variables_are_settings(name: str) -> None:
     """Compose sets only variables that the service knows."""
     ours = {key for key in SERVICES[name]["environment"] if key.startswith("CONVGRAD_")}
     assert {key.removeprefix("CONVGRAD_").lower() for key in ours} <= set(Settings.model_fields)
-
-
-def test_every_variable_is_explained() -> None:
-    """docs/running.md has a row for each variable that docker-compose.yml takes, with its default, and no others."""
-    text = (ROOT / "docker-compose.yml").read_text("utf-8")
-    page = (ROOT / "docs" / "running.md").read_text("utf-8")
-    table = page.partition("### Variables of compose")[2].partition("\n#")[0]
-    taken: dict[str, set[str]] = {}
-    for variable, default in re.findall(r"\$\{(CONVGRAD_\w+):-([^}]*)\}", text):
-        taken.setdefault(variable, set()).add(default)
-    rows = dict(re.findall(r"^\| `(CONVGRAD_\w+)` \|([^|]*)\|", table, re.MULTILINE))
-    assert {name: set(re.findall(r"`([^`]+)`", cell)) for name, cell in rows.items()} == {
-        name: defaults - {""} for name, defaults in taken.items()
-    }
 
 
 @pytest.mark.parametrize("name", ["replica-1", "replica-2"])

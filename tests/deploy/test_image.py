@@ -30,21 +30,3 @@ def test_what_is_copied_is_in_the_context() -> None:
     allowed = set(re.findall(r"^!/?([^/\n]+)", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE))
     copied = [line.split()[:-1] for line in re.findall(r"^COPY (?!--)(.+)$", DOCKERFILE, re.MULTILINE)]
     assert {source.split("/")[0] for sources in copied for source in sources} <= allowed
-
-
-def test_both_images_are_baked() -> None:
-    """`docker buildx bake` builds the image of the service and that of Ray's nodes, both labelled with their source."""
-    text = (ROOT / "docker-bake.hcl").read_text("utf-8")
-    targets = dict(re.findall(r'^target "([\w-]+)" \{(.*?)^\}', text, re.MULTILINE | re.DOTALL))
-    assert re.findall(r'"([\w-]+)"', text.partition('group "default"')[2].partition("}")[0]) == list(targets)
-    assert set(targets) == {"convgrad", "convgrad-ray"}
-    assert all("CONVGRAD_SOURCE = SOURCE" in body for body in targets.values())
-
-
-def test_both_images_have_a_bill_of_materials() -> None:
-    """scripts/sbom reads the locked packages of each image that the Dockerfile can build."""
-    script = (ROOT / "scripts" / "sbom").read_text("utf-8")
-    extras = re.search(r"for extra in ([\w ]+);", script)
-    assert extras
-    assert set(extras[1].split()) == {"server", "ray"}
-    assert 'requirements/$extra.txt"' in script

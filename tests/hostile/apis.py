@@ -12,57 +12,116 @@ import httpx
 import numpy as np
 
 from app.replies.errors import MAPPING
-from tests.app.samples import JSON, NPY
+from tests.app.samples import JSON
 from tests.problems import Case
 
-__all__ = ["APIS", "SECRET", "TINY", "WrongCall", "ask"]
+__all__ = ["APIS", "EXPECTED", "INPUTS", "RAW", "SECRET", "TINY", "VALID", "Answer", "Content", "Row", "ask", "in_json"]
+__all__ += ["node", "npy_file"]
 
 TINY = Case(
-    op="ConvTransposeBackwardWeights",
-    n=1,
-    src_channels=1,
-    dst_channels=1,
-    src_spatial=(4,),
-    dst_spatial=(6,),
+    op="ConvTransposeBackwardWeights", n=1, src_channels=1, dst_channels=1, src_spatial=(4,), dst_spatial=(6,),
     kernel=(3,),
-)
+)  # fmt: skip
+INPUTS = TINY.inputs()
+EXPECTED = TINY.expected(INPUTS)
 
 SECRET = "5eCr3tPayload"
 """A text in the caller's data that no answer may repeat."""
 
-_STATUS = {cls.code: reply.status for cls, reply in MAPPING.items()}
+Answer = tuple[int, str | None, list[str | int] | None]
+"""Status, code and `errors[0].loc` of a reply; a valid call has neither code nor loc."""
+
+Content = tuple[bytes, dict[str, str]]
+"""A body and its headers."""
+
+APIS = ("json", "validate", "verify", "parts", "rpc", "batch", "oip", "graph")
+_TEXT = ("json", "validate", "verify", "rpc", "batch", "graph")
+"""The APIs whose tensors are base64."""
+
 _RPC_CODE = {cls.code: reply.rpc_code for cls, reply in MAPPING.items()}
-_OIP = {"f32": "FP32", "f16": "FP16", "s32": "INT32"}
+_PAGES = {
+    "json": f"/v1/ops/{TINY.op}",
+    "validate": f"/v1/ops/{TINY.op}/validate",
+    "verify": f"/v1/ops/{TINY.op}/verify",
+    "parts": f"/v1/ops/{TINY.op}",
+    "rpc": "/rpc",
+    "batch": "/rpc",
+    "oip": f"/v2/models/{TINY.op}/infer",
+    "graph": "/v1/graphs",
+}
+_RESULT, _IDS = "diff_weights", {"src": "0", "diff_dst": "1"}
+
+RAW = "@raw@"
+"""Replaced by the row's `raw`, quotes included, once the request is text."""
 
 
 @dataclass(frozen=True)
-class WrongCall:
-    """A call that replaces some attributes and tensors of the right one; a tensor is its dtype, shape and bytes."""
+class Row:
+    """One bad request, and its answers.
 
+    `answer` is that of most APIs, in the names of a single call; `others` are those of the other ones, as they are.
+    """
+
+    name: str
+    answer: Answer
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, tuple[str, list[Any], bytes]] = field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    members: Mapping[str, Any] = field(default_factory=dict)
+    raw: bytes = b""
+    send: Callable[[bytes, dict[str, str]], Content] | None = None
+    apis: tuple[str, ...] = APIS
+    others: Mapping[str, Answer] = field(default_factory=dict)
 
-    def all_attributes(self) -> dict[str, Any]:
-        """Return the attributes of the right call, with the wrong ones replaced."""
-        return TINY.attributes() | dict(self.attributes)
-
-    def all_tensors(self) -> dict[str, tuple[str, list[Any], bytes]]:
-        """Return the tensors of the right call, with the wrong ones replaced."""
-        right = {name: (TINY.dtype, list(array.shape), array.tobytes()) for name, array in TINY.inputs().items()}
-        return right | dict(self.tensors)
-
-
-def ask(http: httpx.Client, api: str, call: WrongCall) -> str:
-    """Make the call; return `ok` or the slug of its error, after checking that the reply has its API's form."""
-    return APIS[api](http, call)
+    def expected(self, api: str) -> Answer:
+        """Return the answer of an API: a graph has other locs, JSON-RPC one status, binary tensors no members."""
+        status, code, loc = self.others.get(api, self.answer)
+        if loc and api not in self.others:
+            if api == "graph" and loc[0] == "attributes":
+                loc = ["graph", 0, *loc]
+            elif api == "graph" and loc[0] == "inputs":
+                loc = ["inputs", *(_IDS.get(str(name), name) for name in loc[1:2]), *loc[2:]]
+            elif api in ("parts", "oip") and loc[0] == "inputs":
+                loc = loc[:2]
+        return (200 if api in ("rpc", "batch") and status != 415 else status), code, loc
 
 
-def _request(call: WrongCall) -> dict[str, Any]:
-    tensors = {
-        name: {"dtype": kind, "shape": shape, "data": base64.b64encode(data).decode()}
-        for name, (kind, shape, data) in call.all_tensors().items()
-    }
-    return {"attributes": call.all_attributes(), "inputs": tensors}
+def ask(http: httpx.Client, api: str, row: Row) -> Answer:
+    """Send the request to an API; return its answer, after checking that the reply has its API's form and is short."""
+    body, headers = _WRITERS.get(api, _json)(row, api)
+    if row.send is not None:
+        body, headers = row.send(body, headers)
+    reply = http.post(_PAGES[api], content=body, headers=headers)
+    assert len(reply.content) < 50_000
+    assert SECRET not in reply.text
+    return _rpc_answer(reply) if _PAGES[api] == "/rpc" else _answer(reply)
+
+
+def _answer(reply: httpx.Response) -> Answer:
+    if reply.status_code == 200:
+        return 200, None, None
+    assert reply.headers["content-type"] == "application/problem+json", reply.text
+    return reply.status_code, *_fault(reply.json(), reply.json()["detail"])
+
+
+def _rpc_answer(reply: httpx.Response) -> Answer:
+    answer = reply.json() if reply.headers["content-type"] == JSON else {}
+    if isinstance(answer, list) and len(answer) == 3:
+        first, answer, last = answer
+        assert "result" in first
+        assert "result" in last
+    if "error" not in answer:
+        return _answer(reply)
+    error = answer["error"]
+    assert error["code"] == _RPC_CODE[error["data"]["code"]]
+    return reply.status_code, *_fault(error["data"], error["message"])
+
+
+def _fault(data: Mapping[str, Any], message: str) -> tuple[str, list[str | int] | None]:
+    errors = data.get("errors", [])
+    assert len(errors) <= 64
+    if data.get("omitted"):
+        assert f"{len(errors) + data['omitted'] - 1:,} more broken rules, 63 of which are listed" in message
+    return data["code"], errors[0]["loc"] if errors else data.get("loc")
 
 
 def npy_file(kind: str, shape: list[Any], data: bytes) -> bytes:
@@ -72,65 +131,77 @@ def npy_file(kind: str, shape: list[Any], data: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + data
 
 
-def _problem(answer: httpx.Response) -> str:
-    assert SECRET not in answer.text
-    if answer.status_code == 200:
-        return "ok"
-    found = answer.json()
-    assert answer.headers["content-type"] == "application/problem+json", answer.text
-    assert answer.status_code == found["status"] == _STATUS[found["code"]] < 500, answer.text
-    return str(found["code"])
+def _tensors(row: Row, api: str) -> dict[str, dict[str, Any]]:
+    arrays = INPUTS | ({_RESULT: EXPECTED} if api == "verify" else {})
+    right = {
+        name: {"dtype": "f32", "shape": list(array.shape), "data": array.tobytes()} for name, array in arrays.items()
+    }
+    return {name: right.get(name, {}) | dict(row.tensors.get(name, {})) for name in right | dict(row.tensors)}
 
 
-def _json(http: httpx.Client, call: WrongCall) -> str:
-    return _problem(http.post(f"/v1/ops/{TINY.op}", content=json.dumps(_request(call)), headers={"content-type": JSON}))
+def in_json(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tensor with its bytes as base64."""
+    encoded = {name: base64.b64encode(value).decode() for name, value in tensor.items() if isinstance(value, bytes)}
+    return dict(tensor) | encoded
 
 
-def _validate(http: httpx.Client, call: WrongCall) -> str:
-    page = f"/v1/ops/{TINY.op}/validate"
-    return _problem(http.post(page, content=json.dumps(_request(call)), headers={"content-type": JSON}))
+def _request(row: Row, api: str) -> dict[str, Any]:
+    tensors = {name: in_json(tensor) for name, tensor in _tensors(row, api).items()}
+    return {"attributes": TINY.attributes() | dict(row.attributes), "inputs": tensors} | dict(row.members)
 
 
-def _parts(http: httpx.Client, call: WrongCall) -> str:
-    request = json.dumps({"attributes": call.all_attributes()}).encode()
-    files = [("request", ("r", request, JSON))]
-    files += [(name, (name, npy_file(*tensor), NPY)) for name, tensor in call.all_tensors().items()]
-    return _problem(http.post(f"/v1/ops/{TINY.op}", files=files))
+def _dump(row: Row, value: Any) -> bytes:
+    return json.dumps(value).encode().replace(f'"{RAW}"'.encode(), row.raw)
 
 
-def _rpc(http: httpx.Client, call: WrongCall) -> str:
-    message = {"jsonrpc": "2.0", "method": TINY.op, "params": _request(call), "id": 7}
-    answer = http.post("/rpc", content=json.dumps(message))
-    found = answer.json()
-    assert SECRET not in answer.text
-    assert (answer.status_code, found["jsonrpc"], found["id"]) == (200, "2.0", 7)
-    if "result" in found:
-        return "ok"
-    slug = found["error"]["data"]["code"]
-    assert found["error"]["code"] == _RPC_CODE[slug] != -32603
-    return str(slug)
+def _json(row: Row, api: str) -> Content:
+    return _dump(row, _request(row, api)), {"content-type": JSON}
 
 
-def _oip(http: httpx.Client, call: WrongCall) -> str:
-    inputs, body = [], b""
-    for name, (kind, shape, data) in call.all_tensors().items():
-        told = {"binary_data_size": len(data)}
-        inputs.append({"name": name, "datatype": _OIP.get(kind, kind), "shape": shape, "parameters": told})
-        body += data
-    head = json.dumps({"inputs": inputs, "parameters": call.all_attributes()}).encode()
-    length = {"inference-header-content-length": str(len(head))}
-    answer = http.post(f"/v2/models/{TINY.op}/infer", content=head + body, headers=length)
-    assert SECRET not in answer.text
-    if answer.status_code == 200:
-        return "ok"
-    assert list(answer.json()) == ["error"]
-    # The protocol has one status for all invalid requests, and no slugs.
-    return {400: "refused", 413: "too_large"}[answer.status_code]
+def _rpc(row: Row, api: str) -> Content:
+    message = {"jsonrpc": "2.0", "id": 1, "method": TINY.op, "params": _request(row, api)}
+    good = message | {"params": _request(VALID, api)}
+    return _dump(row, [good, message, good] if api == "batch" else message), {"content-type": JSON}
 
 
-APIS: dict[str, Callable[[httpx.Client, WrongCall], str]] = {
-    "json": _json,
-    "parts": _parts,
-    "rpc": _rpc,
-    "oip": _oip,
-}
+def _parts(row: Row, api: str) -> Content:
+    request = {"attributes": TINY.attributes() | dict(row.attributes)} | dict(row.members)
+    parts = {"request": _dump(row, request)}
+    for name, tensor in _tensors(row, api).items():
+        parts[name] = npy_file(tensor["dtype"], tensor["shape"], tensor["data"])
+    body = b"".join(
+        b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), content)
+        for name, content in parts.items()
+    )
+    return body + b"--X--\r\n", {"content-type": "multipart/form-data; boundary=X"}
+
+
+def _oip(row: Row, api: str) -> Content:
+    inputs, binary = [], b""
+    for name, tensor in _tensors(row, api).items():
+        size = {"binary_data_size": len(tensor["data"])}
+        datatype = {"f32": "FP32"}.get(tensor["dtype"], tensor["dtype"])
+        inputs.append({"name": name, "shape": tensor["shape"], "datatype": datatype, "parameters": size})
+        binary += tensor["data"]
+    document = {"inputs": inputs, "parameters": TINY.attributes() | dict(row.attributes)} | dict(row.members)
+    head = _dump(row, document)
+    lengths = {"inference-header-content-length": str(len(head)), "accept": "application/problem+json"}
+    return head + binary, lengths
+
+
+def node(number: int, row: Row, **logical: Any) -> dict[str, Any]:
+    """Return the call as an op of a dumped graph; `logical` are more members of its result."""
+    tensors = [{"id": 3 * number + at, "dtype": "f32", "shape": list(a.shape)} for at, a in enumerate(INPUTS.values())]
+    result = {"id": 3 * number + 2, "dtype": "f32", "shape": list(EXPECTED.shape)}
+    attributes = TINY.attributes() | dict(row.attributes)
+    return {"id": number, "kind": TINY.op, "attrs": attributes, "inputs": tensors, "outputs": [result | logical]}
+
+
+def _graph(row: Row, api: str) -> Content:
+    tensors = {_IDS.get(name, name): in_json(tensor) for name, tensor in _tensors(row, api).items()}
+    request = {"graph": {"graph": [node(0, row)]}, "inputs": tensors} | dict(row.members)
+    return _dump(row, request), {"content-type": JSON}
+
+
+_WRITERS = {"parts": _parts, "rpc": _rpc, "batch": _rpc, "oip": _oip, "graph": _graph}
+VALID = Row("a valid call", (200, None, None))

@@ -12,20 +12,10 @@ from app.http.protocol import MAX_FIELDS, MAX_VALUE
 from tests.app import oip
 from tests.app.resident import Resident
 from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits
+from tests.hostile.apis import INPUTS, TINY
 from tests.hostile.wire import chunked, connect, head, read_all, request, status, talk
 from tests.live import LiveService
-from tests.problems import Case
 
-TINY = Case(
-    op="ConvTransposeBackwardWeights",
-    n=1,
-    src_channels=1,
-    dst_channels=1,
-    src_spatial=(4,),
-    dst_spatial=(6,),
-    kernel=(3,),
-)
-INPUTS = TINY.inputs()
 REST = f"/v1/ops/{TINY.op}"
 QUESTION = b'{"jsonrpc":"2.0","method":"ops.list","id":1}'
 RPC_CALL = json.dumps({"jsonrpc": "2.0", "method": TINY.op, "params": document(TINY, INPUTS), "id": 1}).encode()
@@ -77,11 +67,34 @@ def test_invalid_lengths_and_headers(service: LiveService, lines: list[bytes]) -
     assert b" 50" not in b"".join(replies)
 
 
+@pytest.mark.parametrize(("zeros", "expected"), [(1, 200), (5000, 200), (9000, 400)])
+def test_a_length_with_zeros(service: LiveService, zeros: int, expected: int) -> None:
+    """A length may begin with zeros, as many as a value may have digits; no page is called where there are more."""
+    before = len(service.log)
+    reply = talk(service.url, head("/rpc", b"content-length: " + b"0" * zeros + b"%d" % len(QUESTION), LAST) + QUESTION)
+    assert (status(reply), reply.count(b"HTTP/1.1 ")) == (expected, 1), reply
+    assert (b"x-request-id" in reply) == (expected == 200)
+    assert not [line for line in service.log[before:] if "Traceback" in line or "Error" in line]
+
+
+@pytest.mark.parametrize(
+    "name", ["content-type", "accept", "x-request-id", "content-encoding", "traceparent", "origin"]
+)
+@pytest.mark.parametrize("values", [(b"", b""), (b"a" * 9000, b","), (b"\xff\xfe", b';;;="""')], ids=range(3))
+def test_repeated_and_malformed_headers(service: LiveService, name: str, values: tuple[bytes, bytes]) -> None:
+    """No header value, nor a repeated header, causes a server error; a foreign origin may not call the service."""
+    statuses = (200, 400, 403, 406, 415, 422) if name == "origin" else (200, 400, 406, 415, 422)
+    lines = [name.encode() + b": " + value for value in values]
+    for url in (REST, "/rpc", f"/v2/models/{TINY.op}/infer"):
+        reply = talk(service.url, request(url, b"{}", *lines, LAST))
+        assert status(reply) in statuses, reply
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
         (b"%X;name=value\r\n%s\r\n0;x\r\ntrailer: 1\r\n\r\n" % (len(QUESTION), QUESTION), 200),
-        (b"0000%x\r\n%s\r\n000\r\n\r\n" % (len(QUESTION), QUESTION), 200),
+        (b"0" * 5000 + b"%x\r\n%s\r\n000\r\n\r\n" % (len(QUESTION), QUESTION), 200),
         (b"".join(b"1\r\n%c\r\n" % byte for byte in QUESTION) + b"0\r\n\r\n", 200),
         (b"0\r\n\r\n", 200),
         (b"f" * 20 + b"\r\n" + QUESTION, 400),

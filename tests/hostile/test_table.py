@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.app.samples import NPY, post, read, same_bits
-from tests.hostile.apis import TINY
-from tests.hostile.table import ROWS, Row, ask
+from tests.app.samples import JSON, NPY, document, post, read, same_bits
+from tests.hostile.apis import EXPECTED, INPUTS, TINY, Row, ask
+from tests.hostile.table import ROWS
 from tests.live import LiveService
-
-INPUTS = TINY.inputs()
-EXPECTED = TINY.expected(INPUTS)
 
 # A stall of the event loop, on any machine: usually the other client waits for a few milliseconds.
 LONGEST_WAIT_S = 5.0
@@ -62,3 +60,29 @@ def test_the_table(
             record_property(f"{api}: another client waited, in ms", round(1000 * wait, 1))
             assert wait < LONGEST_WAIT_S, api
             assert same_bits(read(post(http, TINY, INPUTS, NPY)), EXPECTED), api
+
+
+def escaped(text: str) -> str:
+    """Escape every letter inside the strings of a document."""
+    parts = enumerate(text.split('"'))
+    return '"'.join("".join(f"\\u{ord(char):04x}" for char in part) if number % 2 else part for number, part in parts)
+
+
+CALL = document(TINY, INPUTS)
+NOTATIONS: dict[str, bytes] = {
+    "byte order mark": b"\xef\xbb\xbf" + json.dumps(CALL).encode(),
+    "white space": json.dumps(CALL, indent=9).encode() + b"\r\n\t " * 50,
+    "all escaped": escaped(json.dumps(CALL)).encode(),
+    "null members": json.dumps(CALL | {"options": None}).encode(),
+    "reversed": json.dumps({name: CALL[name] for name in reversed(CALL)}).encode(),
+    "data first": json.dumps(
+        CALL | {"inputs": {name: dict(reversed(value.items())) for name, value in CALL["inputs"].items()}}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_unusual_but_valid_json(http: httpx.Client, name: str) -> None:
+    """The same document in another notation is the same call."""
+    reply = http.post(f"/v1/ops/{TINY.op}", content=NOTATIONS[name], headers={"content-type": JSON})
+    assert same_bits(read(reply), EXPECTED)

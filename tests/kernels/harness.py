@@ -38,17 +38,7 @@ class Guarded:
 
 def problem_of(case: Case) -> ConvProblem:
     """Return the kernels' description of a case."""
-    names = (
-        "op",
-        "dtype",
-        "n",
-        "src_channels",
-        "dst_channels",
-        "groups",
-        "src_spatial",
-        "dst_spatial",
-        "kernel",
-    )
+    names = ("op", "dtype", "n", "src_channels", "dst_channels", "groups", "src_spatial", "dst_spatial", "kernel")
     more = ("strides", "dilations", "pads_begin", "data_format", "weights_format", "groups_axis", "bias")
     same = case.adjoint() if case.data_gradient else case
     chosen: dict[str, Any] = {name: getattr(same, name) for name in names + more}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kernels.target import IMITATE, NAME, SETTING, Target, host_target, narrower, target
 from kernels.target.known import FEATURE_WORDS
 
-__all__ = ["INNER", "imitated_paths", "inside", "narrower_paths", "no_f16c"]
+__all__ = ["INNER", "imitated_paths", "inside", "narrower_paths", "no_f16c", "some"]
 
 INNER = "CONVGRAD_TEST_INNER"
 """Set in the processes that test another path."""
@@ -20,6 +20,11 @@ INNER = "CONVGRAD_TEST_INNER"
 def inside() -> bool:
     """Return whether this process tests another path than the machine's own."""
     return INNER in os.environ
+
+
+def some(count: int) -> int:
+    """Return a number of random problems: a third of it in the processes that test another path."""
+    return -(-count // 3) if inside() else count
 
 
 def _settings(**settings: str) -> dict[str, str]:

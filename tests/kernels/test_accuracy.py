@@ -31,13 +31,7 @@ def test_long_sums(trap: Case, dtype: str) -> None:
 def test_the_bound_notices_a_sum_in_bf16() -> None:
     """The bound is tight enough to catch a kernel that rounds to bf16 after each image."""
     case = Case(
-        dtype="bf16",
-        n=16,
-        src_channels=8,
-        dst_channels=8,
-        src_spatial=(9, 9),
-        dst_spatial=(9, 9),
-        kernel=(1, 1),
+        dtype="bf16", n=16, src_channels=8, dst_channels=8, src_spatial=(9, 9), dst_spatial=(9, 9), kernel=(1, 1)
     )
     inputs = case.floats()
     total = np.zeros(case.output_shape)

@@ -38,7 +38,7 @@ def test_a_size_has_one_name() -> None:
 def test_steps_decide_no_bits(dtype: str, forward: bool) -> None:
     """The sizes of units, of visits, and of steps between checks for a stop may change: rounded sums stay the same."""
     rng = np.random.default_rng([17, forward])
-    cases = [large_case(rng, dtype, forward=forward) for _ in range(4)]
+    cases = [large_case(rng, dtype, forward=forward) for _ in range(2)]
     inputs = [rough(case) for case in cases]
     with _sized():
         expected = [compute(case, each, workers=3) for case, each in zip(cases, inputs, strict=True)]

@@ -110,15 +110,6 @@ def test_clearing_leaves_other_functions_alone(small: Cache) -> None:
     assert len(small) == 2
 
 
-def test_none_is_remembered_too(small: Cache) -> None:
-    """A function that finds nothing is asked once."""
-    made: list[int] = []
-    make = cached(made.append)
-    make(1)
-    make(1)
-    assert made == [1]
-
-
 def test_what_is_made_in_passing_is_not_kept(small: Cache) -> None:
     """In the block it is made once, after it there is nothing; what was remembered before is used."""
     made: list[int] = []
@@ -166,12 +157,6 @@ def test_a_setting_that_is_no_number_is_refused(setting: str) -> None:
     """Better than a bound that nobody meant."""
     with pytest.raises(ValueError, match=cache.SETTING):
         cache._limit(setting)
-
-
-def test_the_setting_is_a_number_of_bytes() -> None:
-    """Without one there are 64 MiB."""
-    assert cache._limit(None) == 64 << 20
-    assert cache._limit("1000") == 1000
 
 
 def hostile(i: int) -> Case:

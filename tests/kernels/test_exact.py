@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 
 from tests.kernels.harness import assert_same_bits, check, compute
+from tests.kernels.paths import some
 from tests.problems import WITH_WEIGHTS, Case, cases, random_case
 
 pytestmark = pytest.mark.path
 
-BLOCKS, PER_BLOCK = 24, 100
+BLOCKS, PER_BLOCK = some(24), 100
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -25,7 +26,7 @@ def test_random_problems(block: int) -> None:
         check(random_case(rng, macs=40_000, small=block % 2 == 1), workers=int(rng.integers(1, 5)))
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(some(4)))
 def test_longer_random_problems(block: int) -> None:
     """Problems long enough for several chunks match the oracle's bits too."""
     rng = np.random.default_rng([2, block])
@@ -34,7 +35,7 @@ def test_longer_random_problems(block: int) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=some(150), deadline=None, derandomize=True, database=None)
 def test_searched_problems(case: Case) -> None:
     """Problems drawn by hypothesis, which would shrink a failure, match the oracle's bits."""
     check(case)

@@ -20,10 +20,7 @@ from tests.kernels.harness import assert_same_bits, compute, problem_of
 from tests.kernels.sizes import resize
 from tests.problems import Case, random_case
 
-pytestmark = [
-    pytest.mark.path,
-    pytest.mark.skipif(not target().dots, reason="where bf16 products are, or imitated"),
-]
+pytestmark = [pytest.mark.path, pytest.mark.skipif(not target().dots, reason="where bf16 products are, or imitated")]
 
 TILE_REGISTERS = target().dots == "amx"
 

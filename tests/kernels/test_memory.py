@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.target import target
+from tests.kernels.paths import some
 
 
 @pytest.mark.heavy
@@ -21,7 +22,13 @@ def test_tensors_between_forbidden_pages(seed: int) -> None:
     What `malloc` returns is full of large numbers, where that is glibc's.
     """
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.kernels.guard_pages", str(seed), "40" if target().imitated else "150"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.kernels.guard_pages",
+        str(seed),
+        str(40 if target().imitated else some(150)),
+    ]
     variables = {**os.environ, "MALLOC_PERTURB_": "128"}
     done = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]}\n{done.stderr[-2000:]}"

@@ -10,7 +10,7 @@ from kernels import plan
 from tests.kernels.harness import check, problem_of
 from tests.problems import Case, fit, real_layers
 
-MACS = 20_000_000
+MACS = 6_000_000
 LAYERS = {case.name: case for case in real_layers()}
 
 

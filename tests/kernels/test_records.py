@@ -58,9 +58,3 @@ def test_a_row_names_every_field() -> None:
     assert row.tolist() == [(1, 2, 3, 4, 5, 6)]
     with pytest.raises(AssertionError):
         row_of(Block, first=1)
-
-
-def test_a_name_means_one_record() -> None:
-    """Compiled code knows records only by their names: a second one with the same name is an error."""
-    with pytest.raises(AssertionError):
-        type("Block", (Record,), {"__annotations__": {"first": "int"}})

@@ -13,6 +13,7 @@ from tests import naive
 from tests.kernels.accuracy import assert_nothing_is_lost, tolerance
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
+from tests.kernels.paths import inside
 from tests.kernels.workers import small_units
 from tests.problems import Case
 
@@ -21,7 +22,10 @@ LAYER = Case(
     pads_begin=(1, 1), pads_end=(1, 1),
 )  # fmt: skip
 
-pytestmark = pytest.mark.path
+pytestmark = [
+    pytest.mark.path,
+    pytest.mark.skipif(inside() and not target().dots, reason="sums in f32 keep small numbers on every path"),
+]
 FORWARD = replace(LAYER, op="ConvTranspose", n=2, dst_channels=72, groups_axis="O", bias=True)
 F32 = [
     replace(FORWARD, dtype="f32", op=op, groups_axis=axis)

@@ -11,6 +11,7 @@ import pytest
 
 from kernels import ConvProblem, explain, plan
 from tests.kernels.harness import Run, assert_same_bits, problem_of
+from tests.kernels.paths import some
 from tests.problems import WITH_WEIGHTS, Case, random_case, real_layers
 from tests.traps import TRAPS
 
@@ -35,8 +36,8 @@ REFERENCE = [False, True]
 def _some_cases() -> Iterator[Case]:
     rng = np.random.default_rng(11)
     yield from (trap for trap in TRAPS if trap.macs < SMALL)
-    yield from (random_case(rng, macs=60_000) for _ in range(60))
-    yield from (random_case(rng, macs=4_000_000, longer=16) for _ in range(6))
+    yield from (random_case(rng, macs=60_000) for _ in range(some(60)))
+    yield from (random_case(rng, macs=4_000_000, longer=16) for _ in range(some(6)))
     for case in (LARGE, LARGE.mirrored(), replace(LARGE.mirrored(), op="ConvTranspose")):
         yield from (replace(case, dtype=dtype) for dtype in ("f32", "f16", "bf16"))
 

@@ -39,25 +39,6 @@ def test_a_description_is_the_whole_table(name: str) -> None:
     assert [entry["name"] for entry in told["outputs"]] == [called.wire_names[row.name] for row in operation.outputs]
 
 
-def test_defaults_depend_on_the_name_called() -> None:
-    """The default given for the weights format is that of the requested name."""
-    for name, spelling, default in (
-        ("ConvTransposeBackpropFilters", "filter_format", "XIO"),
-        ("ConvTransposeBackwardWeights", "weights_format", "XOI"),
-    ):
-        rows = {row["name"]: row for row in describe(name)["attributes"]}
-        assert rows[spelling]["default"] == default
-
-
-def test_descriptions_speak_the_dialect() -> None:
-    """The descriptions of attributes and inputs refer to others in the caller's spelling."""
-    for name, spelling in (("ConvTransposeBackpropFilters", "`filter_format`"), ("ConvTranspose", "`weights_format`")):
-        told = describe(name)
-        text = " ".join(row["description"] for row in (*told["attributes"], *told["inputs"]))
-        assert spelling in text
-    assert "`weights_format`" not in json.dumps(describe("ConvTransposeBackpropFilters"))
-
-
 def test_layouts_name_the_divided_axis() -> None:
     """A layout has the format's letters, and marks the axis that the groups divide."""
     transposed = weights_layouts(find_operation("ConvTranspose"))

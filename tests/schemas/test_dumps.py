@@ -127,11 +127,7 @@ def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
         ({"inputs": 3}, ("attributes", "inputs"), "must be a list"),
         ({"inputs": [1] * 4}, ("attributes", "inputs"), "has at most 3 inputs, but the dump has 4"),
         ({"attrs": 3}, ("attributes", "attrs"), "attrs must be an object"),
-        (
-            {"kind": FORWARD},
-            ("attributes", "kind"),
-            "must be ConvTransposeBackwardWeights, the operation called",
-        ),
+        ({"kind": FORWARD}, ("attributes", "kind"), "must be ConvTransposeBackwardWeights, the operation called"),
         ({"kind": 3}, ("attributes", "kind"), "kind must name an operation"),
         ({"kind": "MatMul"}, ("attributes", "kind"), "there is no operation MatMul"),
         ({"graph": []}, ("attributes", "graph"), "must have 1 op, but has 0"),
@@ -200,14 +196,7 @@ def test_a_request_that_is_a_dump_with_unknown_shapes() -> None:
 
 @pytest.mark.parametrize(
     ("value", "is_one"),
-    [
-        (dumped(), True),
-        ({"graph": []}, True),
-        ({"strides": [1]}, False),
-        ({}, False),
-        (None, False),
-        ([], False),
-    ],
+    [(dumped(), True), ({"graph": []}, True), ({"strides": [1]}, False), ({}, False), (None, False), ([], False)],
 )
 def test_dumps_are_recognised(value: Any, is_one: bool) -> None:
     """Plain attributes never look like a dump: no attribute is called kind, attrs or graph."""

@@ -91,12 +91,7 @@ def change(path: str, value: Any) -> Any:
         ("0.inputs.0.dtype", "f64", (0, "inputs", 0, "dtype"), "but is f64: make single calls with options.reference"),
         ("0.inputs.0.shape", ["x"], (0, "inputs", 0, "shape"), "must be a list of integers"),
         ("0.inputs.0.layout_type", "opaque", (0, "inputs", 0, "layout_type"), "must be strided, any or undef"),
-        (
-            "0.inputs.0.stride",
-            [1, 1, 1],
-            (0, "inputs", 0, "stride"),
-            "must have 4 strides, as its shape",
-        ),
+        ("0.inputs.0.stride", [1, 1, 1], (0, "inputs", 0, "stride"), "must have 4 strides, as its shape"),
         ("0.inputs.0.stride", [1, 1, 8, 1], (0, "inputs", 0, "stride"), "share memory"),
         ("0.inputs.0.stride", [-1, 1, 8, 1], (0, "inputs", 0, "stride"), "integers of at least 0"),
         ("0.outputs", [], (0, "outputs"), "Convolution has 1 output, but 0 are given"),

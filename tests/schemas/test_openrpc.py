@@ -84,27 +84,6 @@ def test_the_document_has_the_specifications_form() -> None:
     assert DOCUMENT["info"]["version"] == "1.2.3"
 
 
-def test_every_operation_is_a_method() -> None:
-    """Every operation is a method, as are those of the service, each once."""
-    names = [method["name"] for method in DOCUMENT["methods"]]
-    assert names == [
-        *(row.name for row in OPERATIONS),
-        "ops.list",
-        "ops.describe",
-        "ops.validate",
-        "ops.verify",
-        "graph.run",
-        "graph.validate",
-        "check.begin",
-        "check.next",
-        "check.submit",
-        "check.finish",
-        "check.drop",
-        "check.verify_signature",
-        "rpc.discover",
-    ]
-
-
 def test_params_have_the_order_of_positions() -> None:
     """The parameters of an operation are listed in their positional order."""
     for method in DOCUMENT["methods"][: len(OPERATIONS)]:

@@ -111,14 +111,6 @@ def test_both_groups_axes(name: str, weights_format: str) -> None:
         assert (op.groups_axis, op.reply_attributes()["groups_axis"], op.dst_channels) == (axis, axis, 6)
 
 
-def test_the_groups_axis_of_square_weights_is_found() -> None:
-    """Even with equal channels on both sides the groups axis is unambiguous."""
-    shape = tensors(src=(1, 6, 5), diff_dst=(1, 6, 7))
-    for axis, weights in (("O", [6, 2, 3]), ("I", [2, 6, 3])):
-        op = resolve(GRADIENT, attributes(1, weights_format="IOX", groups=3), shape | {"weights_shape": weights})
-        assert op.groups_axis == axis
-
-
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 def test_dtypes(dtype: str) -> None:
     """The output has the one dtype of the inputs."""
@@ -139,19 +131,6 @@ def test_the_input_wins_over_the_attribute() -> None:
     assert other.weights_shape == (4, 6, 3, 3)
     assert other.warnings == (
         "weights_shape was given twice: the input (4, 6, 3, 3) was used, not the attribute (1, 2)",
-    )
-
-
-def test_zeros_are_no_weights_shape() -> None:
-    """A shape of zeros counts as absent, as an input and as an attribute."""
-    given = attributes(weights_format="IOX")
-    assert resolve(GRADIENT, given | {"weights_shape": [0] * 12}, gradient()).weights_shape == (4, 6, 3, 3)
-    as_attribute = gradient(weights_shape=[0, 0, 0, 0])
-    assert resolve(GRADIENT, given | {"weights_shape": [4, 6, 3, 3]}, as_attribute).weights_shape == (
-        4,
-        6,
-        3,
-        3,
     )
 
 

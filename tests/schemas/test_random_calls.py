@@ -44,10 +44,7 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
     axis = draw(st.sampled_from("IO")) if operation.transposed and groups > 1 else "O" if operation.transposed else "I"
     weights = (i, o // groups) if axis == "O" else (i // groups, o)
     n = draw(st.integers(0, 3))
-    data_format, order = (
-        draw(st.sampled_from(["NCX", "NXC"])),
-        draw(st.sampled_from(["XIO", "OIX", "XOI", "IOX"])),
-    )
+    data_format, order = (draw(st.sampled_from(["NCX", "NXC"])), draw(st.sampled_from(["XIO", "OIX", "XOI", "IOX"])))
     attributes: dict[str, Any] = {
         "strides": list(strides),
         "pads_begin": list(begin),
@@ -68,21 +65,8 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
         dst_shape=list(data_shape(n, i, src, data_format)),
     )
     inputs = {row.name: every[row.name] for row in operation.inputs if row.name != "bias"}
-    facts = {
-        "n": n,
-        "src_channels": i,
-        "dst_channels": o,
-        "src_spatial": src,
-        "dst_spatial": dst,
-        "kernel": kernel,
-    }
-    facts |= {
-        "pads_begin": begin,
-        "pads_end": end,
-        "groups": groups,
-        "groups_axis": axis,
-        "weights_shape": shape,
-    }
+    facts = {"n": n, "src_channels": i, "dst_channels": o, "src_spatial": src, "dst_spatial": dst, "kernel": kernel}
+    facts |= {"pads_begin": begin, "pads_end": end, "groups": groups, "groups_axis": axis, "weights_shape": shape}
     facts["output_padding"] = extra if operation.transposed else (0,) * spatial
     if operation.computes == "diff_src" and not operation.transposed and min(dst) > 0:
         facts["output_padding"] = tuple(
@@ -203,8 +187,4 @@ def test_deep_nesting() -> None:
     for name in ("strides", "weights_shape", "filter_shape", "auto_pad", "groups", "attrs"):
         both = {"weights_shape": deep, "filter_shape": deep}
         attempt(CONVOLUTION, example_call["attributes"] | both | {name: deep}, example_call["inputs"])
-        attempt(
-            CONVOLUTION,
-            example_call["attributes"],
-            {"src": deep, "weights_shape": deep, "filter_shape": [deep]},
-        )
+        attempt(CONVOLUTION, example_call["attributes"], {"src": deep, "weights_shape": deep, "filter_shape": [deep]})

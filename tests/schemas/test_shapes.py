@@ -82,23 +82,6 @@ def test_both_same_modes_give_the_same_output_size(size: int) -> None:
             assert shapes.auto_pad_convolution(mode, made, effective, stride) == pads
 
 
-def test_valid_is_no_padding() -> None:
-    """`valid` pads neither operation."""
-    assert shapes.auto_pad_convolution("valid", 7, 3, 2) == shapes.auto_pad_transposed("valid", 3, 2) == (0, 0)
-
-
-def test_a_short_kernel_in_a_transposed_convolution() -> None:
-    """S=3, s=2, K=1 under same_upper gives 5 elements, not 6."""
-    pads = shapes.auto_pad_transposed("same_upper", 1, 2)
-    assert shapes.transposed_size(3, *pads, 1, 2, 0) == 5
-
-
-def test_an_odd_input_is_padded_by_its_own_size() -> None:
-    """S=7, s=2, K=3 needs one zero on either side, where D=14 needs (0, 1): the two sizes must not be confused."""
-    assert shapes.auto_pad_convolution("same_upper", 7, 3, 2) == (1, 1)
-    assert shapes.auto_pad_convolution("same_upper", 14, 3, 2) == (0, 1)
-
-
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("spatial", [(7,), (7, 5), (7, 5, 3)])
 def test_data_shapes_split_and_join(data_format: str, spatial: tuple[int, ...]) -> None:

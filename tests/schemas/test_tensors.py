@@ -54,14 +54,7 @@ def test_a_readers_object_may_replace_data() -> None:
 
 def test_extra_members_of_dumps_are_accepted() -> None:
     """The extra members of a dumped logical tensor are accepted."""
-    dumped = {
-        "id": 0,
-        "dtype": "f32",
-        "shape": [1],
-        "stride": [1],
-        "layout_type": "strided",
-        "property_type": "undef",
-    }
+    dumped = {"id": 0, "dtype": "f32", "shape": [1], "stride": [1], "layout_type": "strided", "property_type": "undef"}
     assert read(dumped)[0] == WireTensor("f32", (1,))
 
 
@@ -76,22 +69,10 @@ def test_extra_members_of_dumps_are_accepted() -> None:
         ({"shape": [1], "data": "AA"}, ("dtype",), "src has data and therefore needs a dtype"),
         ({"dtype": "f32", "data": "AA"}, ("shape",), "src has data and therefore needs a shape"),
         ({"dtype": 7, "shape": [1], "data": "AA"}, ("dtype",), "the dtype of src must be a string"),
-        (
-            {"dtype": "f32", "shape": [-1], "data": "AA"},
-            ("shape", 0),
-            "size 0 of the shape of src must be from 0 to",
-        ),
-        (
-            {"dtype": "f32", "shape": [1.0], "data": "AA"},
-            ("shape", 0),
-            "size 0 of the shape of src must be an integer",
-        ),
+        ({"dtype": "f32", "shape": [-1], "data": "AA"}, ("shape", 0), "size 0 of the shape of src must be from 0 to"),
+        ({"dtype": "f32", "shape": [1.0], "data": "AA"}, ("shape", 0), "size 0 of the shape of src must be an integer"),
         ({"npy": "AA", "shape": [1]}, ("shape",), "the npy file of src has its own shape"),
-        (
-            {"npy": "AA", "data": "AA", "dtype": "f32", "shape": [1]},
-            (),
-            "src has both data and npy: give one",
-        ),
+        ({"npy": "AA", "data": "AA", "dtype": "f32", "shape": [1]}, (), "src has both data and npy: give one"),
         ({"dtype": "f32", "shape": [1], "values": "AA"}, ("values",), "but src has another member"),
         ({"dtype": "f32", "shapes": [1]}, ("shapes",), "did you mean shape?"),
         ({str(index): 1 for index in range(100)}, (), "src must have at most 64 members, but has 100"),
@@ -110,12 +91,7 @@ def test_models_and_rules_agree() -> None:
     for right in ({"dtype": "f32", "shape": [1], "data": "AA"}, {"npy": "AA"}, {"dtype": "f32", "shape": []}):
         adapter.validate_python(right)
         assert read(right)[0] is not None
-    for wrong in (
-        {"dtype": "f32", "shape": [True], "data": "AA"},
-        {"npy": "AA", "shape": [1]},
-        3,
-        {"npy": 3},
-    ):
+    for wrong in ({"dtype": "f32", "shape": [True], "data": "AA"}, {"npy": "AA", "shape": [1]}, 3, {"npy": 3}):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)
         assert read(wrong)[0] is None

@@ -353,7 +353,7 @@ def test_the_report_is_bounded_and_stops() -> None:
 def test_a_stop_is_looked_at_often(op: str, make: Callable[[ConvProblem], Plan]) -> None:
     """However many taps a filter has, no unit runs through all of them after a stop."""
     case = Case(
-        op=op, n=1, src_channels=64, dst_channels=64, src_spatial=(40, 40), dst_spatial=(11, 11), kernel=(30, 30)
+        op=op, n=1, src_channels=64, dst_channels=64, src_spatial=(26, 26), dst_spatial=(11, 11), kernel=(16, 16)
     )
     plan = make(problem_of(case))
     output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)

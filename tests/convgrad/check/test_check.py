@@ -83,12 +83,6 @@ def test_reproducers_show_the_fault(name: str, service: LiveService, tmp_path: P
     assert codes[1] == 0
 
 
-def test_a_result_in_another_byte_order(service: LiveService) -> None:
-    """It is a fault, and its text tells the dtypes apart."""
-    (fault,) = checked("another_byte_order", service.url, cases=1, shrinking=0.1)["faults"]
-    assert (fault["kind"], fault["text"]) == ("dtype", "the result has dtype f32 in the other byte order, not f32")
-
-
 @pytest.mark.skipif(CC is None, reason="needs a C compiler")
 @pytest.mark.parametrize(
     ("flag", "kinds"), [("RIGHT", set()), ("STRIDE_BUG", {"wrong"}), ("OUT_OF_BOUNDS", {"crashed", "outside"})]

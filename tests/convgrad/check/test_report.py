@@ -78,27 +78,6 @@ def test_the_page_is_whole_and_needs_no_other_file(report: Data) -> None:
     assert "RMS_ALLOWED" in shown
 
 
-def test_the_pictures_have_their_indexes_and_a_legend(report: Data) -> None:
-    """A map names its axes and their last indexes; the page says what the colours mean."""
-    data = copy.deepcopy(report)
-    data["faults"][0]["report"]["maps"] = {"channels": {"shape": [3, 70], "values": [[0.5] * 35] * 3}}
-    shown = page(data)
-    assert "dst channel (down) and src channel (across)" in shown
-    assert {">2</text>", ">69</text>"} <= {*re.findall(r">\d+</text>", shown)}
-    assert shown.count("up to 1000") == 1
-
-
-def test_the_bars_are_as_long_as_their_logarithms(report: Data) -> None:
-    """Bars grow with what they show, to the largest one: none is cut off at the width of its cell."""
-    data = copy.deepcopy(report)
-    data["faults"][0]["report"]["ulp"] = [
-        {"from": at, "to": at, "count": count} for at, count in enumerate((9, 99, 999))
-    ]
-    found = re.search(r'<table class="bars">(.*?)</table>', page(data))
-    assert found is not None
-    assert re.findall(r"width:(\d+)%", found[1]) == ["20", "40", "60"]
-
-
 def test_the_text_says_what_failed(report: Data) -> None:
     """The text has the counts, the smallest problem, the first verdict, accuracy, and the path of the script."""
     shown = text(report, {1: "scripts/1-wrong.py"})

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from convgrad._cli import main
-from convgrad._command.exits import EXITS
 from tests.convgrad.server import Server, free_port
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "command.md"
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -22,16 +18,6 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     (line,) = err.splitlines()
     found: dict[str, object] = json.loads(line)["error"]
     return found
-
-
-def test_the_page_and_the_help_have_every_code(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table of docs/command.md and that of --help are the one of the code."""
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {int(code): meaning for code, meaning in rows} == EXITS
-    with pytest.raises(SystemExit):
-        main(["health", "--help"])
-    shown = re.findall(r"^ +(\d+)  (.+)$", capsys.readouterr().out, re.MULTILINE)
-    assert {int(code): meaning for code, meaning in shown} == EXITS
 
 
 def test_an_error_of_the_service_as_json(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

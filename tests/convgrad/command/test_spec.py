@@ -91,13 +91,6 @@ def test_a_dumped_op(tmp_path: Path, dump: Any) -> None:
     assert more.inputs == {"src": 1}
 
 
-def test_the_command_line_adds_to_a_spec() -> None:
-    """The command line overrides and extends the spec."""
-    spec = CallSpec("Op", {"groups": 1, "strides": [1]}, {"src": 1})
-    more = spec.with_more(None, {"groups": 2}, {"diff_dst": 2})
-    assert more == CallSpec("Op", {"groups": 2, "strides": [1]}, {"src": 1, "diff_dst": 2})
-
-
 @pytest.mark.parametrize(
     "spec",
     [

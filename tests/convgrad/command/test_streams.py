@@ -8,7 +8,6 @@ import os
 import pty
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,13 +20,6 @@ def test_a_pipeline(shell: Shell) -> None:
     done = shell("convgrad run Op --src - -o - <src.npy | convgrad run Op --src - -o - -q | cat")
     np.testing.assert_array_equal(np.load(io.BytesIO(done.stdout)), SRC)
     assert done.stderr.startswith(b"convgrad: diff_weights f32 [4, 65536] -> - (")
-
-
-def test_bfloat16_from_a_pipe(shell: Shell, tmp_path: Path, server: Server) -> None:
-    """A file from standard input is read like any other: --dtype says that u2 is bf16."""
-    np.save(tmp_path / "u2.npy", np.ones((2, 3), ml_dtypes.bfloat16).view(np.uint16))
-    assert shell("convgrad run Op --src - --dtype bf16 -q <u2.npy").returncode == 0
-    assert server.received[0].document["inputs"][0]["datatype"] == "BF16"
 
 
 def test_a_spec_and_a_graph_from_a_pipe(shell: Shell, server: Server) -> None:

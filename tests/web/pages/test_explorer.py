@@ -184,32 +184,6 @@ def test_only_shapes_and_work_are_shown(open_page: Opener) -> None:
     expect(plan).to_be_visible()
 
 
-def test_the_page_says_what_it_is(open_page: Opener) -> None:
-    """One sentence says what the page is and for whom, the first layer is a 3 x 3, and Tab leads to the drawing."""
-    page = open_page("/")
-    expect(page.locator("main > p").first).to_contain_text(
-        re.compile(r"^Draws a convolution .* for everyone who [^.]*\.$")
-    )
-    expect(page.locator("[data-role=weights] .shape")).to_have_text("1 x 1 x 3 x 3")
-    expect(page.locator("[data-role=dst] .shape")).to_have_text("1 x 1 x 7 x 7")
-    page.keyboard.press("Tab")
-    link = page.get_by_role("link", name="Skip to the drawing")
-    expect(link).to_be_focused()
-    assert page.evaluate("document.activeElement.getBoundingClientRect().width") > 100
-    page.keyboard.press("Enter")
-    expect(page.locator("#figure")).to_be_focused()
-    page.keyboard.press("Tab")
-    expect(page.get_by_label("Numbers", exact=True)).to_be_focused()
-    expect(page.locator("#note")).to_be_hidden()
-
-
-def test_the_way_back_from_the_documents(open_page: Opener) -> None:
-    """Swagger UI has a link to the explorer."""
-    page = open_page("/docs")
-    page.get_by_role("link", name="Back to the explorer").click()
-    expect(page.locator("#verdict")).to_have_text("Valid")
-
-
 @pytest.mark.parametrize(("groups", "src", "dst"), [(2, 4, 4), (4, 8, 4), (32, 32, 64), (2, 256, 256)])
 def test_groups_are_drawn(open_page: Opener, groups: int, src: int, dst: int) -> None:
     """Bands join the channels of each group; that of the element is marked, and said in words."""
