@@ -11,6 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -38,8 +39,8 @@ from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
 from app.checking import BrokenSettings, describe, read_settings, warnings
 from app.flags import parse_flags
-from app.http.listener import Listener, bind
-from app.http.protocol import http_protocol
+from app.http.protocol import HttpProtocol
+from app.http.sockets import BACKLOG, address_of, bind
 from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
 from app.settings import Settings
@@ -56,25 +57,30 @@ _log = logging.getLogger("convgrad")
 _KEEP_ALIVE_S = 75
 # How long clients have to read their replies after a second signal.
 _LAST_REPLIES_S = 1
+# How long connections that were accepted last have for their first request before the drain ends.
+_FIRST_REQUEST_S = 1
 
 
 class Server(uvicorn.Server):
     """Let running calls finish after the first SIGTERM or SIGINT; exit at once after the second."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, sockets: Sequence[socket.socket], ops: OpsPort | None = None
+    ) -> None:
+        """Serve on bound `sockets`."""
         super().__init__(config)
         self._service = service
+        self._sockets = sockets
         self._ops = ops
-        self._drain: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: Listener | None = None
-        self._addresses: list[str] = []
         self._began = time.monotonic()
         self._announced = False
         self.unfit: Unfit | None = None
         self.failed = False
         self.taken = False
         service.engine.on_change = self._on_engine_change
+        service.telemetry.connections.set_function(lambda: len(self.server_state.connections))
 
     def _on_engine_change(self) -> None:
         """Exit if no worker can compute here, listen when the first is ready, and log when all are."""
@@ -88,52 +94,42 @@ class Server(uvicorn.Server):
             _log.error("no worker can be started, exiting: %s", engine.failure)
             self.failed = self.should_exit = True
         elif ready and not self._announced:
-            if not self._addresses and not self.taken:
-                self._listen()
+            if self._service.settings.listen_when_ready and self._task is None:
+                self._task = asyncio.ensure_future(self._listen())
             if ready == wanted or engine.failure is not None:  # else the others are still starting
                 self._announced = True
-                where = "".join(f", at {address}" for address in self._addresses)
+                where = "".join(f", at {self._address(each)}" for each in self._sockets)
                 count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
                 _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening and log the addresses."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - those of the class
+        """Start the service, then listen."""
         self._loop = asyncio.get_running_loop()
         # Objects alive now stay alive: scanning them in every full collection would block the event loop for tens of
         # milliseconds.
         gc.collect()
         gc.freeze()
-        # First of all: if an address is taken, no process is started and nothing is compiled.
-        try:
-            sockets = await bind(self.config, listening=not self._service.settings.listen_when_ready)
-        except OSError as error:
-            _log.error("%s", error)
-            sys.exit(3)
-        self._listener = Listener(self._service, sockets, self._protocol, self.server_state, self.config.ssl)
         await super().startup(sockets=[])
-        self.servers = [self._listener]  # type: ignore[list-item] # has the attributes that uvicorn uses
-        if not self._service.settings.listen_when_ready and not self._addresses:
-            self._listen()
+        if not self._service.settings.listen_when_ready:
+            await self._listen()
         if self._ops is not None:
             self._ops.start()
 
-    def _listen(self) -> None:
-        assert self._listener is not None
+    async def _listen(self) -> None:
+        loop, state, tls = asyncio.get_running_loop(), self.lifespan.state, self.config.ssl
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state=state)
         try:
-            self._listener.start()
+            for sock in self._sockets:
+                create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+                self.servers.append(await create(make, sock=sock, ssl=tls, backlog=BACKLOG))
+                _log.info("listening on %s", self._address(sock))
         except OSError as error:  # another process has bound the same address and was first to listen on it
             _log.error("%s", error)
             self.taken = self.should_exit = True
-            return
-        for each in self._listener.sockets:
-            address = _address(each, secure=self.config.is_ssl)
-            self._addresses.append(address)
-            _log.info("listening on %s", address)
 
-    def _protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        return made
+    def _address(self, sock: socket.socket) -> str:
+        return address_of(sock, secure=self.config.is_ssl)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and computing; the ops port answers until the end."""
@@ -151,41 +147,33 @@ class Server(uvicorn.Server):
 
     def _begin_drain(self) -> None:
         _log.info("draining: %d calls are running", len(self._service.calls))
-        if self._listener is not None:
-            self._listener.drain()
-        self._drain = asyncio.ensure_future(self._drain_then_exit())
+        # Each reply is now the last of its connection; uvicorn copies the first list to the second once a second.
+        for headers in (self.config.encoded_headers, self.server_state.default_headers):
+            headers.append((b"connection", b"close"))
+        self._task = asyncio.ensure_future(self._drain_then_exit())
 
     def _stop_at_once(self) -> None:
-        if self._drain is not None and not self.should_exit:
+        if self._task is not None and not self.should_exit:
             _log.info("stopping at once: %d calls fail", len(self._service.calls))
-            self._drain.cancel()
+            self._task.cancel()
             self.config.timeout_graceful_shutdown = _LAST_REPLIES_S
             self._service.admitting = False
-            self._drain = asyncio.ensure_future(self._service.engine.stop())  # the calls are answered with 503
+            self._task = asyncio.ensure_future(self._service.engine.stop())  # the calls are answered with 503
             self.should_exit = True
 
     async def _drain_then_exit(self) -> None:
         service, settings = self._service, self._service.settings
         try:
-            if settings.drain_delay_s:
-                await asyncio.sleep(settings.drain_delay_s)
-            if settings.listen_when_ready and self._listener is not None:
+            if settings.listen_when_ready:
                 # Open connections are served: a proxy that has begun to send a body can't send it elsewhere.
-                self._listener.stop_accepting()
-                await self._listener.wait_for_first_requests()
+                for server in self.servers:
+                    server.close()
+                await asyncio.sleep(_FIRST_REQUEST_S)
             else:  # the listener stays open, and answers /readyz and new calls with 503
                 service.admitting = False
             await service.drain(settings.drain_s)
         finally:
             self.should_exit = True
-
-
-def _address(listener: Any, *, secure: bool) -> str:
-    name = listener.getsockname()
-    if isinstance(name, tuple):
-        host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"{'https' if secure else 'http'}://{host}:{name[1]}"
-    return f"unix:{name}"
 
 
 def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI], None] | None = None) -> int:
@@ -214,8 +202,16 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
     except (OSError, ValueError) as error:  # a port that is taken, a file that has changed since
         print(error, file=sys.stderr)  # noqa: T201
         return 2
+    try:
+        sockets = bind(settings.host, settings.port, settings.uds)
+        if not settings.listen_when_ready:
+            for sock in sockets:
+                sock.listen(BACKLOG)  # so that no other process takes the address while this one starts
+    except OSError as error:
+        _log.error("%s", error)
+        return 3
     service: Service = app.state.service
-    server = Server(config, service, None if listener is None else OpsPort(service, listener))
+    server = Server(config, service, sockets, None if listener is None else OpsPort(service, listener))
     try:
         server.run()
     except RuntimeError as error:
@@ -250,16 +246,14 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
     password = settings.tls_key_password
     return uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
-        uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http=http_protocol(settings.slow_s, int(settings.slow_rate)),
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
+        limit_concurrency=settings.connections + 1,  # uvicorn rejects the one that reaches its limit
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
         ssl_certfile=settings.tls_certificate,

@@ -108,9 +108,6 @@ def _refused(settings: Settings) -> Iterator[tuple[str, str]]:
         "tls_key": lambda settings: _check_readable(settings.tls_key),
         "tls_client_ca": lambda settings: _check_readable(settings.tls_client_ca),
         "engine": lambda settings: _check_extra("ray", "ray", needed=settings.engine == "ray"),
-        "otlp_endpoint": lambda settings: _check_extra(
-            "opentelemetry.sdk", "otel", needed=bool(settings.otlp_endpoint)
-        ),
     }
     refused = {name: reason for name, check in checks.items() if (reason := _reason(check, settings))}
     if not any(name.startswith("tls") for name in refused):

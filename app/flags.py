@@ -19,7 +19,7 @@ __all__ = ["parse_flags"]
 _EXITS = "exit status: 0 stopped by a signal, 2 invalid setting or file, 3 the address is taken, 4 no worker can start"
 # What a value is called, by the type of its setting; those that end in `_s` are seconds.
 _WORDS: Mapping[type, str] = {int: "NUMBER", ByteSize: "SIZE", str: "TEXT", SecretStr: "TEXT", bool: "true|false"}
-_NAMED = {"host": "ADDRESS", "ops_host": "ADDRESS", "port": "PORT", "ops_port": "PORT", "otlp_endpoint": "URL"}
+_NAMED = {"host": "ADDRESS", "ops_host": "ADDRESS", "port": "PORT", "ops_port": "PORT"}
 _RENAMED = {as_flag(old): as_flag(new) for old, new in RENAMED.items()} | {"--check": "--dry-run"}
 
 

@@ -192,14 +192,6 @@ class Settings(BaseSettings):
         ge=1,
         description="Open connections; more are rejected with 503, except for health and metrics.",
     )
-    slow_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Seconds that a client may take to send or read the next bytes."
-    )
-    slow_rate: ByteSize = Field(
-        default=ByteSize(16 << 10),
-        ge=1,
-        description="Bytes per second that a client must send or read on average.",
-    )
     body_limit: Annotated[ByteSize, _BODY] = Field(default=ByteSize(_GIB), description="Largest request body in bytes.")
     head_limit: ByteSize = Field(
         default=ByteSize(256 << 10),
@@ -245,14 +237,7 @@ class Settings(BaseSettings):
         default=30.0,
         ge=0,
         le=3600,
-        description="Seconds that running calls have to finish after SIGTERM and drain_delay_s.",
-    )
-    drain_delay_s: float = Field(
-        default=0.0,
-        ge=0,
-        le=3600,
-        description="Seconds after SIGTERM for which calls are still accepted although /readyz is 503, so that load "
-        "balancers notice first.",
+        description="Seconds that running calls have to finish after SIGTERM.",
     )
     listen_when_ready: bool = Field(
         default=False,
@@ -271,10 +256,6 @@ class Settings(BaseSettings):
         default=False,
         description="Let clients on this host pass tensors to /v2 in POSIX shared memory of the service's user.",
     )
-    otlp_endpoint: str | None = Field(
-        default=None,
-        description="URL for OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs the extra [otel].",
-    )
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of the log: text, or json for programs."
     )
@@ -292,13 +273,6 @@ class Settings(BaseSettings):
     def _needs_certificate(cls, value: Any, info: ValidationInfo) -> Any:
         if value is not None and info.data.get("tls_certificate", ...) is None:
             raise ValueError("needs --tls-certificate")
-        return value
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _is_url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError("must be a URL that begins with http:// or https://")
         return value
 
     @model_validator(mode="after")

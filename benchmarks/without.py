@@ -5,17 +5,14 @@
 For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
 the latency of one caller of a tiny and of a large call, and the throughput of four callers. For the cache of heads the
 tiny call is one of `/v2`; for the overlap of arrival and computation the large call is, and it is sent at a gigabit per
-second. For the listener there is a flood of tiny calls at once, each over a connection of its own; for the timeouts,
-connections that begin a request and never complete it; for the upload slots, many large calls at once; for pipelining,
-connections with thousands of requests each.
+second. For the upload slots there are many large calls at once; for pipelining, connections with thousands of requests
+each.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import socket
 import statistics
 import sys
 import time
@@ -24,13 +21,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-import uvicorn
-from starlette.types import Message
-
 import app.__main__ as service_main
 from app.api.oip.head_cache import HeadCache
 from app.calls.tasks import RequestReceiver
-from app.http import exchange, protocol
+from app.http import protocol
 from app.intake import lease
 from app.intake.requests import Arrived
 from benchmarks.overload import flood, large_call
@@ -40,9 +34,8 @@ from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "timeouts", "head_cache", "upload_slots", "pipelining", "overlap")
+PARTS = ("direct_body", "head_cache", "upload_slots", "pipelining", "overlap")
 
-_SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 _LARGE_CALLS, _LARGE_MIB = 200, 16
 _BITS_PER_S, _PIECE = 1e9, 1 << 17
 _CONNECTIONS, _LINE = 20, b"GET /v1/ops HTTP/1.1\r\nhost: localhost\r\n"
@@ -62,27 +55,10 @@ def take_out(part: str) -> None:
         protocol.MAX_WAITING = 1 << 60
     elif part == "overlap":
         RequestReceiver._advance = _wait_for_all  # type: ignore[method-assign]
-    elif part == "listener":
-        service_main.Server.startup = _startup  # type: ignore[method-assign]
-    elif part == "timeouts":
-        exchange.Exchange._receive_in_time = _receive  # type: ignore[method-assign]
-        protocol.HttpProtocol._arm_head_timer = lambda _: None  # type: ignore[method-assign,assignment]
-
-
-async def _startup(self: service_main.Server, sockets: list[socket.socket] | None = None) -> None:
-    self._loop = asyncio.get_running_loop()
-    await uvicorn.Server.startup(self, sockets)
-    for each in self.servers[0].sockets:
-        self._addresses.append(f"http://127.0.0.1:{each.getsockname()[1]}")
-        service_main._log.info("listening on %s", self._addresses[-1])
 
 
 async def _wait_for_all(self: RequestReceiver, arrived: Arrived) -> None:
     """Begin no call before its inputs are complete."""
-
-
-async def _receive(self: exchange.Exchange) -> Message:
-    return await self._receive()
 
 
 def _request(api: str, case: str) -> Wire:
@@ -103,28 +79,6 @@ def _paced(wire: Wire) -> Wire:
                 time.sleep(max(0.0, start + 8 * sent / _BITS_PER_S - time.perf_counter()))
 
     return replace(wire, pieces=pieces())  # type: ignore[arg-type] # for one call
-
-
-def _half_open(service: LiveService) -> int:
-    """Send the beginning of a request over many connections; return how many are still open a while later."""
-    with ExitStack() as stack:
-        address = "127.0.0.1", _port(service)
-        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(_HALF)]
-        for client in clients:
-            client.sendall(b"POST /v1/ops")
-        time.sleep(_LATER_S)
-        return sum(map(_is_open, clients))
-
-
-def _is_open(client: socket.socket) -> bool:
-    client.setblocking(False)
-    try:
-        client.recv(1)  # closed, or answered and closed
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _port(service: LiveService) -> int:
@@ -163,8 +117,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=PARTS, action="append")
     given = parser.parse_args()
-    flags = "--slow-s", str(_SLOW_S), "--connections", "2000"
-    crowd = b"".join(_request("/v1 JSON", "tiny").pieces).replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+    flags = "--connections", "2000"
     for part in given.only or PARTS:
         with (
             running_service(*flags) as whole,
@@ -172,10 +125,6 @@ def main() -> None:
         ):
             services = {f"with {part}": whole, f"without {part}": lacking}
             _compare_calls(services, given.rounds, part)
-            for _ in range(given.rounds if part == "listener" else 0):
-                for name, each in services.items():
-                    found = flood(each, _AT_ONCE, crowd, _AGAIN_S, anew=True)
-                    print(f"{name}: {_AT_ONCE} clients that call again at once: {found}", flush=True)
             for _ in range(given.rounds if part == "upload_slots" else 0):
                 for name, each in services.items():
                     found = flood(each, _LARGE_CALLS, large_call(_LARGE_MIB))
@@ -183,8 +132,6 @@ def main() -> None:
             for name, each in services.items() if part == "pipelining" else ():
                 found = flood(each, _CONNECTIONS, _PIPELINED, anew=True)
                 print(f"{name}: {_CONNECTIONS} connections with 6,000 requests: {found}", flush=True)
-            for name, each in services.items() if part == "timeouts" else ():
-                print(f"{name}: {_half_open(each)} of {_HALF} begun requests are open after {_LATER_S} s", flush=True)
 
 
 if __name__ == "__main__":

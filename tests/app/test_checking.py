@@ -83,8 +83,8 @@ LONG = f"/tmp/{'a' * 200}"
         ("--port x", "--port x: must be a whole number"),
         ("--port 70000", "--port 70000: must be at most 65535"),
         ("--workers=-1", "--workers -1: must be at least 0"),
-        ("--slow-s 0", "--slow-s 0: must be more than 0"),
-        ("--slow-s fast", "--slow-s fast: must be a number"),
+        ("--deadline-s 0", "--deadline-s 0: must be more than 0"),
+        ("--deadline-s fast", "--deadline-s fast: must be a number"),
         ("--deadline-s nan", "--deadline-s nan: must be at most 86400"),
         ("--public ture", "--public ture: must be true or false"),
         ("--body-limit 1zb", "--body-limit 1zb: must be a size, such as 512MiB"),
@@ -100,7 +100,6 @@ LONG = f"/tmp/{'a' * 200}"
         ("--cors https://a.org/", "--cors https://a.org/: must be origins"),
         ("--cors [x", "--cors '[x': must be a list, separated by commas or in JSON"),
         ("--allowed-hosts http://a.org", "--allowed-hosts http://a.org: must be host names and addresses without"),
-        ("--otlp-endpoint collector:4318", "--otlp-endpoint collector:4318: must be a URL"),
         ("--tls-key k", "--tls-key k: needs --tls-certificate"),
         (f"--tls-certificate {__file__}", f"--tls-certificate {__file__}: certificate, key and CAs"),
         ("--host 0.0.0.0", "--host 0.0.0.0: must be a loopback address while there are no API keys"),
@@ -129,14 +128,25 @@ def test_a_refusal_has_flag_value_and_rule(flags: str, line: str) -> None:
 
 def test_all_broken_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong values, contradictions, files and former names are listed in one run, each by its flag or variable."""
-    monkeypatch.setenv("CONVGRAD_SLOW_S", "fast")
+    monkeypatch.setenv("CONVGRAD_DRAIN_S", "fast")
     monkeypatch.setenv("convgrad_queue_length", "0")
     monkeypatch.setenv("CONVGRAD_CHECK_CASES", "9")
-    flags = ["--port", "x", "--keys-file", "/nowhere", "--memory-limit", "1EB", "--host", "0.0.0.0", "--slow-rate", ""]
+    flags = [
+        "--port",
+        "x",
+        "--keys-file",
+        "/nowhere",
+        "--memory-limit",
+        "1EB",
+        "--host",
+        "0.0.0.0",
+        "--output-limit",
+        "",
+    ]
     names = [line.partition(":")[0] for line in refused(*flags)]
     assert names == [
-        *("--port x", "--keys-file /nowhere", "convgrad_queue_length=0", "CONVGRAD_SLOW_S=fast", "--slow-rate ''"),
-        *("--memory-limit 1EB", "CONVGRAD_CHECK_CASES has been renamed"),
+        *("--port x", "--keys-file /nowhere", "convgrad_queue_length=0", "--output-limit ''", "--memory-limit 1EB"),
+        *("CONVGRAD_DRAIN_S=fast", "CONVGRAD_CHECK_CASES has been renamed"),
     ]
 
 

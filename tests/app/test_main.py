@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -18,10 +17,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 
 import convgrad
-from app.http.listener import bind
+from app.http.sockets import bind
 from tests.app.bare import connected, replies
 from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
@@ -235,9 +233,8 @@ def test_only_owner_and_group_may_open_the_socket(tmp_path: Path, mask: int, mod
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     path.chmod(0o666)
-    config = uvicorn.Config("none", uds=str(path))
     try:
-        (listener,) = asyncio.run(bind(config, listening=True))
+        (listener,) = bind("", 0, path)
     finally:
         os.umask(before)
     with listener:

@@ -48,27 +48,6 @@ def test_without_keys_all_share_the_queue() -> None:
         pass
 
 
-def test_the_listener_knows_when_the_queue_is_full() -> None:
-    """It rejects when a request would be rejected; for a second after that it also counts connections in transit."""
-    admission = Admission(Settings(queue_length=4))
-    assert admission.full(coming=200) is None
-    with ExitStack() as stack, ExitStack() as last:
-        for _ in range(3):
-            stack.enter_context(admission.call(context()))
-        assert admission.full(coming=200) is None
-        last.enter_context(admission.call(context()))
-        refusal = admission.full(coming=0)
-        assert refusal is not None
-        assert refusal.data == {"reason": "queue", "limit": 4, "retry_after": 1}
-        last.close()
-        assert admission.full(coming=0) is None
-        assert admission.full(coming=1) is not None
-    with ExitStack() as stack:
-        for _ in range(256):
-            stack.enter_context(admission.request(context()))
-        assert admission.full(coming=0) is not None
-
-
 def test_a_flood_leaves_places() -> None:
     """One key gets half of the queue; a second and a third still find places."""
     admission = Admission(Settings(queue_length=64))

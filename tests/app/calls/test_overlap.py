@@ -33,7 +33,7 @@ Request = tuple[bytes, bytes]
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
     """A service in this process with one worker."""
-    with resident_service(workers=1, slow_s=20.0) as resident:
+    with resident_service(workers=1) as resident:
         yield resident
 
 
