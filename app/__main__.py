@@ -37,13 +37,11 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
 
 from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
-from app.checking import BrokenSettings, describe, read_settings, warnings
-from app.flags import parse_flags
 from app.http.protocol import HttpProtocol
 from app.http.sockets import BACKLOG, address_of, bind
 from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
-from app.settings import Settings
+from app.settings import Settings, read_settings, unknown_variables
 from app.telemetry.logs import configure
 from convgrad._command.exits import UsageError
 from kernels.emit.cache import refused_folder
@@ -179,27 +177,29 @@ class Server(uvicorn.Server):
 def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI], None] | None = None) -> int:
     """Serve until a signal; returns the exit status. `prepare` is called with the application before it serves."""
     try:
-        flags, dry_run = parse_flags(sys.argv[1:] if arguments is None else arguments)
-        settings = read_settings(flags)
-    except (BrokenSettings, UsageError) as error:
+        settings, dry_run = read_settings(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
-    for line in warnings(settings):
-        _log.warning("%s", line)
-    if reason := refused_folder(os.environ):
-        _log.warning("%s", reason)
-    if dry_run:
-        print("\n".join(describe(settings)))  # noqa: T201
-        return 0
+    for warning in (*unknown_variables(os.environ), refused_folder(os.environ)):
+        if warning:
+            _log.warning("%s", warning)
     try:
         app = create_app(settings)
         if prepare is not None:
             prepare(app)
         config = _server_config(settings, app)
         config.load()
+        if dry_run:
+            for name, value in settings:
+                print(f"{name} = {value}")  # noqa: T201
+            return 0
         listener = listen_for_operators(settings)
-    except (OSError, ValueError) as error:  # a port that is taken, a file that has changed since
+    except ssl.SSLError as error:
+        print(f"certificate, key and CAs must be PEM files that belong together: {error.reason}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (OSError, ValueError) as error:  # a port that is taken, a file that can't be used
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     try:
@@ -243,7 +243,6 @@ def _restart(unfit: Unfit) -> None:
 
 
 def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
-    password = settings.tls_key_password
     return uvicorn.Config(
         app,
         loop="uvloop" if sys.platform != "win32" else "asyncio",
@@ -258,7 +257,6 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         timeout_graceful_shutdown=5,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
-        ssl_keyfile_password=None if password is None else password.get_secret_value(),
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
     )

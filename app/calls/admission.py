@@ -37,7 +37,6 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self._queue_length = settings.queue_length
         self._most_requests = max(_LEAST_REQUESTS, _REQUESTS_PER_PLACE * settings.queue_length)
-        self._key_calls = settings.key_calls
         self._requests = Counter[str]()
         self._calls = Counter[str]()
         # The tenant of the latest request, its time, and the time of the latest request of any other tenant.
@@ -52,7 +51,7 @@ class Admission:
         """Return how many calls the key of a request may have at a time."""
         if context.key == ANYONE:
             return self._queue_length
-        return context.calls_limit or self._key_calls or self._queue_length
+        return context.calls_limit or self._queue_length
 
     @contextmanager
     def request(self, context: RequestContext) -> Iterator[None]:

@@ -126,10 +126,10 @@ def test_whom_an_address_belongs_to(host: str, expected: str) -> None:
     assert address_of(host) == expected
 
 
-@pytest.mark.parametrize(("line", "default", "expected"), [(3, 0, 3), (3, 5, 3), (None, 5, 5), (None, 0, 32)])
-def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
-    """The limit in a key's line overrides the setting; without both the key's share applies."""
-    admission = Admission(Settings(queue_length=64, key_calls=default))
+@pytest.mark.parametrize(("line", "expected"), [(3, 3), (None, 32)])
+def test_a_key_s_limit(line: int | None, expected: int) -> None:
+    """The limit in a key's line applies; without it the key's share does."""
+    admission = Admission(Settings(queue_length=64))
     with ExitStack() as stack:
         assert fill(admission, stack, context("a", line)) == expected
     with ExitStack() as stack:
