@@ -38,7 +38,7 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
 from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
 from app.http.protocol import HttpProtocol
-from app.http.sockets import BACKLOG, address_of, bind
+from app.http.sockets import BACKLOG, address_of, listen
 from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, read_settings, unknown_variables
@@ -62,13 +62,10 @@ _FIRST_REQUEST_S = 1
 class Server(uvicorn.Server):
     """Let running calls finish after the first SIGTERM or SIGINT; exit at once after the second."""
 
-    def __init__(
-        self, config: uvicorn.Config, service: Service, sockets: Sequence[socket.socket], ops: OpsPort | None = None
-    ) -> None:
-        """Serve on bound `sockets`."""
+    def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
         super().__init__(config)
         self._service = service
-        self._sockets = sockets
+        self._sockets: list[socket.socket] = []
         self._ops = ops
         self._task: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,7 +90,11 @@ class Server(uvicorn.Server):
             self.failed = self.should_exit = True
         elif ready and not self._announced:
             if self._service.settings.listen_when_ready and self._task is None:
-                self._task = asyncio.ensure_future(self._listen())
+                if self._take_addresses():
+                    self._task = asyncio.ensure_future(self._accept())
+                else:
+                    self.taken = self.should_exit = True
+                    return
             if ready == wanted or engine.failure is not None:  # else the others are still starting
                 self._announced = True
                 where = "".join(f", at {self._address(each)}" for each in self._sockets)
@@ -107,24 +108,31 @@ class Server(uvicorn.Server):
         # milliseconds.
         gc.collect()
         gc.freeze()
+        at_once = not self._service.settings.listen_when_ready
+        if at_once and not self._take_addresses():  # before any process is started
+            sys.exit(3)
         await super().startup(sockets=[])
-        if not self._service.settings.listen_when_ready:
-            await self._listen()
+        if at_once:
+            await self._accept()
         if self._ops is not None:
             self._ops.start()
 
-    async def _listen(self) -> None:
+    def _take_addresses(self) -> bool:
+        settings = self._service.settings
+        try:
+            self._sockets = listen(settings.host, settings.port, settings.uds)
+        except OSError as error:
+            _log.error("%s", error)
+        return bool(self._sockets)
+
+    async def _accept(self) -> None:
         loop, state, tls = asyncio.get_running_loop(), self.lifespan.state, self.config.ssl
         protocol: Any = self.config.http_protocol_class
         make = partial(protocol, config=self.config, server_state=self.server_state, app_state=state)
-        try:
-            for sock in self._sockets:
-                create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
-                self.servers.append(await create(make, sock=sock, ssl=tls, backlog=BACKLOG))
-                _log.info("listening on %s", self._address(sock))
-        except OSError as error:  # another process has bound the same address and was first to listen on it
-            _log.error("%s", error)
-            self.taken = self.should_exit = True
+        for sock in self._sockets:
+            create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            self.servers.append(await create(make, sock=sock, ssl=tls, backlog=BACKLOG))
+            _log.info("listening on %s", self._address(sock))
 
     def _address(self, sock: socket.socket) -> str:
         return address_of(sock, secure=self.config.is_ssl)
@@ -202,16 +210,8 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
     except (OSError, ValueError) as error:  # a port that is taken, a file that can't be used
         print(error, file=sys.stderr)  # noqa: T201
         return 2
-    try:
-        sockets = bind(settings.host, settings.port, settings.uds)
-        if not settings.listen_when_ready:
-            for sock in sockets:
-                sock.listen(BACKLOG)  # so that no other process takes the address while this one starts
-    except OSError as error:
-        _log.error("%s", error)
-        return 3
     service: Service = app.state.service
-    server = Server(config, service, sockets, None if listener is None else OpsPort(service, listener))
+    server = Server(config, service, None if listener is None else OpsPort(service, listener))
     try:
         server.run()
     except RuntimeError as error:

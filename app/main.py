@@ -22,7 +22,7 @@ from app.calls.service import Service
 from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
 from app.http.exchange import Exchanges, Limits
-from app.http.protocol import PATIENCE, Patience
+from app.http.protocol import SLOW_S
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
 from app.settings import Settings
@@ -46,7 +46,7 @@ ROUTERS = (
 """The routes of the application; the first match wins."""
 
 
-def create_app(settings: Settings | None = None, patience: Patience = PATIENCE) -> FastAPI:
+def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> FastAPI:
     """Build the application; its service starts and stops with the ASGI lifespan.
 
     `app.state.service` is the `Service`. Raises `ValueError` when a file that the settings name can't be used.
@@ -76,7 +76,7 @@ def create_app(settings: Settings | None = None, patience: Patience = PATIENCE) 
     checks = [CrossOriginProtection(settings).check]
     if (keys := make_key_ring(settings)) is not None:
         checks.append(Authentication(keys, free).check)
-    limits = Limits(int(settings.body_limit), settings.deadline_s, patience)
+    limits = Limits(int(settings.body_limit), settings.deadline_s, slow_s)
     stack = telemetry.tracing.around(Exchanges(Routes(ROUTERS), limits, telemetry, checks))
     if settings.cors:
         stack = CORSMiddleware(

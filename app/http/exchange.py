@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.protocol import CONNECTION, DIRECT_BODY, FULL, PATIENCE, Patience
+from app.http.protocol import CONNECTION, DIRECT_BODY, FULL, SLOW_S
 from app.pool.engine import shutting_down
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
@@ -46,11 +45,11 @@ _RPC = "/rpc"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one request: bytes of its body, seconds until it must have arrived, and how slow its client may be."""
+    """Limits of one request: bytes of its body, seconds until it must have arrived, and until its next bytes must."""
 
     body: int
     deadline_s: float = 3600.0
-    patience: Patience = PATIENCE
+    slow_s: float = SLOW_S
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -92,7 +91,6 @@ class Exchange:
         # Whether the whole body was received: ASGI's next message is the disconnect.
         self._complete = self.length == 0 or (self.length is None and "transfer-encoding" not in self.headers)
         self._asked = self._replied = self._end_pending = False
-        self._waited = 0.0
 
     # The request.
 
@@ -115,21 +113,17 @@ class Exchange:
         return message
 
     async def _receive_in_time(self) -> Message:
-        received, limits, start = self.context.received, self._limits, time.monotonic()
-        patience = min(limits.patience.seconds, limits.patience.allowed(received) - self._waited)
-        left = limits.deadline_s - (start - self.context.started)
+        slow_s, left = self._limits.slow_s, self._limits.deadline_s - self.context.age()
         try:
-            async with asyncio.timeout(min(patience, left)):
-                message = await self._receive()
+            async with asyncio.timeout(min(slow_s, left)):
+                return await self._receive()
         except TimeoutError:
-            if left <= patience:
+            if left <= slow_s:
                 raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
             raise DeadlineExceeded(
-                f"the body arrived too slowly: {received} bytes in {self._waited + patience:.0f} s",
+                f"the body arrived too slowly: nothing for {slow_s:g} s after {self.context.received} bytes",
                 data={"reason": "slow_sender"},
             ) from None
-        self._waited += time.monotonic() - start
-        return message
 
     async def chunks(self) -> AsyncIterator[bytes | memoryview]:
         """Yield the body as it arrives; what was read straight to its destination comes as `memoryview`.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import httptools
@@ -18,17 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.http.direct_body import LARGE, DirectReader
 
-__all__ = [
-    "CONNECTION",
-    "DIRECT_BODY",
-    "FULL",
-    "MAX_HEAD",
-    "MAX_WAITING",
-    "PATIENCE",
-    "HttpProtocol",
-    "Patience",
-    "http_protocol",
-]
+__all__ = ["CONNECTION", "DIRECT_BODY", "FULL", "MAX_HEAD", "MAX_WAITING", "SLOW_S", "HttpProtocol", "http_protocol"]
 
 CONNECTION, DIRECT_BODY, FULL = "convgrad.connection", "convgrad.direct_body", "convgrad.full"
 """Added to the scope of a request: its connection's number; the `DirectReader` of a large body without TLS; and the
@@ -38,32 +27,19 @@ MAX_HEAD = 16 << 10
 """Bytes of a head, and of anything else that is neither head nor body, such as trailers."""
 MAX_WAITING = 32
 """Requests of a connection that may wait for the one before."""
+SLOW_S = 30.0
+"""Seconds that a client may take for a head, the next bytes of a body, or to read what is sent to it."""
 
 # More digits are no length, and `int` refuses thousands of them.
 _LONGEST_LENGTH = 18
 _FRAMING = (b"content-length", b"transfer-encoding")
-_CHECKS = 4  # per `Patience.seconds`
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How slow a client may be: seconds without a byte, and bytes that it must send or read in as long."""
-
-    seconds: float = 30.0
-    least: int = 512 << 10
-
-    def allowed(self, size: int) -> float:
-        """Return the seconds that `size` bytes may take."""
-        return self.seconds * (1 + size / self.least)
-
-
-PATIENCE = Patience()
+_CHECKS = 4  # per `SLOW_S`
 
 
 class HttpProtocol(HttpToolsProtocol):
     """Reject long heads and too many waiting requests; close connections of clients that send or read too slowly."""
 
-    patience = PATIENCE
+    slow_s = SLOW_S
 
     _running: RequestResponseCycle | None = None
     _direct_body: DirectReader | None = None
@@ -80,8 +56,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Wait for the first request."""
         super().connection_made(transport)
-        self._head_due = self.loop.time() + self.patience.seconds
-        self._timer = self.loop.call_later(self.patience.seconds / _CHECKS, self._check)
+        self._head_due = self.loop.time() + self.slow_s
+        self._timer = self.loop.call_later(self.slow_s / _CHECKS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection that its client has disconnected."""
@@ -99,7 +75,7 @@ class HttpProtocol(HttpToolsProtocol):
         if now > self._head_due or (now > self._read_due and self.transport.get_write_buffer_size()):
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(self.patience.seconds / _CHECKS, self._check)
+            self._timer = self.loop.call_later(self.slow_s / _CHECKS, self._check)
 
     # What arrives.
 
@@ -112,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._loose > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(f"The request head exceeds {MAX_HEAD} bytes.")
         if self._running is None and self._head_due == math.inf:
-            self._head_due = self.loop.time() + self.patience.seconds
+            self._head_due = self.loop.time() + self.slow_s
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -228,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._read_due = math.inf
 
     def _allow_reading(self) -> None:
-        self._read_due = self.loop.time() + self.patience.allowed(self.transport.get_write_buffer_size())
+        self._read_due = self.loop.time() + self.slow_s
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -239,9 +215,9 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
 
-def http_protocol(patience: Patience) -> type[asyncio.Protocol]:
-    """Create the protocol class for uvicorn."""
-    return type("HttpProtocol", (HttpProtocol,), {"patience": patience})
+def http_protocol(slow_s: float) -> type[asyncio.Protocol]:
+    """Create a protocol class for uvicorn that is more or less patient."""
+    return type("HttpProtocol", (HttpProtocol,), {"slow_s": slow_s})
 
 
 class _Parser(httptools.HttpRequestParser):

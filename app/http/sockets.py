@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["BACKLOG", "address_of", "bind"]
+__all__ = ["BACKLOG", "address_of", "listen"]
 
 BACKLOG = 65535
 """As many pending connections as the system allows (`net.core.somaxconn`)."""
@@ -16,27 +16,18 @@ BACKLOG = 65535
 _SOCKET_MODE = 0o660
 
 
-def bind(host: str, port: int, path: Path | None = None) -> list[socket.socket]:
-    """Bind all addresses of a host, or a path; raises `OSError` if one can't be bound."""
+def listen(host: str, port: int, path: Path | None = None) -> list[socket.socket]:
+    """Listen on all addresses of a host, or on a path; raises `OSError` if one is taken."""
     if path is not None:
-        return [_bind_path(path)]
+        return [_listen_at(path)]
     infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    listeners: list[socket.socket] = []
-    try:
-        for family, _, _, _, address in dict.fromkeys(infos):
-            listeners.append(listener := socket.socket(family, socket.SOCK_STREAM))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind(address[:2])
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        raise OSError(error.errno, f"{error.strerror}: {host}, {port}") from None
-    return listeners
+    return [
+        socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        for family, _, _, _, address in dict.fromkeys(infos)
+    ]
 
 
-def _bind_path(path: Path) -> socket.socket:
+def _listen_at(path: Path) -> socket.socket:
     if path.is_socket():
         _check_nobody_listens(path)
         path.unlink()
@@ -45,6 +36,7 @@ def _bind_path(path: Path) -> socket.socket:
         # Linux creates the file with the mode of the socket, less the umask: nobody else can open it, not for a moment.
         os.fchmod(listener.fileno(), _SOCKET_MODE)
         listener.bind(str(path))
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

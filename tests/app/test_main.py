@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 import convgrad
-from app.http.sockets import bind
+from app.http.sockets import listen
 from tests.app.bare import connected, replies
 from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
@@ -234,7 +234,7 @@ def test_only_owner_and_group_may_open_the_socket(tmp_path: Path, mask: int, mod
         stale.bind(str(path))
     path.chmod(0o666)
     try:
-        (listener,) = bind("", 0, path)
+        (listener,) = listen("", 0, path)
     finally:
         os.umask(before)
     with listener:
@@ -274,7 +274,8 @@ def test_two_listeners_shut_down_cleanly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "word"), [(["--port", "x"], "--port x: must"), (["--queue-length", "0"], "0: must"), (["--nope"], "nope")]
+    ("flags", "word"),
+    [(["--port", "x"], "--port:"), (["--queue-length", "0"], "--queue-length:"), (["--nope"], "nope")],
 )
 def test_wrong_flags_are_explained(flags: list[str], word: str) -> None:
     """A wrong flag or value ends the program with status 2 and a line that names it."""

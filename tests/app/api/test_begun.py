@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from app.api.oip.request import begun_request
-from app.http.protocol import Patience
 from app.intake.requests import check_begun
 from app.intake.strict_json import partial_document
 from schemas.tables import CalledOperation, find_operation
@@ -224,7 +223,7 @@ def test_an_id_that_never_comes() -> None:
     params = {"attributes": SMALL.attributes() | {"strides": [0, 0]}}
     call = {"jsonrpc": "2.0", "method": SMALL.op, "params": params, "x": "@"}
     text = json.dumps(call).partition('"@"')[0].encode()
-    with resident_service(Patience(0.2), workers=1) as resident:
+    with resident_service(slow_s=0.2, workers=1) as resident:
         _, reply = ask(resident, RPC, text, JSON)
     assert error_of(RPC, reply) == ("invalid_params", ["attributes", "strides", 0])
     assert reply["id"] is None

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.http.protocol import Patience
 from tests.app.bare import connected, multipart, replies
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, post
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Resident]:
     """A service that waits a fifth of a second."""
-    with resident_service(Patience(0.2, 1 << 28), workers=1) as resident:
+    with resident_service(slow_s=0.2, workers=1) as resident:
         yield resident
 
 
