@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -65,7 +64,7 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
             yield
         finally:
             await service.stop()
-            await asyncio.to_thread(telemetry.tracing.close)
+            await telemetry.tracing.close()
 
     app = Application(lifespan=lifespan)
     app.state.service = service

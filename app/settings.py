@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -44,15 +43,8 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 def _split(value: object) -> object:
-    """Split a list written with commas, or parse one written as JSON."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError("must be a list, separated by commas or in JSON") from None
-    return [part.strip() for part in value.split(",") if part.strip()]
+    """Split a list written with commas, or as JSON; brackets around IPv6 addresses are dropped."""
+    return [part.strip(' []"') for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -71,12 +63,7 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return named
 
 
-def _split_hosts(value: object) -> object:
-    """Split a list written with commas, or as JSON; brackets around IPv6 addresses are dropped."""
-    return [part.strip(' []"') for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_hosts), AfterValidator(_check_hosts)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_hosts)]
 
 
 class Settings(BaseSettings):
@@ -101,8 +88,7 @@ class Settings(BaseSettings):
         default=False, description="Allow listening without keys on an address that other machines can reach."
     )
     keys_file: FilePath | None = Field(
-        default=None,
-        description="File with API keys, one per line; read again when it changes.",
+        default=None, description="File with API keys, one per line; read again when it changes."
     )
     keys: SecretStr | None = Field(
         default=None,
@@ -116,10 +102,7 @@ class Settings(BaseSettings):
         default=None, description="PEM file of CAs: only clients with a certificate signed by one are accepted."
     )
     workers: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Worker processes; 0 means one per processor of the container.",
+        default=0, ge=0, le=1024, description="Worker processes; 0 means one per processor of the container."
     )
     engine: Literal["local", "ray"] = Field(
         default="local",

@@ -5,6 +5,7 @@ Needs the extra `[otel]`. Without an endpoint in the environment nothing of Open
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -40,11 +41,11 @@ class Tracing:
             return
         self._tracer = self._provider.get_tracer("convgrad", __version__)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Send the pending spans and shut down."""
         if self._provider is not None:
-            self._provider.force_flush(_WRITTEN_WITHIN_S * 1000)
-            self._provider.shutdown()
+            await asyncio.to_thread(self._provider.force_flush, _WRITTEN_WITHIN_S * 1000)
+            await asyncio.to_thread(self._provider.shutdown)
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Return an application that has a span for each request, or `app` itself."""
