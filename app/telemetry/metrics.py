@@ -39,7 +39,7 @@ class Telemetry:
     """Count the requests and calls of one service."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
-        self.tracing = tracing or Tracing()
+        self.tracing = tracing or Tracing({})
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self.registry)
