@@ -11,6 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -36,13 +37,11 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
 
 from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
-from app.checking import BrokenSettings, describe, read_settings, warnings
-from app.flags import parse_flags
-from app.http.listener import Listener, bind
-from app.http.protocol import http_protocol
+from app.http.protocol import HttpProtocol
+from app.http.sockets import BACKLOG, address_of, listen
 from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
-from app.settings import Settings
+from app.settings import Settings, read_settings, unknown_variables
 from app.telemetry.logs import configure
 from convgrad._command.exits import UsageError
 from kernels.emit.cache import refused_folder
@@ -56,6 +55,8 @@ _log = logging.getLogger("convgrad")
 _KEEP_ALIVE_S = 75
 # How long clients have to read their replies after a second signal.
 _LAST_REPLIES_S = 1
+# How long connections that were accepted last have for their first request before the drain ends.
+_FIRST_REQUEST_S = 1
 
 
 class Server(uvicorn.Server):
@@ -64,17 +65,17 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
         super().__init__(config)
         self._service = service
+        self._sockets: list[socket.socket] = []
         self._ops = ops
-        self._drain: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: Listener | None = None
-        self._addresses: list[str] = []
         self._began = time.monotonic()
         self._announced = False
         self.unfit: Unfit | None = None
         self.failed = False
         self.taken = False
         service.engine.on_change = self._on_engine_change
+        service.telemetry.connections.set_function(lambda: len(self.server_state.connections))
 
     def _on_engine_change(self) -> None:
         """Exit if no worker can compute here, listen when the first is ready, and log when all are."""
@@ -88,52 +89,53 @@ class Server(uvicorn.Server):
             _log.error("no worker can be started, exiting: %s", engine.failure)
             self.failed = self.should_exit = True
         elif ready and not self._announced:
-            if not self._addresses and not self.taken:
-                self._listen()
+            if self._service.settings.listen_when_ready and self._task is None:
+                if self._take_addresses():
+                    self._task = asyncio.ensure_future(self._accept())
+                else:
+                    self.taken = self.should_exit = True
+                    return
             if ready == wanted or engine.failure is not None:  # else the others are still starting
                 self._announced = True
-                where = "".join(f", at {address}" for address in self._addresses)
+                where = "".join(f", at {self._address(each)}" for each in self._sockets)
                 count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
                 _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening and log the addresses."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - those of the class
+        """Start the service, then listen."""
         self._loop = asyncio.get_running_loop()
         # Objects alive now stay alive: scanning them in every full collection would block the event loop for tens of
         # milliseconds.
         gc.collect()
         gc.freeze()
-        # First of all: if an address is taken, no process is started and nothing is compiled.
-        try:
-            sockets = await bind(self.config, listening=not self._service.settings.listen_when_ready)
-        except OSError as error:
-            _log.error("%s", error)
+        at_once = not self._service.settings.listen_when_ready
+        if at_once and not self._take_addresses():  # before any process is started
             sys.exit(3)
-        self._listener = Listener(self._service, sockets, self._protocol, self.server_state, self.config.ssl)
         await super().startup(sockets=[])
-        self.servers = [self._listener]  # type: ignore[list-item] # has the attributes that uvicorn uses
-        if not self._service.settings.listen_when_ready and not self._addresses:
-            self._listen()
+        if at_once:
+            await self._accept()
         if self._ops is not None:
             self._ops.start()
 
-    def _listen(self) -> None:
-        assert self._listener is not None
+    def _take_addresses(self) -> bool:
+        settings = self._service.settings
         try:
-            self._listener.start()
-        except OSError as error:  # another process has bound the same address and was first to listen on it
+            self._sockets = listen(settings.host, settings.port, settings.uds)
+        except OSError as error:
             _log.error("%s", error)
-            self.taken = self.should_exit = True
-            return
-        for each in self._listener.sockets:
-            address = _address(each, secure=self.config.is_ssl)
-            self._addresses.append(address)
-            _log.info("listening on %s", address)
+        return bool(self._sockets)
 
-    def _protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        return made
+    async def _accept(self) -> None:
+        loop, state, tls = asyncio.get_running_loop(), self.lifespan.state, self.config.ssl
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state=state)
+        for sock in self._sockets:
+            create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            self.servers.append(await create(make, sock=sock, ssl=tls, backlog=BACKLOG))
+            _log.info("listening on %s", self._address(sock))
+
+    def _address(self, sock: socket.socket) -> str:
+        return address_of(sock, secure=self.config.is_ssl)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and computing; the ops port answers until the end."""
@@ -151,28 +153,28 @@ class Server(uvicorn.Server):
 
     def _begin_drain(self) -> None:
         _log.info("draining: %d calls are running", len(self._service.calls))
-        if self._listener is not None:
-            self._listener.drain()
-        self._drain = asyncio.ensure_future(self._drain_then_exit())
+        # Each reply is now the last of its connection; uvicorn copies the first list to the second once a second.
+        for headers in (self.config.encoded_headers, self.server_state.default_headers):
+            headers.append((b"connection", b"close"))
+        self._task = asyncio.ensure_future(self._drain_then_exit())
 
     def _stop_at_once(self) -> None:
-        if self._drain is not None and not self.should_exit:
+        if self._task is not None and not self.should_exit:
             _log.info("stopping at once: %d calls fail", len(self._service.calls))
-            self._drain.cancel()
+            self._task.cancel()
             self.config.timeout_graceful_shutdown = _LAST_REPLIES_S
             self._service.admitting = False
-            self._drain = asyncio.ensure_future(self._service.engine.stop())  # the calls are answered with 503
+            self._task = asyncio.ensure_future(self._service.engine.stop())  # the calls are answered with 503
             self.should_exit = True
 
     async def _drain_then_exit(self) -> None:
         service, settings = self._service, self._service.settings
         try:
-            if settings.drain_delay_s:
-                await asyncio.sleep(settings.drain_delay_s)
-            if settings.listen_when_ready and self._listener is not None:
+            if settings.listen_when_ready:
                 # Open connections are served: a proxy that has begun to send a body can't send it elsewhere.
-                self._listener.stop_accepting()
-                await self._listener.wait_for_first_requests()
+                for server in self.servers:
+                    server.close()
+                await asyncio.sleep(_FIRST_REQUEST_S)
             else:  # the listener stays open, and answers /readyz and new calls with 503
                 service.admitting = False
             await service.drain(settings.drain_s)
@@ -180,38 +182,32 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def _address(listener: Any, *, secure: bool) -> str:
-    name = listener.getsockname()
-    if isinstance(name, tuple):
-        host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"{'https' if secure else 'http'}://{host}:{name[1]}"
-    return f"unix:{name}"
-
-
 def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI], None] | None = None) -> int:
     """Serve until a signal; returns the exit status. `prepare` is called with the application before it serves."""
     try:
-        flags, dry_run = parse_flags(sys.argv[1:] if arguments is None else arguments)
-        settings = read_settings(flags)
-    except (BrokenSettings, UsageError) as error:
+        settings, dry_run = read_settings(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
-    for line in warnings(settings):
-        _log.warning("%s", line)
-    if reason := refused_folder(os.environ):
-        _log.warning("%s", reason)
-    if dry_run:
-        print("\n".join(describe(settings)))  # noqa: T201
-        return 0
+    for warning in (*unknown_variables(os.environ), refused_folder(os.environ)):
+        if warning:
+            _log.warning("%s", warning)
     try:
         app = create_app(settings)
         if prepare is not None:
             prepare(app)
         config = _server_config(settings, app)
         config.load()
+        if dry_run:
+            for name, value in settings:
+                print(f"{name} = {value}")  # noqa: T201
+            return 0
         listener = listen_for_operators(settings)
-    except (OSError, ValueError) as error:  # a port that is taken, a file that has changed since
+    except ssl.SSLError as error:
+        print(f"certificate, key and CAs must be PEM files that belong together: {error.reason}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (OSError, ValueError) as error:  # a port that is taken, a file that can't be used
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     service: Service = app.state.service
@@ -247,24 +243,20 @@ def _restart(unfit: Unfit) -> None:
 
 
 def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
-    password = settings.tls_key_password
     return uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
-        uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http=http_protocol(settings.slow_s, int(settings.slow_rate)),
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
+        limit_concurrency=settings.connections + 1,  # uvicorn rejects the one that reaches its limit
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
-        ssl_keyfile_password=None if password is None else password.get_secret_value(),
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from importlib.util import find_spec
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
 
 from app.api import pages as ops_pages
 from app.api import rest, web
@@ -23,6 +21,7 @@ from app.calls.service import Service
 from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
 from app.http.exchange import Exchanges, Limits
+from app.http.protocol import SLOW_S
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
 from app.settings import Settings
@@ -46,14 +45,14 @@ ROUTERS = (
 """The routes of the application; the first match wins."""
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> FastAPI:
     """Build the application; its service starts and stops with the ASGI lifespan.
 
     `app.state.service` is the `Service`. Raises `ValueError` when a file that the settings name can't be used.
     """
     settings = settings or Settings()
     segments = SegmentPool(settings.memory_budget)
-    telemetry = Telemetry(Tracing(settings.otlp_endpoint))
+    telemetry = Telemetry(Tracing())
     unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     service = Service(settings, make_engine(settings, segments), segments, telemetry, unfit)
     telemetry.registry.register(ServiceMetrics(service))
@@ -65,8 +64,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
         finally:
             await service.stop()
-            if settings.otlp_endpoint is not None:
-                await asyncio.to_thread(telemetry.tracing.close)
+            await telemetry.tracing.close()
 
     app = Application(lifespan=lifespan)
     app.state.service = service
@@ -74,9 +72,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     free = FREE_PAGES | web.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
-    checks = [CrossOriginProtection(settings).check, Authentication(make_key_ring(settings), free).check]
-    limits = Limits(int(settings.body_limit), settings.deadline_s, settings.slow_s, int(settings.slow_rate))
-    stack: ASGIApp = Exchanges(Routes(ROUTERS), limits, telemetry, checks)
+    checks = [CrossOriginProtection(settings).check]
+    if (keys := make_key_ring(settings)) is not None:
+        checks.append(Authentication(keys, free).check)
+    limits = Limits(int(settings.body_limit), settings.deadline_s, slow_s)
+    stack = telemetry.tracing.around(Exchanges(Routes(ROUTERS), limits, telemetry, checks))
     if settings.cors:
         stack = CORSMiddleware(
             stack,

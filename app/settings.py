@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,65 +16,35 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
+    FilePath,
     SecretStr,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliImplicitFlag, CliSettingsSource, NoDecode, SettingsConfigDict
 
-from convgrad._command.parser import suggestion
+from convgrad._command.exits import UsageError
+from convgrad._command.parser import Parser
 from engine.container import cpu_count, memory_bytes
 
-__all__ = ["PREFIX", "RENAMED", "Settings", "as_flag", "as_written", "is_loopback", "unknown_variables"]
+__all__ = ["PREFIX", "Settings", "is_loopback", "read_settings", "unknown_variables"]
 
 PREFIX = "CONVGRAD_"
 
-_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+# Other programs have variables with this prefix too: warn only of names that are nearly a setting's.
+_ALIKE = 0.8
+
+_KIB, _GIB = 1 << 10, 1 << 30
+_EXITS = "exit status: 0 stopped by a signal, 2 invalid setting or file, 3 the address is taken, 4 no worker can start"
 _HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
-# Variables with this prefix that other programs read: kernels and their tools, client, scripts, docker-compose.yml.
-_OTHERS = (
-    *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
-    *("URL", "API_KEY", "CACERT", "CERT", "CERT_KEY"),
-    *("VENV", "ARM64", "TEST_WEB", "PROMETHEUS", "NGINX", "SMOKE_PORT"),
-    *("TARGETS", "EXTRA", "SOURCE", "INIT", "CPUS", "MEMORY", "REPLICAS_SUBNET"),
-    *("NGINX_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"),
-    *("PUBLISH", "PUBLISH_REPLICAS", "PUBLISH_RAY", "PUBLISH_PROMETHEUS", "PUBLISH_GRAFANA"),
-    *("RAY_CPUS", "RAY_NODES", "RAY_SHM", "RAY_STORE", "RAY_TOKEN_FILE"),
-)
-
-RENAMED = {
-    "checks": "sealed_checks",
-    "check_cases": "sealed_cases",
-    "check_case_s": "sealed_case_s",
-    "check_s": "sealed_check_s",
-    "check_memory": "sealed_memory",
-    "check_key": "sealed_key",
-}
-"""The new names of settings that had another one."""
 
 
 def _split(value: object) -> object:
-    """Split a list written with commas, or parse one written as JSON."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError("must be a list, separated by commas or in JSON") from None
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _at_least(least: int, reason: str, *, or_zero: bool = False) -> Callable[[ByteSize], ByteSize]:
-    def check(value: ByteSize) -> ByteSize:
-        if value >= least or (or_zero and not value):
-            return value
-        smallest = f"{ByteSize(least).human_readable(separator=' ')}{', or 0' if or_zero else ''}"
-        raise ValueError(f"must be at least {smallest}: {reason}")
-
-    return check
+    """Split a list written with commas, or as JSON; brackets around IPv6 addresses are dropped."""
+    return [part.strip(' []"') for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -84,11 +55,6 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_origins)]
 
-_BODY = AfterValidator(_at_least(_KIB, "even a call with one small tensor has some hundred bytes"))
-_MEMORY = AfterValidator(
-    _at_least(_MIB, "each tensor of a call takes at least 64 KiB, and so does its scratch memory", or_zero=True)
-)
-
 
 def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     named = tuple(host.lower() for host in hosts)
@@ -97,12 +63,7 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return named
 
 
-def _split_hosts(value: object) -> object:
-    """Split a list written with commas, or as JSON; brackets around IPv6 addresses are dropped."""
-    return [part.strip(' []"') for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_hosts), AfterValidator(_check_hosts)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_hosts)]
 
 
 class Settings(BaseSettings):
@@ -126,27 +87,22 @@ class Settings(BaseSettings):
     public: bool = Field(
         default=False, description="Allow listening without keys on an address that other machines can reach."
     )
-    keys_file: Path | None = Field(
-        default=None,
-        description="File with API keys, one per line; read again when it changes.",
+    keys_file: FilePath | None = Field(
+        default=None, description="File with API keys, one per line; read again when it changes."
     )
     keys: SecretStr | None = Field(
         default=None,
         description="The same lines as text, separated by line breaks or ';', for a secret in the environment.",
     )
-    tls_certificate: Path | None = Field(
+    tls_certificate: FilePath | None = Field(
         default=None, description="PEM file with the certificate chain; serves HTTPS instead of HTTP."
     )
-    tls_key: Path | None = Field(default=None, description="Private key, if it is not in the certificate's file.")
-    tls_key_password: SecretStr | None = Field(default=None, description="Password of the private key.")
-    tls_client_ca: Path | None = Field(
+    tls_key: FilePath | None = Field(default=None, description="Private key, if it is not in the certificate's file.")
+    tls_client_ca: FilePath | None = Field(
         default=None, description="PEM file of CAs: only clients with a certificate signed by one are accepted."
     )
     workers: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Worker processes; 0 means one per processor of the container.",
+        default=0, ge=0, le=1024, description="Worker processes; 0 means one per processor of the container."
     )
     engine: Literal["local", "ray"] = Field(
         default="local",
@@ -182,32 +138,20 @@ class Settings(BaseSettings):
     queue_length: int = Field(
         default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."
     )
-    key_calls: int = Field(
-        default=0,
-        ge=0,
-        description="Calls per key at a time, unless the key's line sets a limit; 0 means its share of the queue.",
-    )
     connections: int = Field(
         default=1024,
         ge=1,
         description="Open connections; more are rejected with 503, except for health and metrics.",
     )
-    slow_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Seconds that a client may take to send or read the next bytes."
-    )
-    slow_rate: ByteSize = Field(
-        default=ByteSize(16 << 10),
-        ge=1,
-        description="Bytes per second that a client must send or read on average.",
-    )
-    body_limit: Annotated[ByteSize, _BODY] = Field(default=ByteSize(_GIB), description="Largest request body in bytes.")
+    body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=_KIB, description="Largest request body in bytes.")
     json_limit: ByteSize = Field(
         default=ByteSize(64 << 20), ge=1024, description="Largest JSON body, or JSON part of a body, in bytes."
     )
     work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
     output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")
-    memory_limit: Annotated[ByteSize, _MEMORY] = Field(
+    memory_limit: ByteSize = Field(
         default=ByteSize(0),
+        ge=0,
         description="Memory for the tensors of all calls together, in bytes; 0 means half of the container's.",
     )
     deadline_s: float = Field(
@@ -215,24 +159,6 @@ class Settings(BaseSettings):
         gt=0,
         le=86_400,
         description="Longest time of one call, in seconds, whatever deadline it requests.",
-    )
-    sealed_checks: int = Field(
-        default=4,
-        ge=1,
-        le=64,
-        description="Sealed checks per key or address that may be open at a time; of 256 in all.",
-    )
-    sealed_cases: int = Field(default=200, ge=1, le=500, description="Most cases of a sealed check.")
-    sealed_case_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="Seconds to answer a case of a sealed check, from when it is drawn."
-    )
-    sealed_check_s: float = Field(
-        default=3600.0, gt=0, le=604_800, description="Seconds after which a sealed check is forgotten."
-    )
-    sealed_memory: ByteSize = Field(
-        default=ByteSize(64 << 20),
-        ge=1,
-        description="Memory for the inputs of the open cases of a key or address, in bytes; part of memory_limit.",
     )
     sealed_key: SecretStr | None = Field(
         default=None,
@@ -243,14 +169,7 @@ class Settings(BaseSettings):
         default=30.0,
         ge=0,
         le=3600,
-        description="Seconds that running calls have to finish after SIGTERM and drain_delay_s.",
-    )
-    drain_delay_s: float = Field(
-        default=0.0,
-        ge=0,
-        le=3600,
-        description="Seconds after SIGTERM for which calls are still accepted although /readyz is 503, so that load "
-        "balancers notice first.",
+        description="Seconds that running calls have to finish after SIGTERM.",
     )
     listen_when_ready: bool = Field(
         default=False,
@@ -269,10 +188,6 @@ class Settings(BaseSettings):
         default=False,
         description="Let clients on this host pass tensors to /v2 in POSIX shared memory of the service's user.",
     )
-    otlp_endpoint: str | None = Field(
-        default=None,
-        description="URL for OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs the extra [otel].",
-    )
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of the log: text, or json for programs."
     )
@@ -285,25 +200,18 @@ class Settings(BaseSettings):
             return int(float(value))
         return value
 
-    @field_validator("tls_key", "tls_key_password", "tls_client_ca")
+    @field_validator("tls_key", "tls_client_ca")
     @classmethod
     def _needs_certificate(cls, value: Any, info: ValidationInfo) -> Any:
         if value is not None and info.data.get("tls_certificate", ...) is None:
             raise ValueError("needs --tls-certificate")
         return value
 
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _is_url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError("must be a URL that begins with http:// or https://")
-        return value
-
     @model_validator(mode="after")
     def _not_open_by_accident(self) -> Self:
         if not (self.public or self.has_keys or self.uds or self.tls_client_ca or is_loopback(self.host)):
             raise ValueError(
-                "host must be a loopback address while there are no API keys: set --keys-file, "
+                "must be a loopback address while there are no API keys: set --keys-file, "
                 "or --public true if access is restricted in another way"
             )
         return self
@@ -343,33 +251,45 @@ class Settings(BaseSettings):
         return int(self.memory_limit) or memory_bytes() // 2
 
 
+class _Flags(Settings):
+    """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>.
+
+    Sizes take units, such as 512MiB; lists are separated by commas.
+    """
+
+    # An empty variable is unset, but an empty flag is a value: `--host ""` means every address.
+    model_config = SettingsConfigDict(cli_kebab_case=True, env_ignore_empty=False)
+
+    dry_run: CliImplicitFlag[bool] = Field(
+        default=False, description="Check the settings and the files that they name, print them, and exit."
+    )
+
+
+def read_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
+    """Return the settings of flags and of variables, flags first, and whether it is a dry run.
+
+    Raises `UsageError`, with a line for each setting that is wrong.
+    """
+    parser = Parser(prog="convgrad serve", description=inspect.getdoc(_Flags), epilog=_EXITS)
+    flags = CliSettingsSource[Any](_Flags, root_parser=parser)(args=list(arguments))()
+    dry_run = bool(flags.pop("dry_run", False))
+    try:
+        return Settings(**flags), dry_run
+    except ValidationError as error:
+        # What the whole model checks is whether its host is safe.
+        found = [(*each["loc"], "host", each["msg"]) for each in error.errors(include_url=False, include_input=False)]
+        lines = [f"--{str(each[0]).replace('_', '-')}: {str(each[-1]).removeprefix('Value error, ')}" for each in found]
+        raise UsageError("\n".join(lines)) from None
+
+
 def unknown_variables(names: Iterable[str]) -> Iterator[str]:
-    """Yield a warning, with the closest known name, for each variable that has our prefix but is not known."""
-    known = [PREFIX + name.upper() for name in (*Settings.model_fields, *_OTHERS)]
+    """Yield a warning for each variable that is probably a misspelt setting, with the closest one."""
+    known = [name.upper() for name in Settings.model_fields]
     for name in names:
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            yield f"{name} is not a setting and is ignored{suggestion(name.upper(), known)}"
-
-
-def as_flag(name: str) -> str:
-    """Return the flag of a setting."""
-    return f"--{name.replace('_', '-')}"
-
-
-def as_written(value: object) -> str:
-    """Return a default as it is written in a variable; empty if that is absence."""
-    match value:
-        case None | ():
-            return ""
-        case bool():
-            return str(value).lower()
-        case ByteSize() if value:
-            return value.human_readable().replace(".0", "")
-        case int() if value >= 10**6:
-            return f"{value:.0e}".replace("e+", "e")
-        case float():
-            return f"{value:g}"
-    return str(value)
+        word = name.upper().removeprefix(PREFIX)
+        if name.upper().startswith(PREFIX) and word not in known:
+            for close in get_close_matches(word, known, 1, _ALIKE):
+                yield f"{name} is not a setting and is ignored; did you mean {PREFIX}{close}?"
 
 
 def _is_address(host: str) -> bool:

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from app.settings import PREFIX, Settings, as_written
+from pydantic import ByteSize
+
+from app.settings import PREFIX, Settings
 
 __all__ = ["main", "with_settings"]
 
@@ -60,10 +62,26 @@ def _rows() -> Iterator[str]:
     yield "| variable | default | meaning |"
     yield "|---|---|---|"
     for name, field in Settings.model_fields.items():
-        default = as_written(field.default)
+        default = _as_written(field.default)
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         meaning = _WORD.sub(partial(_marked, choices), str(field.description))
         yield f"| `{PREFIX}{name.upper()}` | {f'`{default}`' if default else ''} | {meaning} |"
+
+
+def _as_written(value: object) -> str:
+    """Return a default as it is written in a variable; empty if that is absence."""
+    match value:
+        case None | ():
+            return ""
+        case bool():
+            return str(value).lower()
+        case ByteSize() if value:
+            return value.human_readable().replace(".0", "")
+        case int() if value >= 10**6:
+            return f"{value:.0e}".replace("e+", "e")
+        case float():
+            return f"{value:g}"
+    return str(value)
 
 
 def _marked(choices: Sequence[str], word: re.Match[str]) -> str:

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import uvicorn
 
@@ -15,14 +14,12 @@ from app.api import pages as ops_pages
 from app.api.routing import Application, Routes
 from app.calls.service import Service
 from app.http.exchange import Exchanges, Limits
-from app.http.protocol import HttpProtocol, http_protocol
+from app.http.protocol import HttpProtocol
 from app.settings import Settings
 
 __all__ = ["OpsPort", "listen_for_operators"]
 
 _log = logging.getLogger("convgrad")
-
-_MOST_CONNECTIONS = 64
 
 
 def listen_for_operators(settings: Settings) -> socket.socket | None:
@@ -39,12 +36,10 @@ class OpsPort:
     def __init__(self, service: Service, listener: socket.socket) -> None:
         app = Application()
         app.state.service = service
-        slow_s, slow_rate = service.settings.slow_s, int(service.settings.slow_rate)
-        limits = Limits(0, slow_s=slow_s, slow_rate=slow_rate)  # no page reads a body
-        app.stack = Exchanges(Routes([ops_pages.health]), limits)
+        app.stack = Exchanges(Routes([ops_pages.health]), Limits(0))  # no page reads a body
         config = uvicorn.Config(
             app,
-            http=http_protocol(slow_s, slow_rate, _OpsProtocol),
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -67,26 +62,6 @@ class OpsPort:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
-
-
-class _OpsProtocol(HttpProtocol):
-    """At the limit, close the oldest idle connection, or else the oldest, for a new one: probes always get in."""
-
-    _since = 0.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
-        """Make room for this connection."""
-        self._since = self.loop.time()
-        super().connection_made(transport)
-        if len(self.connections) > _MOST_CONNECTIONS:
-            others: list[Any] = [each for each in self.connections if each is not self]
-            oldest = min(others, key=lambda each: (each.is_busy, each._since))
-            oldest.transport.abort()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
 
 
 class _Server(uvicorn.Server):

@@ -6,7 +6,9 @@ small call (`benchmarks.service`, tiny).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
@@ -29,7 +31,8 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or the lifespan."""
         scope["app"] = self
-        await (self.stack if scope["type"] == "http" else self.router)(scope, receive, send)
+        with suppress(asyncio.CancelledError):  # uvicorn would log the traceback of each request that it cancels
+            await (self.stack if scope["type"] == "http" else self.router)(scope, receive, send)
 
 
 def service_of(request: Request) -> Service:

@@ -29,8 +29,6 @@ _RETRY_AFTER_S = 1
 _REQUESTS_PER_PLACE, _LEAST_REQUESTS = 4, 256
 # An address is left its share for this long after its last request, so that one that was rejected can try again.
 _SHARING_S = 60.0
-# For this long after the queue was full, connections without a request yet count as calls.
-_RECENTLY_S = 1.0
 
 
 class Admission:
@@ -39,10 +37,8 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self._queue_length = settings.queue_length
         self._most_requests = max(_LEAST_REQUESTS, _REQUESTS_PER_PLACE * settings.queue_length)
-        self._key_calls = settings.key_calls
         self._requests = Counter[str]()
         self._calls = Counter[str]()
-        self._was_full = -math.inf
         # The tenant of the latest request, its time, and the time of the latest request of any other tenant.
         self._latest, self._latest_at, self._other_at = "", -math.inf, -math.inf
 
@@ -55,7 +51,7 @@ class Admission:
         """Return how many calls the key of a request may have at a time."""
         if context.key == ANYONE:
             return self._queue_length
-        return context.calls_limit or self._key_calls or self._queue_length
+        return context.calls_limit or self._queue_length
 
     @contextmanager
     def request(self, context: RequestContext) -> Iterator[None]:
@@ -76,7 +72,6 @@ class Admission:
     def call(self, context: RequestContext) -> Iterator[None]:
         """Count a call while the block runs; raises as `check` does before that."""
         self.check(context)
-        context.release_reservation()
         yield from self._counted(self._calls, context.tenant)
 
     def check(self, context: RequestContext) -> None:
@@ -89,22 +84,6 @@ class Admission:
         if context.key != ANYONE:
             self._check_limit(self._calls, context)
         self._check_room(self._calls, self._queue_length, context)
-
-    def full(self, coming: int) -> Overloaded | None:
-        """Return the error that any call would get now, or None while there is a place.
-
-        `coming` is the number of connections without a request yet. They count as requests, and also as calls if the
-        queue was full a moment ago: otherwise every connection that arrives before a freed place is taken would be
-        accepted.
-        """
-        requests, calls = self.requests, self._calls.total()
-        if requests + coming >= self._most_requests:
-            return _overloaded(requests + coming, self._most_requests)
-        if calls >= self._queue_length:
-            self._was_full = time.monotonic()
-        elif not coming or time.monotonic() - self._was_full > _RECENTLY_S:
-            return None
-        return _overloaded(calls + coming, self._queue_length) if calls + coming >= self._queue_length else None
 
     def _check_limit(self, counter: Counter[str], context: RequestContext) -> None:
         limit = self.limit_of(context)

@@ -72,7 +72,8 @@ class Service:
         self.segments = segments
         self.admission = Admission(settings)
         self.cancellations = Cancellations()
-        self.sealed_checks = SealedChecks(settings, segments)
+        key = settings.sealed_key
+        self.sealed_checks = SealedChecks(None if key is None else key.get_secret_value(), segments)
         self.unfit = unfit
         """Targets whose code does not work on this processor, each with the reason."""
         self.draining = False

@@ -16,8 +16,6 @@ __all__ = ["FREE_PAGES", "Authentication", "make_key_ring"]
 FREE_PAGES = MONITORED | {"/openapi.json", "/openrpc.json"}
 """Pages that need no key; `/metrics` only without a separate ops port."""
 
-_RPC = "/rpc"
-
 
 def make_key_ring(settings: Settings) -> KeyRing | None:
     """Read the keys that the settings name; None when they name none, and no key is required.
@@ -30,35 +28,26 @@ def make_key_ring(settings: Settings) -> KeyRing | None:
 
 
 class Authentication:
-    """Accept requests with a known key and requests for `free` pages; without `keys` accept everything."""
+    """Accept requests with a known key, and requests for `free` pages."""
 
-    def __init__(self, keys: KeyRing | None, free: Collection[str] = FREE_PAGES) -> None:
+    def __init__(self, keys: KeyRing, free: Collection[str] = FREE_PAGES) -> None:
         self._keys = keys
         self._free = free
 
     def check(self, exchange: Exchange) -> None:
-        """Raise `Unauthorised`; for JSON-RPC, which reports it under the ids of the calls, set `context.denied`."""
-        path = exchange.scope["path"]
-        if self._keys is None or path in self._free:
+        """Set the key of the request, or `Exchange.deny` it."""
+        if exchange.scope["path"] in self._free:
             return
         context, secret = exchange.context, _secret(exchange.headers)
-        key = None if secret is None else self._keys.find(secret)
-        if key is not None:
+        if secret is None:
+            message = "this service requires an API key, in Authorization: Bearer or X-API-Key"
+            exchange.deny(Unauthorised(message, data={"reason": "no_key"}))
+        elif (key := self._keys.find(secret)) is None:
+            exchange.deny(Unauthorised("this API key is not valid", data={"reason": "unknown_key"}))
+        else:
             context.key, context.calls_limit = key.name, key.calls
-            return
-        message = (
-            "this service requires an API key, in Authorization: Bearer or X-API-Key"
-            if secret is None
-            else "this API key is not valid"
-        )
-        error = Unauthorised(message, data={"reason": "no_key" if secret is None else "unknown_key"})
-        if path != _RPC:
-            raise error
-        context.denied = error
 
 
 def _secret(headers: Mapping[str, str]) -> str | None:
     scheme, _, value = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
-    return headers.get("x-api-key")
+    return value.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from starlette.types import Message, Receive
+from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from app.http.upgrades import make_parser
 
 __all__ = ["LARGE", "DirectReader"]
 
 LARGE = 1 << 20
 """Smaller bodies arrive in a few pieces: there is nothing to gain."""
 
-# Bytes of one read: larger reads are no faster. libuv reads from one socket up to 32 times before it serves others:
-# 4 MiB, about 2 ms. Several bodies share these reads, so that a turn of the event loop does not grow with their number.
-_ROOM, _READS = 1 << 17, 32
+# Bytes of one read: larger reads are no faster. libuv would read from one socket up to 32 times before it serves
+# others; reading pauses after eight: 1 MiB, half a millisecond.
+_ROOM, _READS = 1 << 17, 8
 
 
 class DirectReader(asyncio.BufferedProtocol):
@@ -32,13 +30,11 @@ class DirectReader(asyncio.BufferedProtocol):
     The body of a message is a `memoryview` when its bytes are at their destination already, and `bytes` otherwise.
     """
 
-    def __init__(self, http: HttpToolsProtocol, length: int, active: set[DirectReader]) -> None:
-        """Begin to count; `active` has the readers of the same server that receive a body."""
+    def __init__(self, http: HttpToolsProtocol, length: int, done: Callable[[], None]) -> None:
+        """Begin to count the body of the connection's latest request; `done` is called when a reader has all of it."""
         self._http = http
-        self._active = active
         self._cycle = http.cycle
-        self._receive: Receive = http.cycle.receive  # type: ignore[assignment] # the same messages, typed as dictionaries
-        http.cycle.receive = self._next  # type: ignore[assignment,method-assign] # uvicorn has no hook for this
+        self._done = done
         self._left = length
         self._reading = False
         self._targets: deque[memoryview] = deque()
@@ -62,9 +58,8 @@ class DirectReader(asyncio.BufferedProtocol):
             self._came.clear()
         else:
             self._reading = True
-            self._active.add(self)
             early = [memoryview(bytes(self._cycle.body))]
-            self._cycle.body = bytearray()
+            self._cycle.body.clear()
             self._http.transport.set_protocol(self)
         for piece in early:
             self._copy(memoryview(piece))
@@ -91,14 +86,14 @@ class DirectReader(asyncio.BufferedProtocol):
         if self._targets:
             self._fill(nbytes)
             self._reads += 1
-            if self._left and len(self._active) > 1 and self._reads % max(1, _READS // len(self._active)) == 0:
-                self._http.flow.pause_reading()  # until `_next` is called, after the others' turn
+            if self._left and self._reads % _READS == 0:
+                self._http.flow.pause_reading()  # until `receive` is called, after the others' turn
         else:
             self._came.append((bytes(self._room[:nbytes]), 0, nbytes))
             self._http.flow.pause_reading()
         self._cycle.message_event.set()
         if not self._left:
-            self._end()
+            self._done()
         elif self._cycle.response_complete:  # the rest of a rejected body is not read after the reply
             self._http.transport.close()
 
@@ -107,7 +102,6 @@ class DirectReader(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the memory."""
-        self._active.discard(self)
         self.forget()
         self._http.connection_lost(exc)
 
@@ -119,15 +113,15 @@ class DirectReader(asyncio.BufferedProtocol):
         """Forward to the HTTP protocol."""
         self._http.resume_writing()
 
-    async def _next(self) -> Message:
-        """Return the next message: the `receive` of the request."""
+    async def receive(self) -> Message:
+        """Return the next message of the request."""
         cycle = self._cycle
         while self._reading and not (self._came or cycle.disconnected or cycle.response_complete):
             self._http.flow.resume_reading()
             await cycle.message_event.wait()
             cycle.message_event.clear()
         if not self._reading or cycle.disconnected or cycle.response_complete:
-            return await self._receive()
+            return await cycle.receive()  # type: ignore[return-value] # the same messages, typed as dictionaries
         piece, start, stop = self._came.popleft()
         self._reading = bool(self._left or self._came)
         return {"type": "http.request", "body": piece[start:stop], "more_body": self._reading}
@@ -152,11 +146,3 @@ class DirectReader(asyncio.BufferedProtocol):
         if self._filled == len(target):
             self._targets.popleft()
             self._filled = 0
-
-    def _end(self) -> None:
-        """Return the connection to the HTTP protocol, with a new parser: the old one still waits for the body."""
-        self._active.discard(self)
-        http = self._http
-        http.parser = make_parser(http)
-        http.transport.set_protocol(http)
-        self._cycle.more_body = False

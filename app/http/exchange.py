@@ -1,4 +1,4 @@
-"""One HTTP request and its reply: limits and timeouts of both directions, request id, timings, and the error reply.
+"""One HTTP request and its reply: limits of the body, request id, timings, and the error reply.
 
 `Exchanges` is the outermost middleware. It puts an `Exchange` into the scope of each request, from which everything
 else takes what it needs. Pages that use ASGI's `receive` and `send` get those of the exchange, with the same limits.
@@ -9,31 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.intake.lease import DirectBody
+from app.http.protocol import CONNECTION, DIRECT_BODY, FULL, SLOW_S
 from app.pool.engine import shutting_down
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
 from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext, address_of, api_of
 from app.telemetry.metrics import Telemetry
-from convgrad._errors import Cancelled, DeadlineExceeded, TooLarge
+from convgrad._errors import Cancelled, ConvgradError, DeadlineExceeded, Overloaded, TooLarge
 
-__all__ = ["DIRECT_BODY", "RELEASE", "TRANSPORT", "Exchange", "Exchanges", "Limits", "content_length", "exchange_of"]
+__all__ = ["Exchange", "Exchanges", "Limits", "exchange_of"]
 
 _log = logging.getLogger("convgrad.request")
 
 _KEY = "convgrad.exchange"
-# What the protocol of a connection adds to the scope of a request: its transport, the `release_reservation` of the
-# `RequestContext`, and for large bodies without TLS the `DirectBody`.
-TRANSPORT, RELEASE, DIRECT_BODY = "convgrad.transport", "convgrad.release", "convgrad.direct_body"
 
 # The rest of a rejected body is read and dropped before the connection closes: a client that sends without reading
 # would otherwise see a reset instead of the answer. At most for this time, while bytes arrive at least every few
@@ -43,19 +39,17 @@ LINGER_S, LINGER_IDLE_S, LINGER_BYTES = 30.0, 3.0, 256 << 20
 _KEEP_ALIVE_REST = 1 << 20
 # Most small calls end sooner, and need not be watched for a disconnect.
 _UNWATCHED_S = 0.002
+_RETRY_AFTER_S = 1
+_RPC = "/rpc"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one request: bytes of its body, seconds until it must have arrived, and the slowest client.
-
-    A client that sends or reads nothing for `slow_s`, or less than `slow_rate` bytes per second, is disconnected.
-    """
+    """Limits of one request: bytes of its body, seconds until it must have arrived, and until its next bytes must."""
 
     body: int
     deadline_s: float = 3600.0
-    slow_s: float = 30.0
-    slow_rate: int = 16 << 10
+    slow_s: float = SLOW_S
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -63,19 +57,11 @@ def exchange_of(scope: Scope) -> Exchange:
     return cast("Exchange", scope[_KEY])
 
 
-def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """Return the number of bytes of the body, if the head of the request declares it."""
-    value = next((value for name, value in headers if name == b"content-length"), None)
-    # int() rejects thousands of digits, which may be zeros.
-    return None if value is None else int(value.strip().lstrip(b"0") or 0)
-
-
 class Exchange:
     """One request and its reply.
 
     `chunks` and `receive` raise `TooLarge` for a body over its limit, `DeadlineExceeded` for one that arrives too late
-    or too slowly; `chunks` also `Cancelled` when the client disconnects. `send` raises `Cancelled` for a client that
-    reads too slowly.
+    or too slowly; `chunks` also `Cancelled` when the client disconnects.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
@@ -87,27 +73,24 @@ class Exchange:
         if len(self.headers) < len(scope["headers"]):
             accept = [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"]
             self.headers |= {"accept": ", ".join(accept)} if accept else {}
-        self.direct_body: DirectBody | None = scope.get(DIRECT_BODY)
-        self._transport: asyncio.Transport | None = scope.get(TRANSPORT)
+        self.direct_body = scope.get(DIRECT_BODY)
         request_id, peer = self.headers.get("x-request-id", ""), scope.get("client")
         self.context = RequestContext(
             request_id if REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex(),
             api=api_of(scope["path"]),
-            connection=id(self._transport),
+            connection=scope.get(CONNECTION, 0),
             address=address_of(peer[0]) if peer else ANYONE,
         )
-        if (release := scope.get(RELEASE)) is not None:
-            self.context.release_reservation = release
         self.status = 0
-        self._receive = receive
+        self._receive: Receive = receive if self.direct_body is None else self.direct_body.receive
         self._send = send
         self._limits = limits
-        self.length = content_length(scope["headers"])
+        length = self.headers.get("content-length")
+        self.length = None if length is None else int(length)
         """Bytes of the body, if its head declares them."""
         # Whether the whole body was received: ASGI's next message is the disconnect.
         self._complete = self.length == 0 or (self.length is None and "transfer-encoding" not in self.headers)
         self._asked = self._replied = self._end_pending = False
-        self._waited = 0.0
 
     # The request.
 
@@ -130,21 +113,17 @@ class Exchange:
         return message
 
     async def _receive_in_time(self) -> Message:
-        received, limits, start = self.context.received, self._limits, time.monotonic()
-        patience = limits.slow_s + min(0.0, received / limits.slow_rate - self._waited)
-        left = limits.deadline_s - (start - self.context.started)
+        slow_s, left = self._limits.slow_s, self._limits.deadline_s - self.context.age()
         try:
-            async with asyncio.timeout(min(patience, left)):
-                message = await self._receive()
+            async with asyncio.timeout(min(slow_s, left)):
+                return await self._receive()
         except TimeoutError:
-            if left <= patience:
+            if left <= slow_s:
                 raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
             raise DeadlineExceeded(
-                f"the body arrived too slowly: {received} bytes in {self._waited + patience:.0f} s",
+                f"the body arrived too slowly: nothing for {slow_s:g} s after {self.context.received} bytes",
                 data={"reason": "slow_sender"},
             ) from None
-        self._waited += time.monotonic() - start
-        return message
 
     async def chunks(self) -> AsyncIterator[bytes | memoryview]:
         """Yield the body as it arrives; what was read straight to its destination comes as `memoryview`.
@@ -173,25 +152,23 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._reply_headers()]
-            await self._send_in_time(message)
-            return
-        self.context.sent += len(message.get("body", b""))
-        self._replied = not message.get("more_body", False)
-        if self._replied and not (self._complete or self._awaits_continue):
-            # The end follows when the request's memory is released and its body read.
-            message, self._end_pending = {**message, "more_body": True}, True
-        await self._send_in_time(message)
+        else:
+            self.context.sent += len(message.get("body", b""))
+            self._replied = not message.get("more_body", False)
+            if self._replied and not (self._complete or self._awaits_continue):
+                # The end follows when the request's memory is released and its body read.
+                message, self._end_pending = {**message, "more_body": True}, True
+        await self._send(message)
 
     def _reply_headers(self) -> list[tuple[bytes, bytes]]:
         context = self.context
         headers = [(b"x-request-id", context.request_id.encode())]
-        if context.trace is not None:
-            headers.append((b"traceresponse", context.trace.header().encode()))
         if timing := context.timings.header():
             headers.append((b"server-timing", timing.encode()))
-        if not self._complete and (
+        rest_is_long = not self._complete and (
             self.length is None or self.length - context.received > _KEEP_ALIVE_REST or self._awaits_continue
-        ):
+        )
+        if rest_is_long or FULL in self.scope:
             headers.append((b"connection", b"close"))
         return headers
 
@@ -200,28 +177,11 @@ class Exchange:
         # The client waits for "100 Continue" and gets the final answer instead.
         return "expect" in self.headers and not self._asked
 
-    async def _send_in_time(self, message: Message) -> None:
-        if (transport := self._transport) is not None:
-            if transport.is_closing():
-                # The client has reset the connection; uvicorn is told in the next turn of the event loop, and then
-                # ignores what is sent, too. The disconnect stops the call.
-                await asyncio.sleep(0)
-                return
-            if not transport.get_write_buffer_size():  # with nothing unsent, sending does not wait
-                await self._send(message)
-                return
-        size = len(message.get("body", b""))
-        try:
-            async with asyncio.timeout(self._limits.slow_s + size / self._limits.slow_rate):
-                await self._send(message)
-        except TimeoutError:
-            context = self.context
-            context.refusals.append("slow_reader")
-            if transport is not None:
-                # An orderly close would wait for the client to read what was sent.
-                transport.abort()
-                await asyncio.sleep(0)
-            raise Cancelled("the client reads its reply too slowly") from None
+    def deny(self, error: ConvgradError) -> None:
+        """Raise an error, except for JSON-RPC, which reports it under the ids of the calls."""
+        if self.scope["path"] != _RPC:
+            raise error
+        self.context.denied = error
 
     async def fail(self, caught: Exception) -> None:
         """Reply with an error, in the format of the API.
@@ -233,8 +193,7 @@ class Exchange:
         if not self.status and not isinstance(error, Cancelled):
             context = self.context
             reply = error_reply(error, context.api, context.request_id, accept=self.headers.get("accept", ""))
-            with suppress(Cancelled):  # a client that reads too slowly may not read this either
-                await send_bytes(self.send, reply.body, reply.media_type, status=reply.status, headers=reply.headers)
+            await send_bytes(self.send, reply.body, reply.media_type, status=reply.status, headers=reply.headers)
 
     async def end(self) -> None:
         """End a reply that was sent before the whole request arrived; called after the request's memory is released."""
@@ -310,20 +269,13 @@ class Exchanges:
         self._app = app
         self._limits = limits
         self._telemetry = telemetry or Telemetry()
-        self._checks = checks
+        self._checks = (check_connections, *checks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         exchange = scope[_KEY] = Exchange(scope, receive, send, self._limits)
-        exchange.context.enter()
-        try:
-            with self._telemetry.tracing.request(scope, exchange.headers, exchange.context):
-                await self._handle(exchange)
-        finally:
-            await exchange.end()
-
-    async def _handle(self, exchange: Exchange) -> None:
-        scope, context = exchange.scope, exchange.context
+        context = exchange.context
+        context.enter()
         try:
             for check in self._checks:
                 check(exchange)
@@ -334,25 +286,22 @@ class Exchanges:
         except Exception as caught:  # noqa: BLE001 - every error is answered here
             await exchange.fail(caught)
         finally:
-            context.release_reservation()
             self._telemetry.request_done(context)
             level = logging.DEBUG if scope["path"] in MONITORED else logging.INFO
             if _log.isEnabledFor(level):
-                _log.log(
-                    level,
-                    "%s %.256s %s",
-                    *(scope["method"], scope["path"], exchange.status or "-"),
-                    extra={"facts": _facts(context, exchange.status)},
-                )
+                words = scope["method"], scope["path"], exchange.status or "-"
+                _log.log(level, "%s %.256s %s", *words, extra={"facts": context.facts(exchange.status)})
+            await exchange.end()
 
 
-def _facts(context: RequestContext, status: int) -> dict[str, Any]:
-    facts = {
-        "request_id": context.request_id,
-        "key": context.key,
-        "address": context.address,
-        "status": status,
-        "outcome": context.outcome,
-        "ms": round(context.age() * 1000, 3),
-    }
-    return facts | ({"trace_id": context.trace.trace_id} if context.trace else {})
+def check_connections(exchange: Exchange) -> None:
+    """Raise `Overloaded` beyond the limit of connections, except for health and metrics."""
+    limit = exchange.scope.get(FULL)
+    if limit is not None and exchange.scope["path"] not in MONITORED:
+        exchange.deny(
+            Overloaded(
+                f"the limit of {limit} connections is reached",
+                retry_after=_RETRY_AFTER_S,
+                data={"reason": "connections", "limit": limit},
+            )
+        )

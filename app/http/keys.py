@@ -19,8 +19,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,44 +189,20 @@ def _line(name: str, secret: str, calls: int | None) -> str:
 
 
 def _add(path: Path, line: str) -> None:
-    """Add a line to a key file, which is replaced as a whole: a service that reads it meanwhile sees no part of a line.
+    """Append a line to a key file, which is created for its owner only.
 
     Raises `ValueError` if the file has a wrong line, or the key or its name already, and `OSError`.
     """
-    path = path.resolve()  # what a symbolic link names is replaced, not the link
-    with _locked(path.parent):
-        before = path.read_text("utf-8") if path.exists() else ""
-        text = before + ("\n" if before and not before.endswith("\n") else "") + line
+    with open(path, "a+", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        before = file.read()
+        line = ("\n" if before and not before.endswith("\n") else "") + line
         try:
-            parse_keys(text)
+            parse_keys(before + line)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            with new.open("x", encoding="utf-8") as file:
-                if path.exists():  # the service, which may be another user, can read it as before
-                    was = path.stat()
-                    os.fchown(file.fileno(), was.st_uid, was.st_gid)
-                    os.fchmod(file.fileno(), was.st_mode)
-                else:
-                    os.fchmod(file.fileno(), 0o600)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time add keys to the files of a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        file.write(line)
 
 
 if __name__ == "__main__":

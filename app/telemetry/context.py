@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import Self, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -35,7 +34,6 @@ __all__ = [
     "REQUEST_ID",
     "RequestContext",
     "Timings",
-    "TraceParent",
     "address_of",
     "api_of",
     "as_convgrad_error",
@@ -116,41 +114,6 @@ class Timings:
         return ", ".join(f"{part};dur={self.seconds[part] * 1000:.3f}" for part in PARTS if part in self.seconds)
 
 
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-
-
-@dataclass(frozen=True, slots=True)
-class TraceParent:
-    """The `traceparent` of W3C Trace Context, which identifies a span.
-
-    Trace id and span id have 32 and 16 hexadecimal digits.
-    """
-
-    trace_id: str
-    span_id: str
-    flags: int = 0
-
-    @classmethod
-    def read(cls, header: str) -> Self | None:
-        """Parse a header; None when it is malformed and, by the standard, has to be ignored."""
-        match = _TRACEPARENT.fullmatch(header.strip())
-        if match is None:
-            return None
-        version, trace_id, span_id, flags, more = match.groups()
-        # Later versions may add fields, version 00 may not; an id of zeros is invalid.
-        if version == "ff" or (version == "00" and more) or not (int(trace_id, 16) and int(span_id, 16)):
-            return None
-        return cls(trace_id, span_id, int(flags, 16) & 1)
-
-    def child(self) -> TraceParent:
-        """Return a new span whose parent is this one."""
-        return TraceParent(self.trace_id, secrets.token_hex(8), self.flags)
-
-    def header(self) -> str:
-        """Return the header's value."""
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
-
-
 @dataclass(slots=True)
 class RequestContext:
     """The state of one request."""
@@ -167,9 +130,8 @@ class RequestContext:
     """Tenant charged for the memory of the request's tensors; empty: none."""
     calls_limit: int | None = None
     denied: ConvgradError | None = None
-    trace: TraceParent | None = None
-    release_reservation: Callable[[], object] = lambda: None
-    """Called when the request is counted or has ended: the listener no longer counts its new connection as a call."""
+    trace_id: str = ""
+    """Of the request's span; empty without tracing."""
     refusals: list[str] = field(default_factory=list)
     received: int = 0
     sent: int = 0
@@ -196,6 +158,18 @@ class RequestContext:
     def age(self) -> float:
         """Seconds since the request arrived."""
         return time.monotonic() - self.started
+
+    def facts(self, status: int) -> dict[str, Any]:
+        """Return what the log has about the request, which got `status`."""
+        facts = {
+            "request_id": self.request_id,
+            "key": self.key,
+            "address": self.address,
+            "status": status,
+            "outcome": self.outcome,
+            "ms": round(self.age() * 1000, 3),
+        }
+        return facts | ({"trace_id": self.trace_id} if self.trace_id else {})
 
     def enter(self) -> None:
         """Make this the context of the current task and of the tasks it starts."""

@@ -15,7 +15,6 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from app.sharing import Shared
 from app.telemetry.tracing import Tracing
-from convgrad._errors import Overloaded
 from kernels.plan import algorithm_of
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Telemetry:
     """Count the requests and calls of one service."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
-        self.tracing = tracing or Tracing()
+        self.tracing = tracing or Tracing({})
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.connections = Gauge("convgrad_connections_open", "Open connections.", registry=self.registry)
@@ -79,11 +78,6 @@ class Telemetry:
         self._seconds(api).observe(context.age())
         for part, seconds in context.timings.seconds.items():
             self._parts(api, part).observe(seconds)
-
-    def request_rejected(self, api: str, error: Overloaded) -> None:
-        """Count a request that was refused by its head alone."""
-        self._requests(api, error.code).inc()
-        self._refusals(api, str(error.data["reason"])).inc()
 
     def call_done(
         self, name: str, op: ResolvedOp, plans: Sequence[Plan], context: RequestContext, outcome: str, seconds: float

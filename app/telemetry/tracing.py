@@ -1,86 +1,90 @@
-"""OpenTelemetry spans, when it is installed (extra `[otel]`) and an endpoint is set.
+"""OpenTelemetry spans of requests and calls, sent where the standard `OTEL_EXPORTER_OTLP_*` variables say.
 
-A request is a child of the span in its `traceparent`, and each call is a child of its request. Without an endpoint no
-spans are created, but `traceparent` is still propagated.
+Needs the extra `[otel]`. Without an endpoint in the environment nothing of OpenTelemetry is imported.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.telemetry.context import RequestContext, TraceParent
+from app.telemetry.context import RequestContext, api_of, current_context
 from convgrad import __version__
 from convgrad._launch import install_hint
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
 __all__ = ["Tracing"]
 
+_log = logging.getLogger("convgrad")
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _WRITTEN_WITHIN_S = 5
-_LONGEST_PATH = 256
 
 
 class Tracing:
-    """Create spans and send them to `endpoint`, the HTTP address of an OTLP collector; None creates none.
+    """Create spans for requests and calls, or nothing if `environment` names no endpoint."""
 
-    Raises `ValueError` when OpenTelemetry is needed and not installed.
-    """
-
-    def __init__(self, endpoint: str | None = None) -> None:
-        self._tracer: Any = None
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._provider: Any = None
-        if endpoint is not None:
-            self._provider = _provider(endpoint)
-            self._tracer = self._provider.get_tracer("convgrad", __version__)
+        endpoint = next((name for name in _ENDPOINTS if environment.get(name)), None)
+        if endpoint is None:
+            return
+        try:
+            self._provider = _provider()
+        except ImportError as error:
+            _log.warning("%s: no spans without the package %s: %s", endpoint, error.name, install_hint("otel"))
+            return
+        self._tracer = self._provider.get_tracer("convgrad", __version__)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Send the pending spans and shut down."""
         if self._provider is not None:
-            self._provider.force_flush(_WRITTEN_WITHIN_S * 1000)
-            self._provider.shutdown()
+            await asyncio.to_thread(self._provider.force_flush, _WRITTEN_WITHIN_S * 1000)
+            await asyncio.to_thread(self._provider.shutdown)
 
-    @contextmanager
-    def request(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[None]:
-        """Trace the block as a request; sets `context.trace` to its span."""
-        given = TraceParent.read(headers.get("traceparent", ""))
-        if self._tracer is None:
-            context.trace = given and given.child()
-            yield
-            return
-        with self._span(scope, headers, context) as span:
-            try:
-                yield
-            finally:  # also of a request that is cancelled
-                span.set_attributes(_facts(context))
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that has a span for each request, or `app` itself."""
+        if self._provider is None:
+            return app
+        from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+        from opentelemetry.instrumentation.propagators import TraceResponsePropagator, set_global_response_propagator
 
-    @contextmanager
-    def _span(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[Span]:
-        from opentelemetry.trace import SpanKind, use_span
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        names = ("traceparent", "tracestate")
-        parent = TraceContextTextMapPropagator().extract({name: headers[name] for name in names if name in headers})
-        attributes = {"http.request.method": scope["method"], "url.path": scope["path"][:_LONGEST_PATH]}
-        span = self._tracer.start_span(
-            f"{scope['method']} {context.api}", context=parent, kind=SpanKind.SERVER, attributes=attributes
+        set_global_response_propagator(TraceResponsePropagator())  # type: ignore[no-untyped-call] # theirs
+        traced: ASGIApp = OpenTelemetryMiddleware(
+            _described(app),
+            default_span_details=_details,
+            tracer_provider=self._provider,
+            exclude_spans=["receive", "send"],
         )
-        made = span.get_span_context()
-        context.trace = TraceParent(f"{made.trace_id:032x}", f"{made.span_id:016x}", int(made.trace_flags) & 1)
-        with use_span(span, end_on_exit=True, record_exception=False):
-            yield span
+        return traced
 
     def call(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
         """Record a call that ends now and took `seconds`, as a child of the current request's span."""
-        if self._tracer is not None:
+        if self._provider is not None:
             end = time.time_ns()
-            span = self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=dict(facts))
-            span.end(end)
+            self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=dict(facts)).end(end)
+
+
+def _described(app: ASGIApp) -> ASGIApp:
+    """Add what the service knows of a request to its span, before the end of the reply, which ends the span."""
+    from opentelemetry.trace import get_current_span
+
+    async def described(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_described(message: Message) -> None:
+            span, context = get_current_span(), current_context()
+            context.trace_id = f"{span.get_span_context().trace_id:032x}"
+            if not message.get("more_body", message["type"] == "http.response.start"):
+                span.set_attributes(_facts(context))
+            await send(message)
+
+        await app(scope, receive, send_described)
+
+    return described
 
 
 def _facts(context: RequestContext) -> dict[str, Any]:
@@ -93,22 +97,19 @@ def _facts(context: RequestContext) -> dict[str, Any]:
     }
 
 
-def _provider(endpoint: str) -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise ValueError(f"otlp_endpoint needs the package {error.name}: {install_hint('otel')}") from None
+def _details(scope: Scope) -> tuple[str, dict[str, Any]]:
+    return f"{scope['method']} {api_of(scope['path'])}", {}
+
+
+def _provider() -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.instrumentation import asgi  # noqa: F401 -- found missing here rather than later
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these.
-    resource = Resource({"service.name": "convgrad", "service.version": __version__}).merge(_from_environment())
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    resource = Resource({"service.name": "convgrad", "service.version": __version__})
+    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
-
-
-def _from_environment() -> Any:
-    from opentelemetry.sdk.resources import OTELResourceDetector
-
-    return OTELResourceDetector().detect()

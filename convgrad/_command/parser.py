@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -21,14 +21,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `UsageError`; misspelt flags and subcommands come before all other mistakes.
+    """A parser that raises `UsageError`; misspelt flags and subcommands come before all other mistakes."""
 
-    `renamed` are former flags, with their new names.
-    """
-
-    def __init__(self, *, renamed: Mapping[str, str] | None = None, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
-        self._renamed = renamed or {}
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Check the names, then parse; argparse calls this for a subcommand, too."""
@@ -52,7 +48,5 @@ class Parser(argparse.ArgumentParser):
         if name in known:
             return ""
         plain = name.replace("_", "-")
-        if plain in self._renamed:
-            return f"{name} has been renamed: it is {self._renamed[plain]} now"
         hint = suggestion(plain, known) or f" ({self.prog} --help lists them)"
         return f"{name} is not a {kind} of {self.prog}{hint}"

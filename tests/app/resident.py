@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 
 from app.calls.service import Service
-from app.http.protocol import http_protocol
+from app.http.protocol import SLOW_S, http_protocol
 from app.main import create_app
 from app.settings import Settings
 
@@ -52,11 +52,10 @@ class Resident:
 
 
 @contextmanager
-def resident_service(**settings: Any) -> Iterator[Resident]:
+def resident_service(slow_s: float = SLOW_S, **settings: Any) -> Iterator[Resident]:
     """Run the application with these settings until the block ends; yields when it is ready."""
-    chosen = Settings(port=0, **settings)
-    app, protocol = create_app(chosen), http_protocol(chosen.slow_s, int(chosen.slow_rate))
-    config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, log_config=None, lifespan="on")
+    app = create_app(Settings(port=0, **settings), slow_s)
+    config = uvicorn.Config(app, port=0, loop="uvloop", http=http_protocol(slow_s), log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     started = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,10 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, ValidationError
 
-from app.checking import read_settings
-from app.flags import parse_flags
-from app.settings import Settings, unknown_variables
+from app.settings import Settings, read_settings, unknown_variables
+from convgrad._command.exits import UsageError
 from engine.container import cpu_count, free_memory, memory_bytes
+from kernels.target import NAME
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +35,7 @@ def test_flags_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPa
     """A flag is the setting's name in kebab case, and overrides the variable."""
     monkeypatch.setenv("CONVGRAD_QUEUE_LENGTH", "7")
     monkeypatch.setenv("CONVGRAD_PORT", "1234")
-    flags, dry_run = parse_flags(["--queue-length", "9"])
-    settings = read_settings(flags)
+    settings, dry_run = read_settings(["--queue-length", "9"])
     assert not dry_run
     assert (settings.queue_length, settings.port) == (9, 1234)
 
@@ -58,31 +59,79 @@ def test_defaults_depend_on_the_container() -> None:
     assert (chosen.worker_count, chosen.memory_budget) == (3, 5 << 20)
 
 
-def test_help_is_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help names the command, and values by what they are: no Python types, no nulls, sizes with units."""
-    with pytest.raises(SystemExit) as caught:
-        parse_flags(["--help"])
-    assert caught.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith("usage: convgrad serve [-h] [--host ADDRESS]")
-    assert "--body-limit SIZE Largest request body in bytes. (default: 1GiB)" in printed
-    assert "--drain-s SECONDS" in printed
-    assert "exit status: 0" in printed
-    assert not re.search(r"\b(null|None|str|int|float|Path|ByteSize|SecretStr|tuple)\b", printed)
-
-
 @pytest.mark.parametrize("text", ["https://a.org,https://b.org", '["https://a.org", "https://b.org"]'])
 def test_lists_have_commas_or_are_json(text: str) -> None:
     """A list may have commas or be JSON, in a variable as in a flag."""
-    assert read_settings(parse_flags(["--cors", text])[0]).cors == ("https://a.org", "https://b.org")
+    assert read_settings(["--cors", text])[0].cors == ("https://a.org", "https://b.org")
 
 
-@pytest.mark.parametrize(("name", "least"), [("memory_limit", 1 << 20), ("body_limit", 1 << 10)])
-def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
-    """A size too small for any call is rejected with the smallest valid one and the reason."""
-    assert getattr(Settings.model_validate({name: least}), name) == least
-    with pytest.raises(ValidationError, match=r"must be at least 1.0 .iB.*: .* call"):
-        Settings.model_validate({name: least - 1})
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--port x", "--port: Input should be a valid integer"),
+        ("--body-limit lots", "--body-limit: could not parse value and unit"),
+        ("--work-limit 1e99x", "--work-limit: Input should be a valid integer"),
+        ("--engine rya", "--engine: Input should be 'local' or 'ray'"),
+        ("--keys-file /nowhere", "--keys-file: Path does not point to a file"),
+        ("--cors example.org", "--cors: must be origins such as https://example.org, without a path, or *"),
+        ("--cors https://a.org/", "--cors: must be origins"),
+        ("--allowed-hosts http://a.org", "--allowed-hosts: must be host names and addresses without"),
+        (f"--tls-key {__file__}", "--tls-key: needs --tls-certificate"),
+        ("--host 0.0.0.0", "--host: must be a loopback address while there are no API keys"),
+        ("--wokers 2", "--wokers is not a flag of convgrad serve; did you mean --workers?"),
+        ("--port", "argument --port: expected one argument (convgrad serve --help"),
+    ],
+)
+def test_a_refusal_names_the_flag_and_the_rule(flags: str, line: str) -> None:
+    """A setting that is wrong is named with the rule, and never with its value."""
+    with pytest.raises(UsageError) as caught:
+        read_settings(flags.split())
+    assert str(caught.value).startswith(line)
+
+
+def test_all_wrong_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong flags and wrong variables are listed in one run, without the values of secrets."""
+    monkeypatch.setenv("CONVGRAD_SEALED_KEY", "secret")
+    with pytest.raises(UsageError) as caught:
+        read_settings(["--port", "x"])
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["--port", "--sealed-key"]
+    assert "secret" not in str(caught.value)
+
+
+def run(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the service without compiled kernels, to its end."""
+    environment = {**os.environ, NAME: "reference", **environment}
+    command = [sys.executable, "-m", "app", *flags]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+
+
+@pytest.mark.heavy
+def test_a_dry_run_prints_the_settings() -> None:
+    """Settings are listed with status 0, secrets masked, even while the port is in use; unknown ones give a warning."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        flags = ["--dry-run", "--port", str(port), "--workers", "3"]
+        done = run(*flags, CONVGRAD_SEALED_KEY="0123456789abcdef", CONVGRAD_DRAIN="1")
+    assert done.returncode == 0
+    assert {f"port = {port}", "workers = 3", "sealed_key = **********"} <= set(done.stdout.splitlines())
+    assert "CONVGRAD_DRAIN is not a setting and is ignored; did you mean CONVGRAD_DRAIN_S?" in done.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--keys", ";"], "there is no key, and every call would be rejected: "),
+        (["--tls-certificate", __file__], "certificate, key and CAs must be PEM files that belong together: "),
+    ],
+)
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "start"])
+def test_a_file_that_cannot_be_used_ends_the_process(flags: list[str], message: str, dry: list[str]) -> None:
+    """A start and a dry run end with status 2 and the same line."""
+    done = run(*dry, *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_unknown_variable_gives_a_warning_with_the_closest_name() -> None:

@@ -101,7 +101,7 @@ def test_pods_have_time_to_drain(name: str) -> None:
     spec = built(name)["Deployment", "convgrad"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     values = {each["name"]: each.get("value") for each in container["env"]}
-    drain, delay = float(values["CONVGRAD_DRAIN_S"]), float(values["CONVGRAD_DRAIN_DELAY_S"])
+    drain, delay = float(values["CONVGRAD_DRAIN_S"]), float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert drain >= Settings.model_fields["deadline_s"].default
     assert spec["terminationGracePeriodSeconds"] > drain + delay + 5
     probe = container["readinessProbe"]

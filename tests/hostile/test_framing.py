@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.http.protocol import MAX_FIELDS, MAX_VALUE
+from app.http.protocol import MAX_HEAD
 from tests.app import oip
 from tests.app.resident import Resident
 from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits
@@ -46,6 +46,7 @@ def test_valid_requests_by_hand(service: LiveService) -> None:
         [b"content-length: "],
         ["content-length: ٤٤".encode()],
         [b"content-length: 1" + b"0" * 5000],
+        [b"content-length: " + b"0" * 5000 + b"44"],
         [b"content-length: 18446744073709551616"],
         [b"content-length: 44", b"content-length: 44"],
         [b"content-length: 44", b"transfer-encoding: chunked"],
@@ -121,56 +122,32 @@ def test_a_long_head_is_answered(service: LiveService) -> None:
     """A client that sends a head that is too long and waits for the answer gets one."""
     with connect(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
-        for _ in range(66):  # only the last one is too much: the service does not close a connection while data arrives
+        for _ in range(17):  # only the last one is too much: the service does not close a connection while data arrives
             sock.sendall(b"a" * 1000)
         assert status(read_all(sock)) == 400
-
-
-@pytest.mark.parametrize(("count", "expected"), [(MAX_FIELDS, 200), (MAX_FIELDS + 1, 400), (10_000, 400)])
-def test_fields_of_a_head(service: LiveService, count: int, expected: int) -> None:
-    """A head with more fields than the limit is rejected, and the answer names the limit."""
-    reply = talk(service.url, head("/healthz", LAST, *[b"a:b"] * (count - 2), method="GET"))
-    assert status(reply) == expected
-    assert (b"more than %d fields" % MAX_FIELDS in reply) == (expected == 400)
 
 
 LONG = 60_000
 
 
 @pytest.mark.parametrize(
-    "name", ["Content-Type", "Accept", "Accept-Encoding", "X-Forwarded-For", "traceparent", "x-any"]
+    "lines", [[b"a:b"] * (LONG // 3), [b"x: " + b";" * LONG], [b"Accept: " + b";" * (LONG // 10)] * 10]
 )
-@pytest.mark.parametrize("split", [1, 10])
-def test_values_of_fields(service: LiveService, name: str, split: int) -> None:
-    """A field with more bytes than the limit, also in several lines, is rejected, and the answer has both numbers."""
-    lines = [b"%s: %s" % (name.encode(), b";" * (LONG // split))] * split
-    reply = talk(service.url, request(REST, b"{}", LAST, *lines))
+def test_long_heads(service: LiveService, lines: list[bytes]) -> None:
+    """A head with more bytes than the limit, in one field or in many, is rejected, and the answer names the limit."""
+    reply = talk(service.url, head("/healthz", LAST, *lines, method="GET"))
     assert status(reply) == 400
-    assert b"The header %s has %d bytes; at most %d are allowed." % (name.lower().encode(), LONG, MAX_VALUE) in reply
-    reply = talk(service.url, head("/healthz", LAST, b"%s: %s" % (name.encode(), b";" * MAX_VALUE), method="GET"))
-    assert status(reply) == 200
-
-
-def test_a_field_that_no_page_reads_has_no_name_in_the_answer(service: LiveService) -> None:
-    """The name of a long field is the client's, and only a short one is repeated."""
-    reply = talk(service.url, head("/healthz", b"x" * 100 + b": " + b"a" * LONG, method="GET"))
-    assert status(reply) == 400
-    assert b"The header ? has" in reply
-
-
-def test_cookies_may_be_long(service: LiveService) -> None:
-    """Cookies of other services on this machine are ignored, however long they are."""
-    assert status(talk(service.url, head("/healthz", LAST, b"cookie: " + b"a" * LONG, method="GET"))) == 200
+    assert b"exceeds %d bytes" % MAX_HEAD in reply
+    shorter = b"x: " + b";" * (MAX_HEAD - 100)
+    assert status(talk(service.url, head("/healthz", LAST, shorter, method="GET"))) == 200
 
 
 @pytest.mark.parametrize("piece", ["a", "%", "%41", "/", "?a=1&", "/v1/ops/"])
 def test_long_targets(service: LiveService, piece: str) -> None:
     """A target with more bytes than the limit is rejected before it is parsed."""
     target = "/" + piece * (LONG // len(piece))
-    reply = talk(service.url, head(target, LAST, method="GET"))
-    assert status(reply) == 400
-    assert b"target has %d bytes; at most %d are allowed" % (len(target), MAX_VALUE) in reply
-    shorter = "/" + piece * (MAX_VALUE // len(piece) - 1)
+    assert status(talk(service.url, head(target, LAST, method="GET"))) == 400
+    shorter = "/" + piece * ((MAX_HEAD - 100) // len(piece))
     assert status(talk(service.url, head(shorter, LAST, method="GET"))) in (200, 404)
 
 
@@ -227,17 +204,6 @@ def test_trailers_are_no_headers(service: LiveService) -> None:
     reply = talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + body)
     assert status(reply) == 200
     assert b"x-request-id: trailer" not in reply
-
-
-def test_cookies_are_ignored(resident: Resident) -> None:
-    """No page gets to parse a cookie, which takes seconds for one of 60 KB."""
-    lines = b"cookie: a=b", b"Cookie: a=b", b"content-length: 1"
-    with connect(resident.url) as sock:
-        sock.sendall(head("/rpc", *lines))
-        resident.until(lambda: any(each.cycle is not None for each in resident.connections))
-        names = [name for each in resident.connections if each.cycle for name, _ in each.headers]
-    assert b"content-length" in names
-    assert b"cookie" not in names
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ USED = 'bytes{state="used"}'
 
 @contextmanager
 def limited() -> Iterator[LiveService]:
-    """Run a service with 512 MiB for tensors, in its own process, that does not disconnect slow clients."""
-    with running_service("--memory-limit", str(LIMIT), "--workers", "2", "--slow-s", "250") as service:
+    """Run a service with 512 MiB for tensors, in its own process."""
+    with running_service("--memory-limit", str(LIMIT), "--workers", "2") as service:
         yield service
 
 

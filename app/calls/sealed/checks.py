@@ -9,36 +9,50 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from app.pool.buffers import SegmentPool
-from app.settings import Settings
 from convgrad._check.cases import Array
 from convgrad._errors import RateLimited
 from engine.sealed import checks as sealed
 from engine.sealed.checks import SealedCase, SealedCheck
 
-__all__ = ["Judging", "SealedChecks", "settled", "submit"]
+__all__ = ["Judging", "SealedChecks", "SealedLimits", "settled", "submit"]
+
+_MOST_CASES = 200
 
 Judging = Coroutine[Any, Any, dict[str, Any]]
 """Judges an answer, sets the status of its case, and returns the reply."""
 
 
+@dataclass(frozen=True, slots=True)
+class SealedLimits:
+    """Seconds to answer a case, from when it is drawn; seconds after which a check is forgotten.
+
+    For each key or address, the open checks, and the bytes of the inputs of their open cases.
+    """
+
+    case_s: float = 60.0
+    check_s: float = 3600.0
+    checks: int = 4
+    memory: int = 64 << 20
+
+
 class SealedChecks(sealed.SealedChecks):
     """The checks of all keys and addresses; the inputs of their open cases are in shared memory."""
 
-    def __init__(self, settings: Settings, segments: SegmentPool) -> None:
-        key = settings.sealed_key
-        secret = None if key is None else key.get_secret_value()
-        super().__init__(secret, checks=settings.sealed_checks, cases=settings.sealed_cases)
-        self._settings = settings
+    def __init__(self, secret: str | None, segments: SegmentPool, limits: SealedLimits | None = None) -> None:
+        """Sign with `secret`; None: a random one."""
+        self.limits = limits or SealedLimits()
+        super().__init__(secret, checks=self.limits.checks, cases=_MOST_CASES)
         self._segments = segments
         self._drawing = asyncio.Lock()
 
     def begin(self, given: Mapping[str, Any], owner: str, key: str) -> SealedCheck:
         """Begin a check, which is forgotten after its time; raises as `engine.sealed` does."""
         check = super().begin(given, owner, key)
-        timer = asyncio.get_running_loop().call_later(self._settings.sealed_check_s, self.drop, check)
+        timer = asyncio.get_running_loop().call_later(self.limits.check_s, self.drop, check)
         check.closing.callback(timer.cancel)
         return check
 
@@ -52,7 +66,7 @@ class SealedChecks(sealed.SealedChecks):
             if current is not None or len(check.cases) == check.asked:
                 return current
             drawn, inputs = await asyncio.to_thread(_drawn, check)
-            drawn.until = time.monotonic() + self._settings.sealed_case_s
+            drawn.until = time.monotonic() + self.limits.case_s
             try:
                 await self._keep(drawn, inputs, check.owner)
                 self.find(check.id, check.owner)
@@ -60,7 +74,7 @@ class SealedChecks(sealed.SealedChecks):
             except BaseException:
                 drawn.close("late")
                 raise
-            timer = asyncio.get_running_loop().call_later(self._settings.sealed_case_s, drawn.end, "late")
+            timer = asyncio.get_running_loop().call_later(self.limits.case_s, drawn.end, "late")
             drawn.closing.callback(timer.cancel)
             return drawn
 
@@ -68,7 +82,7 @@ class SealedChecks(sealed.SealedChecks):
         """Copy the inputs to shared memory."""
         cases = [case for check in self._checks.values() if check.owner == owner for case in check.cases[-1:]]
         held = sum(segment.size for case in cases for segment in case.inputs.values())
-        needed, limit = held + sum(array.nbytes for array in inputs.values()), int(self._settings.sealed_memory)
+        needed, limit = held + sum(array.nbytes for array in inputs.values()), self.limits.memory
         if needed > limit:
             message = f"the open cases of this key or address need {needed} bytes, but may have {limit}"
             data = {"reason": "check_memory", "limit": limit, "value": needed}

@@ -140,10 +140,9 @@ class Verdict(Work):
 
 
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
-    checks, settings = service.sealed_checks, service.settings
-    context = current_context()
+    checks, context = service.sealed_checks, current_context()
     check = checks.begin(given, context.tenant, context.key)
-    limits = {"case_s": settings.sealed_case_s, "check_s": settings.sealed_check_s, "key_id": checks.signer.key_id}
+    limits = {"case_s": checks.limits.case_s, "check_s": checks.limits.check_s, "key_id": checks.signer.key_id}
     return Answered(Result({"check": check.id, "cases": check.asked, **limits}))
 
 

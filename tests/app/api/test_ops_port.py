@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx
@@ -32,13 +30,6 @@ def address_of(url: str) -> tuple[str | None, int | None]:
     """Return host and port of a URL."""
     parts = urlsplit(url)
     return parts.hostname, parts.port
-
-
-@pytest.fixture(scope="module")
-def hasty() -> Iterator[str]:
-    """The operators' address of a service that waits a fifth of a second."""
-    with running_service("--workers", "1", "--ops-port", "0", "--slow-s", "0.2") as service:
-        yield where(service)
 
 
 def test_operators_need_no_key_and_callers_do() -> None:
@@ -104,26 +95,3 @@ def test_a_port_that_cannot_be_taken_is_explained(service: LiveService, port: st
     assert done.returncode == 2
     assert word in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_probe_gets_in_when_others_hold_connections() -> None:
-    """Beyond 64 connections the oldest idle one is closed for the next."""
-    with running_service("--ops-port", "0", "--workers", "1") as service, contextlib.ExitStack() as held:
-        port = urlsplit(where(service)).port
-        idle = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
-        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
-        assert idle[0].recv(1) == b""
-
-
-@pytest.mark.parametrize(
-    "start", [b"", b"GET /healthz HTTP/1.1\r\nhost:", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET"]
-)
-def test_slow_clients_lose_their_connections(hasty: str, start: bytes) -> None:
-    """A client that does not complete a head within `slow_s` is disconnected, whatever was answered before."""
-    with socket.create_connection(address_of(hasty), timeout=10) as sock:
-        sock.sendall(start)
-        answer = b""
-        while piece := sock.recv(1 << 16):
-            answer += piece
-    assert answer.count(b"HTTP/1.1 200") == start.count(b"\r\n\r\n")
-    assert httpx.get(f"{hasty}/healthz").status_code == 200

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 import convgrad
-from app.calls.sealed.checks import SealedChecks, submit
+from app.calls.sealed.checks import SealedChecks, SealedLimits, submit
 from app.pool.buffers import SegmentPool
-from app.settings import Settings
 from convgrad import Overloaded
 from convgrad._cli import main
 from engine.sealed.checks import SealedCase
@@ -42,7 +41,8 @@ KEY = "cg_the-key-of-the-checker"
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
     """A service with a key and one worker, beside the spare one."""
-    with resident_service(workers=1, sealed_checks=8, keys=f"checker {digest(KEY)}") as resident:
+    with resident_service(workers=1, keys=f"checker {digest(KEY)}") as resident:
+        resident.service.sealed_checks = SealedChecks(None, resident.service.segments, SealedLimits(checks=8))
         yield resident
 
 
@@ -155,7 +155,7 @@ def test_finished_checks_hold_no_place() -> None:
     """However many checks were finished, new ones begin; the latest documents are kept, of each owner and of all."""
 
     async def use() -> None:
-        checks = SealedChecks(Settings(sealed_checks=2), SegmentPool(1 << 20))
+        checks = SealedChecks(None, SegmentPool(1 << 20), SealedLimits(checks=2))
         finished = []
         for number in range(300):
             finished.append(checks.begin({}, f"owner {number // 3}", "key"))

@@ -48,27 +48,6 @@ def test_without_keys_all_share_the_queue() -> None:
         pass
 
 
-def test_the_listener_knows_when_the_queue_is_full() -> None:
-    """It rejects when a request would be rejected; for a second after that it also counts connections in transit."""
-    admission = Admission(Settings(queue_length=4))
-    assert admission.full(coming=200) is None
-    with ExitStack() as stack, ExitStack() as last:
-        for _ in range(3):
-            stack.enter_context(admission.call(context()))
-        assert admission.full(coming=200) is None
-        last.enter_context(admission.call(context()))
-        refusal = admission.full(coming=0)
-        assert refusal is not None
-        assert refusal.data == {"reason": "queue", "limit": 4, "retry_after": 1}
-        last.close()
-        assert admission.full(coming=0) is None
-        assert admission.full(coming=1) is not None
-    with ExitStack() as stack:
-        for _ in range(256):
-            stack.enter_context(admission.request(context()))
-        assert admission.full(coming=0) is not None
-
-
 def test_a_flood_leaves_places() -> None:
     """One key gets half of the queue; a second and a third still find places."""
     admission = Admission(Settings(queue_length=64))
@@ -147,10 +126,10 @@ def test_whom_an_address_belongs_to(host: str, expected: str) -> None:
     assert address_of(host) == expected
 
 
-@pytest.mark.parametrize(("line", "default", "expected"), [(3, 0, 3), (3, 5, 3), (None, 5, 5), (None, 0, 32)])
-def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
-    """The limit in a key's line overrides the setting; without both the key's share applies."""
-    admission = Admission(Settings(queue_length=64, key_calls=default))
+@pytest.mark.parametrize(("line", "expected"), [(3, 3), (None, 32)])
+def test_a_key_s_limit(line: int | None, expected: int) -> None:
+    """The limit in a key's line applies; without it the key's share does."""
+    admission = Admission(Settings(queue_length=64))
     with ExitStack() as stack:
         assert fill(admission, stack, context("a", line)) == expected
     with ExitStack() as stack:

@@ -205,7 +205,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 def test_others_are_answered_while_a_long_plan_is_made(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
     """Unusual shapes are planned off the event loop, one at a time; each occupies a place in the queue meanwhile."""
     two = [slow.pool.submit(validate, tight_http, LONG) for _ in range(2)]
-    tight.until(lambda: tight.service.admission.full(0) is not None)
+    tight.until(lambda: tight.service.admission._calls.total() == 2)
     tight.until(lambda: bool(slow.threads))
     assert tight_http.get("/healthz").status_code == 200
     refused = validate(tight_http, SMALL)
@@ -215,7 +215,7 @@ def test_others_are_answered_while_a_long_plan_is_made(tight: Resident, tight_ht
     assert [each.result().status_code for each in two] == [200, 200]
     assert slow.most == 1
     assert all(name.startswith("convgrad-plan") for name in slow.threads)
-    assert tight.service.admission.full(0) is None
+    assert tight.service.admission._calls.total() == 0
     validate(tight_http, SMALL)
     assert not slow.threads[-1].startswith("convgrad-plan")
 
@@ -228,7 +228,7 @@ def test_a_deadline_ends_waiting_for_a_plan(tight: Resident, tight_http: httpx.C
     assert len(slow.threads) == 1
     slow.go.set()
     assert first.result().status_code == 200
-    assert tight.service.admission.full(0) is None
+    assert tight.service.admission._calls.total() == 0
     assert validate(tight_http, LONG).status_code == 200
     assert len(slow.threads) == 1, "what was given up is not planned, and the first plan is remembered"
 

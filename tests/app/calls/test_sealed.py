@@ -6,11 +6,9 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from pydantic import ByteSize
 
-from app.calls.sealed.checks import SealedChecks
+from app.calls.sealed.checks import SealedChecks, SealedLimits
 from app.pool.buffers import SegmentPool
-from app.settings import Settings
 from convgrad import NotFound, RateLimited
 
 
@@ -19,7 +17,7 @@ def test_a_lost_client_costs_nothing() -> None:
 
     async def lose(case_s: float, check_s: float) -> None:
         segments = SegmentPool(1 << 24)
-        checks = SealedChecks(Settings(sealed_case_s=case_s, sealed_check_s=check_s), segments)
+        checks = SealedChecks(None, segments, SealedLimits(case_s, check_s))
         check = checks.begin({}, "owner", "key")
         with suppress(NotFound):  # on a slow machine the check is over at once
             await checks.next(check)
@@ -41,7 +39,7 @@ def test_memory() -> None:
 
     async def draw() -> None:
         segments = SegmentPool(1 << 24)
-        checks = SealedChecks(Settings(sealed_memory=ByteSize(1)), segments)
+        checks = SealedChecks(None, segments, SealedLimits(memory=1))
         check = checks.begin({}, "owner", "key")
         with pytest.raises(RateLimited, match="may have 1") as refused:
             await checks.next(check)

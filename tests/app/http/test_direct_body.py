@@ -29,7 +29,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
     """A service in this process."""
-    with resident_service(workers=1, slow_s=20.0) as resident:
+    with resident_service(workers=1) as resident:
         yield resident
 
 
@@ -80,22 +80,6 @@ def test_bodies_that_arrive_together(resident: Resident) -> None:
                 ((status, found),) = replies(sock, 1)
                 assert status == 200, found
                 check(found, "form" if number % 2 else "binary")
-
-
-def test_bodies_of_another_service_are_not_waited_for(resident: Resident) -> None:
-    """Only bodies that the same server receives share the turns of its event loop."""
-    with resident_service(workers=1) as other, connected(resident.url) as sock:
-        head, body = binary()
-        sock.sendall(head + body[: len(body) // 2])
-        resident.until(lambda: any(len(each.direct_bodies) for each in resident.connections))
-        with connected(other.url) as second:
-            second.sendall(head + body[:-1])
-            other.until(lambda: any(len(each.direct_bodies) == 1 for each in other.connections))
-            second.sendall(body[-1:])
-            ((status, found),) = replies(second, 1)
-        sock.sendall(body[len(body) // 2 :])
-        assert status == replies(sock, 1)[0][0] == 200
-    check(found, "binary")
 
 
 @pytest.mark.parametrize("api", ["binary", "form"])

@@ -182,8 +182,8 @@ def test_a_failed_command_changes_nothing(
 
 def test_keys_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
     """A missing file and a broken secret are errors."""
-    with pytest.raises(FileNotFoundError):
-        make_key_ring(Settings(keys_file=tmp_path / "none"))
+    with pytest.raises(ValueError, match="not point to a file"):
+        Settings(keys_file=tmp_path / "none")
     with pytest.raises(ValueError, match="line 1"):
         make_key_ring(Settings(keys="junk"))  # type: ignore[arg-type]
     assert make_key_ring(Settings()) is None

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Resident]:
     """A service that waits a fifth of a second."""
-    with resident_service(workers=1, slow_s=0.2, slow_rate=1 << 30) as resident:
+    with resident_service(slow_s=0.2, workers=1) as resident:
         yield resident
 
 
@@ -79,7 +79,6 @@ def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
         assert not hasty.service.calls
         assert len(rest(sock)) < 2048 * 2048 * 4
     hasty.until(lambda: hasty.service.segments.stats().used == 0)
-    assert 'convgrad_refusals_total{api="rest",reason="slow_reader"}' in httpx.get(f"{hasty.url}/metrics").text
 
 
 def test_an_invalid_head_has_no_timeout(hasty: Resident) -> None:
@@ -133,10 +132,10 @@ def test_an_end_of_a_reply_that_is_read_too_slowly_times_out(hasty: Resident) ->
         small_buffers(hasty, sock)
         (connection,) = hasty.connections
         sock.sendall(PAGES)
-        hasty.until(lambda: connection._reader_timer is not None)
+        hasty.until(lambda: connection.transport.get_write_buffer_size() > 0)
         while hasty.connections and connection.transport.get_write_buffer_size():
             sock.recv(1000)
-            hasty.until(lambda look=connection._reader_timer: connection._reader_timer is not look)  # type: ignore[misc]
+            hasty.until(lambda look=connection._timer: connection._timer is not look or not hasty.connections)  # type: ignore[misc]
     assert not hasty.connections
 
 

@@ -17,7 +17,7 @@ from tests.live import running_service
 
 pytestmark = pytest.mark.heavy
 
-pytest.importorskip("opentelemetry.sdk")
+pytest.importorskip("opentelemetry.instrumentation.asgi")
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -64,7 +64,10 @@ def attributes(span: Any) -> dict[str, Any]:
 def test_a_call_is_a_span_below_its_caller() -> None:
     """The request's span continues the caller's trace, the call's span is its child, and both have the outcome."""
     with collector() as (endpoint, spans):
-        with running_service("--otlp-endpoint", endpoint) as service, httpx.Client(base_url=service.url) as http:
+        with (
+            running_service(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=endpoint) as service,
+            httpx.Client(base_url=service.url) as http,
+        ):
             http.headers["traceparent"] = f"00-{TRACE}-{PARENT}-01"
             reply = post(http, SMALL, SMALL.inputs())
             assert reply.status_code == 200
