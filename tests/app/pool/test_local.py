@@ -18,7 +18,6 @@ import pytest
 import app
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
-from app.pool.messages import Failed
 from convgrad._errors import DeadlineExceeded, ShuttingDown
 from kernels import ConvProblem, box, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
@@ -218,7 +217,6 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 import app.main  # what a user's script may do at its top level, without a guard
 from app.pool.local import LocalEngine
-from app.pool.messages import Failed
 from app.pool.buffers import SegmentPool
 
 async def serve():
@@ -258,11 +256,3 @@ def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
             poll.unregister(pidfd)
             waiting.remove(pidfd)
             os.close(pidfd)
-
-
-def test_a_retry_does_not_forget_why_the_fork_server_ends() -> None:
-    """Workers are retried after a delay; what a fork server that can't load has reported by then is still the cause."""
-    engine = LocalEngine(SegmentPool(1 << 20), workers=1)
-    engine._launcher.failed = reported = Failed("the kernels can't be loaded", final=True)
-    engine._retry()
-    assert engine._launcher.failed is reported
