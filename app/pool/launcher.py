@@ -46,8 +46,7 @@ class Launcher:
     `on_loaded` is called when workers can be forked, or the compiled code turns out not to work. A request is answered
     by `on_worker` with the process id, and the socket and pidfd unless this process has too many descriptors open; or
     by `on_failed`. `on_died` is called with the reason, and whether it is final, when the fork server is gone and its
-    messages are delivered; it returns the seconds until the next one starts, or None for none. Workers outlive their
-    fork server.
+    messages are delivered: `start` starts the next one. Workers outlive their fork server.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Launcher:
         on_loaded: Callable[[], None],
         on_worker: Callable[[int, list[int]], None],
         on_failed: Callable[[str, bool], None],
-        on_died: Callable[[str, bool], float | None],
+        on_died: Callable[[str, bool], None],
     ) -> None:
         self.loaded = False
         self.restarts = 0
@@ -74,7 +73,6 @@ class Launcher:
         self._sock: socket.socket | None = None
         self._pidfd = -1
         self._request: asyncio.TimerHandle | None = None
-        self._restart: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self._stopping = False
 
@@ -89,8 +87,11 @@ class Launcher:
         return elapsed * (1 - self.share) / self.share if self.share else elapsed
 
     def start(self) -> None:
-        """Start a fork server."""
+        """Start a fork server unless there is one."""
+        if self._process is not None or self._stopping:
+            return
         self._failed = None
+        self._ended.clear()
         try:
             self._process, self._sock = _start_fork_server()
             self._pidfd = os.pidfd_open(self._process.pid)
@@ -106,8 +107,6 @@ class Launcher:
     async def stop(self) -> None:
         """End the fork server and every remaining worker."""
         self._stopping = True
-        if self._restart is not None:
-            self._restart.cancel()
         if self._process is None:
             return
         self._hang_up()
@@ -124,7 +123,7 @@ class Launcher:
             send(self._sock, tuple(dead))
 
     def kill(self) -> None:
-        """Kill the fork server; another one is started."""
+        """Kill the fork server."""
         if self._process is not None:
             self._process.kill()
 
@@ -183,7 +182,7 @@ class Launcher:
         self._end()
 
     def _end(self) -> None:
-        """Clean up after a fork server and start the next one."""
+        """Clean up after a fork server."""
         status = 0
         if self._process is not None:
             self._process.kill()
@@ -195,13 +194,10 @@ class Launcher:
             os.close(self._pidfd)
         self._process, self.pid, self._pidfd, self.loaded = None, None, -1, False
         self._ended.set()
-        if self._stopping:
-            return
-        self.restarts += 1
-        self.share, self._began = 0.0, time.monotonic()
-        if (delay := self._on_died(cause, final)) is not None:
-            self._ended.clear()
-            self._restart = asyncio.get_running_loop().call_later(delay, self.start)
+        if not self._stopping:
+            self.restarts += 1
+            self.share, self._began = 0.0, time.monotonic()
+            self._on_died(cause, final)
 
     def _hang_up(self) -> None:
         """Close the socket, after which the fork server ends."""

@@ -320,13 +320,14 @@ class LocalEngine:
         if self._retry_timer is None:
             self._fill()
 
-    def _on_fork_server_died(self, cause: str, final: bool) -> float | None:
+    def _on_fork_server_died(self, cause: str, final: bool) -> None:
         self._dead.clear()
         if self._fork_server_proved:
             self._fork_server_proved = False
             _log.warning("%s; starting another one", cause)
-            return 0.0
-        return self._count_failure(cause, final)
+            self._launcher.start()
+        else:
+            self._retry_later(cause, final)
 
     def _on_ready(self, worker: WorkerHandle) -> None:
         self._failures, self._ever_answered, self._fork_server_proved = 0, True, True
@@ -364,16 +365,12 @@ class LocalEngine:
         self._dispatch()
 
     def _retry_later(self, cause: str, final: bool) -> None:
-        """Start the missing workers after a delay; further failures before that belong to the same attempt."""
-        if self._retry_timer is None and not self.given_up and (delay := self._count_failure(cause, final)) is not None:
-            self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
+        """Count a failed attempt to start a worker, and start the missing ones after a delay, or give up.
 
-    def _retry(self) -> None:
-        self._retry_timer = None
-        self._fill()
-
-    def _count_failure(self, cause: str, final: bool) -> float | None:
-        """Count a failed attempt; return the seconds until the next one, or None to give up."""
+        Further failures before that belong to the same attempt.
+        """
+        if self._retry_timer is not None or self.given_up:
+            return
         self._failures += 1
         ready, wanted = self.workers
         known, self.failure = self.failure, cause
@@ -381,15 +378,19 @@ class LocalEngine:
             self.given_up = True
             for run in tuple(self._open):
                 self._fail(run, no_workers())
-            self.on_change()
-            return None
-        delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
-        if not ready:
-            _log.error("%s (attempt %d of %d; retrying in %.1f s)", cause, self._failures, _MOST_FAILURES, delay)
-        elif cause != known:
-            _log.warning("only %d of %d workers are running: %s", ready, wanted, cause)
+        else:
+            delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
+            self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
+            if not ready:
+                _log.error("%s (attempt %d of %d; retrying in %.1f s)", cause, self._failures, _MOST_FAILURES, delay)
+            elif cause != known:
+                _log.warning("only %d of %d workers are running: %s", ready, wanted, cause)
         self.on_change()
-        return delay
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self._launcher.start()
+        self._fill()
 
     async def _trim(self) -> None:
         while True:
