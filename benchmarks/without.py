@@ -49,8 +49,6 @@ def _request(api: str, case: str) -> Wire:
     return chosen.build(next(each for each in CASES if each.name == case))
 
 
-
-
 def _port(service: LiveService) -> int:
     return int(urlsplit(service.url).port or 0)
 

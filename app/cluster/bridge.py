@@ -33,7 +33,7 @@ from app.cluster.machines import Machines, submit
 from app.cluster.messages import Away, KernelFailed, Lost, Nodes, Reply, Request
 from app.cluster.node import compute
 from app.cluster.units import Array, Portion, arguments, write
-from app.pool.messages import Foreign, MessageDecoder, receive, send
+from app.pool.messages import receive, send
 from kernels import Plan, storage_dtype
 from kernels.target import NAME, SETTING, target
 
@@ -166,16 +166,17 @@ class _Bridge:
             job.tensors.clear()
 
     def _send(self, message: Any) -> None:
-        if not send(self._sock, Foreign(message)):
+        try:
+            send(self._sock, message)
+        except BrokenPipeError:
             _end()  # the server is gone
 
     def _listen(self) -> None:
-        decoder = MessageDecoder()
-        while (found := receive(self._sock, decoder)) is not None:
-            message, descriptors = found
-            assert isinstance(message, Foreign)
-            self._loop.call_soon_threadsafe(self._on_request, message.content, descriptors)
-        _end()
+        try:
+            while (found := receive(self._sock)) is not None:
+                self._loop.call_soon_threadsafe(self._on_request, *found)
+        finally:
+            _end()
 
     def _on_request(self, request: Request, descriptors: list[int]) -> None:
         if request.method is not None:

@@ -146,7 +146,7 @@ class RayEngine(LocalEngine):
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
         # Only `shared` may have the holds: this frame may outlive the job, in the traceback of its error.
         shared = _Shared(
-            job, next(self._share_numbers), split, nodes, memory=tuple(segment.hold() for segment in job.segments)
+            job, next(self._share_numbers), split, nodes, memory=tuple(segment.view for segment in job.segments)
         )
         self._shared[shared.number] = shared
         try:

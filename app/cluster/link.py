@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from app.cluster.messages import Away, Nodes, Reply, Request
-from app.pool.channel import Channel
 from app.pool.engine import uninterrupted
-from app.pool.messages import Foreign, Message
+from app.pool.messages import pair, receive, send
 
 __all__ = ["Link"]
 
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 _SILENT_S, _CONNECT_S = 3.0, 30.0
 """Seconds without a report after which a bridge is killed, and seconds that it has to connect to the cluster."""
 
-_RETRY_S = 2.0
-"""Seconds until another bridge is started."""
+_RETRY_S, _FULL_S = 2.0, 0.005
+"""Seconds until another bridge is started, and until a request is sent again that did not fit the socket."""
 
 
 class Link:
@@ -36,7 +36,7 @@ class Link:
 
     def __init__(self, arguments: Sequence[str], on_nodes: Callable[[Nodes | None], None]) -> None:
         self._arguments, self._on_nodes = arguments, on_nodes
-        self._channel: Channel | None = None
+        self._sock: socket.socket | None = None
         self._numbers = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._heard = 0.0
@@ -61,21 +61,31 @@ class Link:
 
         Raises what the method raises, `Away` if the bridge ends, and `OSError` where too many descriptors are open.
         """
-        if self._channel is None:
-            raise Away("the cluster is not connected")
         number = next(self._numbers)
-        self._channel.send(Foreign(Request(number, method, arguments)), descriptors)
+        await self._send(Request(number, method, arguments), descriptors)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             return await asyncio.shield(reply)
         except asyncio.CancelledError:
-            if self._channel is not None:
-                self._channel.send(Foreign(Request(number)))
+            with contextlib.suppress(Exception):
+                await self._send(Request(number))
             with contextlib.suppress(Exception):
                 await uninterrupted(reply)
             raise
         finally:
             del self._replies[number]
+
+    async def _send(self, request: Request, descriptors: Sequence[int] = ()) -> None:
+        while self._sock is not None:
+            try:
+                send(self._sock, request, descriptors)
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_S)
+            except BrokenPipeError:
+                break
+            else:
+                return
+        raise Away("the cluster is not connected")
 
     async def _run(self) -> None:
         while True:
@@ -89,29 +99,41 @@ class Link:
     async def _run_bridge(self) -> None:
         """Start a bridge and return when it has ended."""
         ended = asyncio.Event()
-        channel = Channel(self._receive, ended.set)
-        starting = asyncio.ensure_future(asyncio.to_thread(_start, channel.peer.fileno(), self._arguments))
+        loop = asyncio.get_running_loop()
+        sock, theirs = pair()
+        sock.setblocking(False)
+        starting = asyncio.ensure_future(asyncio.to_thread(_start, theirs.fileno(), self._arguments))
         try:
             await uninterrupted(starting)
-            channel.hand_over()
-            self._channel, self.pid, self._heard = channel, starting.result().pid, time.monotonic()
+            theirs.close()
+            loop.add_reader(sock, self._receive, sock, ended)
+            self._sock, self.pid, self._heard = sock, starting.result().pid, time.monotonic()
             while not ended.is_set() and time.monotonic() - self._heard < (_SILENT_S if self.up else _CONNECT_S):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), 0.25)
             _log.warning("the cluster bridge %s", "has ended" if ended.is_set() else "stopped responding; killing it")
         finally:
-            self.up, self.pid, self._channel = False, None, None
-            channel.close()
+            self.up, self.pid, self._sock = False, None, None
+            loop.remove_reader(sock)
+            sock.close()
+            theirs.close()
             await uninterrupted(asyncio.to_thread(_end, starting.result()))
             for reply in self._replies.values():
                 if not reply.done():
                     reply.set_exception(Away("the connection to the cluster was lost"))
             self._on_nodes(None)
 
-    def _receive(self, message: Message, _: list[int]) -> None:
-        assert isinstance(message, Foreign)
+    def _receive(self, sock: socket.socket, ended: asyncio.Event) -> None:
+        try:
+            found = receive(sock)
+        except BlockingIOError:
+            return
+        if found is None:
+            asyncio.get_running_loop().remove_reader(sock)
+            ended.set()
+            return
         self.up, self._heard = True, time.monotonic()
-        match message.content:
+        match found[0]:
             case Nodes() as nodes:
                 self._on_nodes(nodes)
             case Reply(number, Exception() as error):

@@ -1,4 +1,4 @@
-"""What travels between the server and the bridge, in `Foreign` messages of a `Channel`."""
+"""Messages between the server and the bridge."""
 
 from __future__ import annotations
 

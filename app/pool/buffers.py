@@ -4,7 +4,7 @@ A block has no name, so `kill -9` leaves nothing to clean up: it is freed when t
 reused because a fresh page costs several times what writing to it costs.
 
 A block returns to the pool when the last reference to its *lease* is gone. Every view of the memory keeps the lease
-alive, and so does every `hold` that the engine keeps for a unit on a worker. So a block can't be reused while a
+alive, and so do those that the engine keeps for units on workers. So a block can't be reused while a
 worker may still write to it or a transport may still send from it, even after `release`.
 """
 
@@ -125,10 +125,6 @@ class Memory:
             raise ValueError("the memory was released")
         # Not a slice of the array: NumPy would base it on the whole mapping, and the lease would end too early.
         return memoryview(self._lease)
-
-    def hold(self) -> object:
-        """Return an opaque object; the memory is not reused while it exists."""
-        return self.view
 
     def release(self) -> None:
         """End this lease; calling it again does nothing."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from pathlib import Path
 
-__all__ = ["explain", "how_it_ended", "is_final"]
+__all__ = ["exit_code", "explain", "how_it_ended", "is_final"]
 
 _REMEDIES = {
     errno.EAGAIN: "raise the process limit (ulimit -u, the container's pids_limit, systemd's TasksMax)",
@@ -39,8 +40,19 @@ def is_final(error: BaseException) -> bool:
     return getattr(error, "errno", None) == errno.ENOSYS
 
 
-def how_it_ended(status: int) -> str:
-    """Describe how a process ended, from its exit status, which is negative for a signal."""
+def how_it_ended(status: int | None) -> str:
+    """Describe how a process ended, from its exit status: negative for a signal, None if unknown."""
+    if status is None:
+        return "has ended"
     if status == -signal.SIGKILL:
         return "was killed by SIGKILL, as when memory runs out"
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+
+
+def exit_code(pid: int) -> int | None:
+    """Return the exit status of a dead process that its parent has not reaped; None if it is unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if fields[0] == "Z" else None

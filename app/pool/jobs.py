@@ -30,7 +30,7 @@ class JobRun:
         self.settled = asyncio.Event()
         self.on_workers = 0
         # Keeps the segments' memory from being reused until the job is settled, even if their owner releases them.
-        self._holds: tuple[object, ...] = tuple(segment.hold() for segment in job.segments)
+        self._holds: tuple[object, ...] = tuple(segment.view for segment in job.segments)
         self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
         units = job.plan.units if job.units is None else job.units
         for unit in units:

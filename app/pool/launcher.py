@@ -6,22 +6,19 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import app
+from app.pool.buffers import anonymous_file
 from app.pool.causes import explain, how_it_ended, is_final
-from app.pool.channel import Channel
-from app.pool.messages import Failed, Loaded, Message, Spawn, Unfit, Warming
+from app.pool.messages import Failed, Loaded, Spawned, Unfit, Warming, pair, receive, send
 
 __all__ = ["Launcher", "fork_server_environment"]
-
-_Started = tuple[subprocess.Popen[bytes], int]
 
 _log = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 2.0
@@ -44,19 +41,22 @@ def fork_server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Launcher:
-    """Keep one fork server alive.
+    """Keep one fork server alive; one that does not answer a request within `start_s` is killed.
 
-    `on_message` gets each message of a fork server with its descriptors, which are missing if this process has too many
-    open. `on_died` is called with the reason, and whether it is final, when the fork server is gone and its messages
-    are delivered; it returns the seconds until the next one starts, or None for none. Workers outlive their fork
-    server, which may have died before it reported one: the caller has to close the sockets of those.
+    `on_loaded` is called when workers can be forked, or the compiled code turns out not to work. A request is answered
+    by `on_worker` with the process id, and the socket and pidfd unless this process has too many descriptors open; or
+    by `on_failed`. `on_died` is called with the reason, and whether it is final, when the fork server is gone and its
+    messages are delivered: `start` starts the next one. Workers outlive their fork server.
     """
 
     def __init__(
         self,
         *,
-        on_message: Callable[[Message, list[int]], None],
-        on_died: Callable[[str, bool], float | None],
+        start_s: float,
+        on_loaded: Callable[[], None],
+        on_worker: Callable[[int, list[int]], None],
+        on_failed: Callable[[str, bool], None],
+        on_died: Callable[[str, bool], None],
     ) -> None:
         self.loaded = False
         self.restarts = 0
@@ -64,157 +64,167 @@ class Launcher:
         self.share = 0.0
         self.unfit: Unfit | None = None
         """Why the compiled code does not work on this processor."""
-        self.failed: Failed | None = None
-        """Why workers can't be forked."""
         self.tile_gflops = 0.0
-        self._began = time.monotonic()
-        self._progress_logged = 0.0
-        self._on_message = on_message
-        self._on_died = on_died
-        self._channel: Channel | None = None
+        self._start_s = start_s
+        self._on_loaded, self._on_worker, self._on_failed, self._on_died = on_loaded, on_worker, on_failed, on_died
+        self._began = self._progress_logged = time.monotonic()
+        self._failed: Failed | None = None  # why the kernels can't be loaded
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
         self._pidfd = -1
-        self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._request: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self._stopping = False
 
-    def start(self) -> None:
-        """Start the first fork server, in the background."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not been answered yet."""
+        return self._request is not None
 
     def seconds_left(self) -> float:
         """Estimate how long the warm-up still takes, by the share that is done; before any is, as long as until now."""
         elapsed = time.monotonic() - self._began
         return elapsed * (1 - self.share) / self.share if self.share else elapsed
 
+    def start(self) -> None:
+        """Start a fork server unless there is one."""
+        if self._process is not None or self._stopping:
+            return
+        self._failed = None
+        self._ended.clear()
+        try:
+            self._process, self._sock = _start_fork_server()
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._failed = Failed(explain("the fork server can't be started", error), is_final(error))
+            self._end()
+            return
+        self.pid = self._process.pid
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._sock, self._read)
+        loop.add_reader(self._pidfd, self._on_exit)
+
     async def stop(self) -> None:
         """End the fork server and every remaining worker."""
-        self._stopping.set()
-        if self._task is not None:
-            await self._task
+        self._stopping = True
+        if self._process is None:
+            return
+        self._hang_up()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _EXIT_TIMEOUT_S)
+        self.kill()
+        await self._ended.wait()
 
-    def spawn(self, number: int, descriptors: Sequence[int]) -> None:
-        """Request a worker; `descriptors` are its socket and its control page."""
-        assert self._channel is not None
-        self._channel.send(Spawn(number), descriptors)
-
-    def drain(self) -> None:
-        """Deliver the messages that the fork server has sent so far."""
-        if self._channel is not None:
-            self._channel.drain()
+    def spawn(self, dead: Iterable[int]) -> None:
+        """Request a worker, and let the fork server reap those that are `dead`."""
+        assert self._sock is not None
+        self._request = asyncio.get_running_loop().call_later(self._start_s, self._on_silence)
+        with contextlib.suppress(BrokenPipeError):
+            send(self._sock, tuple(dead))
 
     def kill(self) -> None:
-        """Kill a fork server that does not respond; another one is started."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        """Kill the fork server."""
+        if self._process is not None:
+            self._process.kill()
 
-    async def _run(self) -> None:
-        while True:
-            end = await self._run_fork_server()
-            if self._stopping.is_set():
-                return
-            self.restarts += 1
-            self.share, self._began = 0.0, time.monotonic()
-            if (delay := self._on_died(*end)) is None:
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
-
-    async def _run_fork_server(self) -> Failed:
-        """Start a fork server, wait for its end, and return why it ended."""
-        self.failed = None
+    def _read(self) -> bool:
+        if self._sock is None:
+            return False
         try:
-            # Set before the process starts: on a busy loop its first messages may arrive before `Popen` returns.
-            channel = self._channel = Channel(self._receive, lambda: None)
-            # Popen blocks until the child has called exec: tens of milliseconds on a busy machine.
-            process, self._pidfd = await _run_in_thread(_start_fork_server, channel.peer.fileno())
-        except OSError as error:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
-            return Failed(explain("the fork server can't be started", error), is_final(error))
-        channel.hand_over()
-        self.pid = process.pid
-        dead = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._pidfd, dead.set)
-        try:
-            await self._wait_for_end(dead, channel)
-            channel.drain()
-        finally:
-            loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            channel.close()
-            status = process.wait()
-            self._channel, self.pid, self.loaded = None, None, False
-        return self.failed or Failed(f"the fork server {how_it_ended(status)}")
-
-    async def _wait_for_end(self, dead: asyncio.Event, channel: Channel) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        waits[1].cancel()
-        if not dead.is_set():
-            channel.close()
-            await asyncio.wait(waits[:1], timeout=_EXIT_TIMEOUT_S)
-            self.kill()
-        await dead.wait()
-        waits[0].cancel()
-
-    def _log_progress(self) -> None:
-        """Log the progress of the warm-up every few seconds."""
-        now = time.monotonic()
-        if not self._progress_logged:
-            self._progress_logged = now
-        elif now - self._progress_logged >= _PROGRESS_EVERY_S and self.share < 1.0:
-            self._progress_logged = now
-            _log.info("preparing the kernels for this processor: %.0f %%", 100 * self.share)
-
-    def _receive(self, message: Message, descriptors: list[int]) -> None:
+            found = receive(self._sock)
+        except BlockingIOError:
+            return False
+        if found is None:
+            self._hang_up()
+            return False
+        message, descriptors = found
         match message:
             case Warming(done, total):
                 self.share = max(self.share, done / total if total else 0.0)
                 self._log_progress()
-            case Unfit():
-                self.unfit = message
-            case Failed():
-                self.failed = message
             case Loaded(gflops):
                 self.loaded, self.share, self.tile_gflops = True, 1.0, gflops
-        self._on_message(message, descriptors)
+                self._on_loaded()
+            case Unfit():
+                self.unfit = message
+                self._on_loaded()
+            case Spawned(pid):
+                self._answered()
+                self._on_worker(pid, descriptors)
+            case Failed():
+                if self._answered():
+                    self._on_failed(*message)
+                else:
+                    self._failed = message
+        return True
+
+    def _answered(self) -> bool:
+        request, self._request = self._request, None
+        if request is not None:
+            request.cancel()
+        return request is not None
+
+    def _on_silence(self) -> None:
+        _log.warning("the fork server does not respond: killing it")
+        self.kill()
+
+    def _log_progress(self) -> None:
+        """Log the progress of the warm-up every few seconds."""
+        now = time.monotonic()
+        if now - self._progress_logged >= _PROGRESS_EVERY_S and self.share < 1.0:
+            self._progress_logged = now
+            _log.info("preparing the kernels for this processor: %.0f %%", 100 * self.share)
+
+    def _on_exit(self) -> None:
+        while self._read():
+            pass
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._end()
+
+    def _end(self) -> None:
+        """Clean up after a fork server."""
+        status = 0
+        if self._process is not None:
+            self._process.kill()
+            status = self._process.wait()
+        cause, final = self._failed or (f"the fork server {how_it_ended(status)}", False)
+        self._answered()
+        self._hang_up()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._process, self.pid, self._pidfd, self.loaded = None, None, -1, False
+        self._ended.set()
+        if not self._stopping:
+            self.restarts += 1
+            self.share, self._began = 0.0, time.monotonic()
+            self._on_died(cause, final)
+
+    def _hang_up(self) -> None:
+        """Close the socket, after which the fork server ends."""
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._sock.close()
+            self._sock = None
 
 
-async def _run_in_thread(work: Callable[[int], _Started], descriptor: int) -> _Started:
-    """Run blocking work in a thread, or on the event loop when the process limit allows no thread."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Started] = loop.create_future()
-
-    def run() -> None:
+def _start_fork_server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    # Fail early where the system has no pidfds or no shared memory.
+    os.close(os.pidfd_open(os.getpid()))
+    with open(anonymous_file(), "wb") as file:  # noqa: PTH123 - it has no path
+        os.posix_fallocate(file.fileno(), 0, 1)
+    ours, theirs = pair()
+    ours.setblocking(False)
+    with theirs:
         try:
-            result = work(descriptor)
-        except OSError as error:
-            loop.call_soon_threadsafe(done.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(done.set_result, result)
-
-    try:
-        threading.Thread(target=run, daemon=True).start()
-    except RuntimeError:
-        return work(descriptor)
-    return await done
-
-
-def _start_fork_server(descriptor: int) -> _Started:
-    os.close(os.pidfd_open(os.getpid()))  # fail early where the system has no pidfds
-    # -P: never import from the working folder. A session of its own: Ctrl-C is for the server.
-    process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-        [sys.executable, "-P", "-m", f"{app.__name__}.pool.fork_server", str(descriptor)],
-        env=fork_server_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        pass_fds=[descriptor],
-        start_new_session=True,
-    )
-    try:
-        return process, os.pidfd_open(process.pid)
-    except OSError:
-        process.kill()
-        process.wait()
-        raise
+            # -P: never import from the working folder. A session of its own: Ctrl-C is for the server.
+            process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+                [sys.executable, "-P", "-m", f"{app.__name__}.pool.fork_server", str(theirs.fileno())],
+                env=fork_server_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return process, ours

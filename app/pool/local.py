@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import Any
 
 from app.pool.buffers import SegmentPool
-from app.pool.causes import explain, is_final
+from app.pool.causes import how_it_ended
 from app.pool.engine import Job, no_workers, shutting_down, uninterrupted
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
 from app.pool.launcher import Launcher
-from app.pool.messages import Done, Exited, Loaded, Message, Spawned, Unfit
+from app.pool.messages import Done, Unfit
 from convgrad._errors import (
     Cancelled,
     ConvgradError,
@@ -41,7 +41,6 @@ __all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
 _MOST_PLANS = 256
-_EXIT_TIMEOUT_S = 1.0
 # Failed attempts in a row to start a worker: the delays between them, the number after which calls are refused, and
 # the number after which the service gives up, some 13 seconds plus the attempts themselves.
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 5.0
@@ -49,8 +48,6 @@ _TOLERATED_FAILURES = 3
 _MOST_FAILURES = 6
 # Units of up to a few milliseconds are prefetched: a prefetched unit makes the next job wait longer.
 _SMALL_MACS = 1 << 26
-# How long to wait for the fork server to report a worker's exit code.
-_EXIT_CODE_WAIT_S = 1.0
 _TRIM_EVERY_S = 5.0
 
 
@@ -77,10 +74,9 @@ class LocalEngine:
         self._grace_s = grace_s
         self._start_s = start_s
         self._idle_s = idle_s
-        self._numbers = itertools.count(1)
         self._plan_numbers = itertools.count(1)
-        self._workers: dict[int, WorkerHandle] = {}
-        self._lost_units: dict[int, Assignment] = {}  # of dead workers by number, until their exit code is known
+        self._workers: list[WorkerHandle] = []
+        self._dead: list[int] = []  # process ids that the fork server has not reaped
         self._idle: list[WorkerHandle] = []  # the last one to finish is used first: its caches are warm
         self._queue = FairQueue()
         self._open: set[JobRun] = set()  # jobs that are not settled
@@ -103,19 +99,25 @@ class LocalEngine:
         self._ever_answered = False  # whether any worker has become ready
         self._fork_server_proved = False  # whether one of the current fork server has
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._launcher = Launcher(on_message=self._on_message, on_died=self._on_fork_server_died)
+        self._launcher = Launcher(
+            start_s=start_s,
+            on_loaded=self._on_loaded,
+            on_worker=self._on_worker,
+            on_failed=self._retry_later,
+            on_died=self._on_fork_server_died,
+        )
 
     @property
     def ready(self) -> bool:
         """Whether jobs are accepted: workers are ready or being replaced."""
         being_replaced = self._ever_answered and self._failures < _TOLERATED_FAILURES
-        able = being_replaced or any(worker.ready for worker in self._workers.values())
+        able = being_replaced or any(worker.ready for worker in self._workers)
         return able and not self.given_up and not self._stopping
 
     @property
     def workers(self) -> tuple[int, int]:
         """Number of workers that are ready, and the number wanted, without the spare one."""
-        return min(sum(worker.ready for worker in self._workers.values()), self._wanted), self._wanted
+        return min(sum(worker.ready for worker in self._workers), self._wanted), self._wanted
 
     def progress(self) -> float:
         """Return the share of the warm-up that is done, 0 to 1."""
@@ -135,7 +137,7 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
         # Segments are freed in whichever thread needs the memory.
         self._segments.on_retire = lambda number: loop.call_soon_threadsafe(self._forget_segment, number)
-        self._launcher.start()
+        loop.call_soon(self._launcher.start)
         self._background = [loop.create_task(self._trim())]
 
     async def stop(self) -> None:
@@ -187,7 +189,7 @@ class LocalEngine:
             return
         run.fail(error)
         loop = asyncio.get_running_loop()
-        for worker in self._workers.values():
+        for worker in self._workers:
             if worker.assignments and (last := worker.assignments[-1]).run is run:
                 worker.stop(last)
                 loop.call_later(self._grace_s, self._enforce, worker, last)
@@ -195,13 +197,13 @@ class LocalEngine:
 
     def _forget_segment(self, number: int) -> None:
         """Let workers unmap a segment that no longer exists."""
-        for worker in self._workers.values():
+        for worker in self._workers:
             worker.forget(number)
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
         return {
-            "workers": [worker.snapshot() for worker in self._workers.values()],
+            "workers": [worker.snapshot() for worker in self._workers],
             "workers_wanted": self._wanted,
             "tile_gflops": self._launcher.tile_gflops,
             "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
@@ -221,7 +223,7 @@ class LocalEngine:
 
     def _turn(self) -> JobRun | None:
         """Return the next job for an idle worker: for the spare one, to go past a long unit."""
-        busy = [worker.assignments[0].run.job for worker in self._workers.values() if worker.assignments]
+        busy = [worker.assignments[0].run.job for worker in self._workers if worker.assignments]
         if len(busy) < self._wanted:
             return self._queue.next()
         return None if all(job.short for job in busy) else self._queue.next(short=True)
@@ -233,7 +235,7 @@ class LocalEngine:
         """
         if (run := self._queue.sole()) is None:
             return
-        for worker in self._workers.values():
+        for worker in self._workers:
             running = [each.unit.macs for each in worker.assignments if each.run is run]
             if len(running) == 1 and running[0] <= _SMALL_MACS and run.waiting > self._wanted:
                 worker.run(run, self._plan_copy(run.job.plan))
@@ -261,15 +263,11 @@ class LocalEngine:
         else:
             if done.outcome == "failed":
                 _log.error(
-                    "unit %d of job %s failed on worker %d:\n%s",
-                    unit.index,
-                    run.job.id,
-                    worker.number,
-                    done.detail,
+                    "unit %d of job %s failed on worker %d:\n%s", unit.index, run.job.id, worker.pid, done.detail
                 )
                 self._fail(run, InternalError("a kernel failed; the log has the details"))
             elif done.outcome == "no_memory":
-                _log.error("worker %d ran out of memory in unit %d of job %s", worker.number, unit.index, run.job.id)
+                _log.error("worker %d ran out of memory in unit %d of job %s", worker.pid, unit.index, run.job.id)
                 self._fail(run, Overloaded("a worker ran out of memory", retry_after=1.0, data={"reason": "memory"}))
             run.requeue(unit)
         if not worker.assignments:
@@ -293,59 +291,47 @@ class LocalEngine:
     def _enforce(self, worker: WorkerHandle, assignment: Assignment) -> None:
         if assignment in worker.assignments:
             self._counters["enforced_stops"] += 1
-            _log.warning("worker %d (process %s) did not stop in time: killing it", worker.number, worker.pid)
+            _log.warning("worker %d did not stop in time: killing it", worker.pid)
             worker.kill()
 
     # Workers.
 
     def _fill(self) -> None:
-        stopped = self._closing or self.given_up
-        while self._launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
-            try:
-                worker = WorkerHandle(
-                    next(self._numbers), on_ready=self._on_ready, on_done=self._on_done, on_death=self._on_death
-                )
-            except OSError as error:
-                self._retry_later(explain("a worker's socket or memory can't be created", error), is_final(error))
-                return
-            self._workers[worker.number] = worker
-            self._launcher.spawn(worker.number, worker.descriptors)
-            worker.handed_over()
-            asyncio.get_running_loop().call_later(self._start_s, self._check_started, worker)
+        """Request the next missing worker; `_on_worker` goes on."""
+        stopped = self._closing or self.given_up or self._launcher.busy
+        if self._launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
+            self._launcher.spawn(self._dead)
+            self._dead.clear()
 
-    def _on_message(self, message: Message, descriptors: list[int]) -> None:
-        match message:
-            case Loaded():
-                self._fill()
-            case Spawned(number, pid):
-                self._on_spawned(number, pid, *descriptors)
-            case Exited(number, code):
-                self._on_exited(number, code)
-            case Unfit():
-                self.on_change()
+    def _on_loaded(self) -> None:
+        if self._launcher.unfit is not None:
+            self.on_change()
+        self._fill()
 
-    def _on_spawned(self, number: int, pid: int, pidfd: int | None = None) -> None:
-        worker = self._workers.get(number)
-        if pidfd is None:
-            _log.error("worker %d can't be watched: there are too many open files", number)
-            if worker is not None:
-                worker.hang_up()
-        elif worker is None:
-            os.close(pidfd)  # the worker has been dropped and its socket closed, so it exits by itself
-        else:
-            worker.parent = self._launcher.pid
-            worker.spawned(pid, pidfd)
+    def _on_worker(self, pid: int, descriptors: list[int]) -> None:
+        if self._closing or len(descriptors) < 2:
+            for descriptor in descriptors:  # without its socket the worker ends by itself
+                os.close(descriptor)
+            self._dead.append(pid)
+            if not self._closing:
+                self._retry_later("a worker can't be watched: too many files are open", final=False)
+            return
+        worker = WorkerHandle(
+            pid, *descriptors, on_ready=self._on_ready, on_done=self._on_done, on_death=self._on_death
+        )
+        self._workers.append(worker)
+        asyncio.get_running_loop().call_later(self._start_s, self._check_started, worker)
+        if self._retry_timer is None:
+            self._fill()
 
-    def _on_fork_server_died(self, cause: str, final: bool) -> float | None:
-        """Drop the workers that a dead fork server may have forked without reporting them: they can't be watched."""
-        for worker in tuple(self._workers.values()):
-            if worker.pid is None:
-                worker.hang_up()
+    def _on_fork_server_died(self, cause: str, final: bool) -> None:
+        self._dead.clear()
         if self._fork_server_proved:
             self._fork_server_proved = False
             _log.warning("%s; starting another one", cause)
-            return 0.0
-        return self._count_failure(cause, final)
+            self._launcher.start()
+        else:
+            self._retry_later(cause, final)
 
     def _on_ready(self, worker: WorkerHandle) -> None:
         self._failures, self._ever_answered, self._fork_server_proved = 0, True, True
@@ -356,90 +342,59 @@ class LocalEngine:
         self._dispatch()
         self.on_change()
 
-    def _on_exited(self, number: int, code: int) -> None:
-        if code:
-            reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            _log.log(logging.DEBUG if self._closing else logging.WARNING, "worker %d exited: %s", number, reason)
-        worker = self._workers.get(number)
-        if worker is not None and worker.exit_code is None:
-            worker.exit_code = code
-        self._requeue_or_fail(number, code)
-
-    def _on_death(self, worker: WorkerHandle) -> None:
-        del self._workers[worker.number]
+    def _on_death(self, worker: WorkerHandle, code: int | None) -> None:
+        """Replace a worker; queue its unit again, or fail the job if that unit keeps killing workers."""
+        self._workers.remove(worker)
+        self._dead.append(worker.pid)
         if worker in self._idle:
             self._idle.remove(worker)
         self._changed.set()
         if not self._closing:
+            _log.warning("worker %d %s", worker.pid, how_it_ended(code))
             self._counters["deaths"] += 1
-            self._replace(worker)
-        if not worker.assignments:
-            return
-        assignment, *prefetched = worker.assignments
-        worker.assignments.clear()
-        for waiting in prefetched:
-            waiting.run.requeue(waiting.unit)
-        self._lost_units[worker.number] = assignment
-        if worker.exit_code is not None or assignment.run.over:
-            self._requeue_or_fail(worker.number, worker.exit_code or 0)
-        else:  # the exit code of an orphan is not reported
-            wait = _EXIT_CODE_WAIT_S if worker.parent == self._launcher.pid else 0.0
-            asyncio.get_running_loop().call_later(wait, self._requeue_or_fail, worker.number, -signal.SIGKILL)
-
-    def _requeue_or_fail(self, number: int, code: int) -> None:
-        """Queue the unit of a dead worker again, or fail its job if the unit keeps killing workers."""
-        if (assignment := self._lost_units.pop(number, None)) is None:
-            return
-        run, unit = assignment.run, assignment.unit
-        if not run.over:
-            self._counters["retried_units"] += 1
-            if run.lost(unit, killed=code in {0, -signal.SIGKILL}):
-                message = "the same unit of work keeps crashing worker processes"
-                self._fail(run, WorkerLost(message, data={"unit": unit.index}))
-        run.requeue(unit)
-        self._release_if_over(run)
+            if worker.ready:
+                self._fill()
+            elif self._launcher.loaded:  # otherwise the fork server's own failure is counted
+                self._retry_later("a worker exited before it was ready", final=False)
+        while worker.assignments:
+            assignment = worker.assignments.pop()
+            run, unit = assignment.run, assignment.unit
+            if not worker.assignments and not run.over:
+                self._counters["retried_units"] += 1
+                if run.lost(unit, killed=code in {None, 0, -signal.SIGKILL}):
+                    message = "the same unit of work keeps crashing worker processes"
+                    self._fail(run, WorkerLost(message, data={"unit": unit.index}))
+            run.requeue(unit)
+            self._release_if_over(run)
         self._dispatch()
 
-    def _replace(self, worker: WorkerHandle) -> None:
-        if worker.ready:
-            self._fill()
-        elif self._launcher.loaded:  # otherwise the fork server's own failure is counted
-            self._launcher.drain()
-            cause, final = self._launcher.failed or ("a worker exited before it was ready", False)
-            self._retry_later(cause, final)
-
     def _retry_later(self, cause: str, final: bool) -> None:
-        """Start the missing workers after a delay; further failures before that belong to the same attempt."""
-        if self._retry_timer is None and (delay := self._count_failure(cause, final)) is not None:
-            self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
+        """Count a failed attempt to start a worker, and start the missing ones after a delay, or give up.
 
-    def _retry(self) -> None:
-        self._retry_timer = None
-        if self._launcher.loaded:  # otherwise it is why the fork server ends
-            self._launcher.failed = None
-        self._fill()
-
-    def _count_failure(self, cause: str, final: bool) -> float | None:
-        """Count a failed attempt; return the seconds until the next one, or None to give up."""
+        Further failures before that belong to the same attempt.
+        """
+        if self._retry_timer is not None or self.given_up:
+            return
         self._failures += 1
         ready, wanted = self.workers
         known, self.failure = self.failure, cause
         if not ready and (final or self._failures >= _MOST_FAILURES):
-            self._give_up()
-            return None
-        delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
-        if not ready:
-            _log.error("%s (attempt %d of %d; retrying in %.1f s)", cause, self._failures, _MOST_FAILURES, delay)
-        elif cause != known:
-            _log.warning("only %d of %d workers are running: %s", ready, wanted, cause)
+            self.given_up = True
+            for run in tuple(self._open):
+                self._fail(run, no_workers())
+        else:
+            delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
+            self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
+            if not ready:
+                _log.error("%s (attempt %d of %d; retrying in %.1f s)", cause, self._failures, _MOST_FAILURES, delay)
+            elif cause != known:
+                _log.warning("only %d of %d workers are running: %s", ready, wanted, cause)
         self.on_change()
-        return delay
 
-    def _give_up(self) -> None:
-        self.given_up = True
-        for run in tuple(self._open):
-            self._fail(run, no_workers())
-        self.on_change()
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self._launcher.start()
+        self._fill()
 
     async def _trim(self) -> None:
         while True:
@@ -448,14 +403,8 @@ class LocalEngine:
                 await asyncio.to_thread(self._segments.trim, self._idle_s)
 
     def _check_started(self, worker: WorkerHandle) -> None:
-        """Kill what a worker that is not ready in time waits for: the fork server, or its own process."""
-        if worker.ready or worker.number not in self._workers:
-            return
-        if worker.pid is None:
-            _log.warning("the fork server does not respond: killing it")
-            self._launcher.kill()
-        else:
-            _log.warning("worker %d (process %d) does not start: killing it", worker.number, worker.pid)
+        if not worker.ready and worker in self._workers:
+            _log.warning("worker %d does not start: killing it", worker.pid)
             worker.kill()
 
     # Shutdown.
@@ -470,19 +419,13 @@ class LocalEngine:
             self._retry_timer.cancel()
         for task in self._background:
             task.cancel()
-        for worker in tuple(self._workers.values()):
-            worker.hang_up()
-        goodbye = time.monotonic() + _EXIT_TIMEOUT_S
-        while self._workers and (left := goodbye - time.monotonic()) > 0:
-            await self._wait_for_change(left)
-        for worker in tuple(self._workers.values()):
+        for worker in self._workers:
             worker.kill()
         while self._workers:
             await self._wait_for_change()
         await self._launcher.stop()
         self._segments.on_retire = None
 
-    async def _wait_for_change(self, within_s: float | None = None) -> None:
+    async def _wait_for_change(self) -> None:
         self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), within_s)
+        await self._changed.wait()

@@ -1,66 +1,29 @@
-"""Messages between the server, the fork server and the workers, and their framing.
+"""Messages between the server and its other processes: one packet each, with its file descriptors.
 
-A message is a named tuple, pickled as its kind and bare fields, which takes a tenth of the time of pickling a class.
-Unpickling is safe: both ends are our own processes on a private socket pair. A frame is its length and number of
-descriptors, then the pickle; the descriptors travel beside it (SCM_RIGHTS). This module imports nothing heavy, because
-the fork server and every worker load it.
+A message is pickled into a packet of a private pair of `SOCK_SEQPACKET` sockets: it arrives whole or not at all, and
+unpickling is safe. One that is too large for a packet travels in an anonymous file.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
-import struct
-from array import array
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "Done",
-    "Exited",
-    "Failed",
-    "Foreign",
-    "Forget",
-    "Hello",
-    "Loaded",
-    "Message",
-    "MessageDecoder",
-    "Probe",
-    "Run",
-    "Spawn",
-    "Spawned",
-    "Unfit",
-    "Warming",
-    "encode",
-    "receive",
-    "receive_some",
-    "send",
-]
+from app.pool.buffers import anonymous_file
 
-_HEADER = struct.Struct("<IB")
-_CHUNK = 16 << 10
-_ANCILLARY = socket.CMSG_SPACE(64 * struct.calcsize("i"))
+__all__ = ["Done", "Failed", "Loaded", "Run", "Spawned", "Unfit", "Warming", "pair", "receive", "send"]
 
-
-class Spawn(NamedTuple):
-    """Server to fork server: fork worker `number`. Descriptors: its socket, its control page."""
-
-    number: int
+_PACKET = 60 << 10
+_MOST_DESCRIPTORS = 64
 
 
 class Spawned(NamedTuple):
-    """Fork server to server: worker `number` is process `pid`. Descriptor: its pidfd."""
+    """Fork server to server: a worker is process `pid`. Descriptors: its socket, its pidfd."""
 
-    number: int
     pid: int
-
-
-class Exited(NamedTuple):
-    """Fork server to server: worker `number` ended with this exit code, negative for a signal."""
-
-    number: int
-    code: int
 
 
 class Warming(NamedTuple):
@@ -85,28 +48,19 @@ class Loaded(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Fork server to server: why workers can't be forked, in one line; `final` when retrying is no use."""
+    """Fork server to server: why a worker can't be forked, in one line; `final` when retrying is no use."""
 
     cause: str
     final: bool = False
 
 
-class Probe(NamedTuple):
-    """Server to worker: write `token` to the control page, and reply with `Hello`."""
-
-    token: int
-
-
-class Hello(NamedTuple):
-    """Worker to server, the answer to `Probe`: ready for units."""
-
-
 class Run(NamedTuple):
-    """Server to worker: compute one unit.
+    """Server to worker, as a plain tuple, which pickles faster: compute one unit. A bare serial number: stop it.
 
     `plan` is the number of a plan that is pickled, without its units, in `plan_bytes` of this message or an earlier
     one; `unit` has the fields of a `Unit`. `attach` lists (id, size) of the segments whose descriptors are attached;
-    `inputs`, `output` and `scratch` are segment ids.
+    `inputs`, `output` and `scratch` are segment ids. Before that, the worker unmaps the segments `old_segments` and
+    drops the plans `old_plans`.
     """
 
     serial: int
@@ -117,17 +71,12 @@ class Run(NamedTuple):
     scratch: int | None
     plan_bytes: bytes | None = None
     attach: tuple[tuple[int, int], ...] = ()
-
-
-class Forget(NamedTuple):
-    """Server to worker: these segments and plans are not needed again."""
-
-    segments: tuple[int, ...] = ()
-    plans: tuple[int, ...] = ()
+    old_segments: tuple[int, ...] = ()
+    old_plans: tuple[int, ...] = ()
 
 
 class Done(NamedTuple):
-    """Worker to server: the outcome of unit `serial` and its seconds.
+    """Worker to server, as a plain tuple: the outcome of unit `serial` and its seconds. An empty tuple: ready.
 
     The outcome is `stopped` after a stop request. With `failed`, `detail` is a traceback for the log.
     """
@@ -138,81 +87,45 @@ class Done(NamedTuple):
     detail: str = ""
 
 
-class Foreign(NamedTuple):
-    """Either way: a message of another protocol, such as that of `app.cluster`."""
-
-    content: Any
-
-
-Message = Spawn | Spawned | Exited | Warming | Unfit | Loaded | Failed | Probe | Hello | Run | Forget | Done | Foreign
-_KINDS: tuple[type[Message], ...] = get_args(Message)
-_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets for messages."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def encode(message: Message, descriptors: int = 0) -> bytes:
-    """Frame a message that travels with this number of descriptors."""
-    payload = pickle.dumps((_CODES[type(message)], *message), protocol=pickle.HIGHEST_PROTOCOL)
-    return _HEADER.pack(len(payload), descriptors) + payload
+def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+    """Send a message with copies of `descriptors`.
+
+    Raises `BrokenPipeError` when the peer is gone, and `BlockingIOError` when a non-blocking socket is full.
+    """
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    if len(data) > _PACKET:
+        with open(anonymous_file(), "wb") as file:  # noqa: PTH123 - it has no path
+            file.write(data)
+            file.flush()
+            socket.send_fds(sock, [b"\0"], [file.fileno(), *descriptors])
+    elif descriptors:
+        socket.send_fds(sock, [data], descriptors)
+    else:
+        sock.send(data)
 
 
-class MessageDecoder:
-    """Decode messages from a byte stream and its descriptors."""
+def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return the next message with its descriptors, which the caller owns; None when the peer is gone.
 
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._descriptors: deque[int] = deque()
-
-    def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Add what one `recvmsg` returned."""
-        self._bytes += data
-        self._descriptors.extend(descriptors)
-
-    def next(self) -> tuple[Message, list[int]] | None:
-        """Return the next message with its descriptors, which the caller owns; None while it is incomplete.
-
-        When the process is out of descriptors the kernel drops some, and fewer are returned.
-        """
-        if len(self._bytes) < _HEADER.size:
-            return None
-        length, count = _HEADER.unpack_from(self._bytes)
-        end = _HEADER.size + length
-        if len(self._bytes) < end:
-            return None
-        code, *fields = pickle.loads(memoryview(self._bytes)[_HEADER.size : end])  # noqa: S301 - our own process
-        message: Message = _KINDS[code](*fields)
-        del self._bytes[:end]
-        # The kernel keeps bytes and descriptors in order, so the oldest belong to the oldest message.
-        return message, [self._descriptors.popleft() for _ in range(min(count, len(self._descriptors)))]
-
-
-def receive_some(sock: socket.socket, decoder: MessageDecoder) -> bool:
-    """Read once into the decoder; False at the end of the stream. May raise BlockingIOError."""
+    When this process is out of descriptors, the kernel drops some, and fewer are returned. Raises `BlockingIOError`
+    when a non-blocking socket has no message.
+    """
     try:
-        data, ancillary, _, _ = sock.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # the peer died with our bytes unread
-        return False
-    descriptors = array("i")
-    for _, _, block in ancillary:
-        descriptors.frombytes(block)
-    decoder.feed(data, descriptors)
-    return bool(data)
+        data, descriptors, _, _ = _receive(sock)
+    except ConnectionResetError:  # raised once if the peer died with our messages unread; its own are still there
+        data, descriptors, _, _ = _receive(sock)
+    if data == b"\0":
+        if not descriptors:
+            raise OSError("too many files are open")
+        with open(descriptors.pop(0), "rb") as file:  # noqa: PTH123
+            data = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+    return (pickle.loads(data), descriptors) if data else None  # noqa: S301 - from our own process
 
 
-def receive(sock: socket.socket, decoder: MessageDecoder) -> tuple[Message, list[int]] | None:
-    """Wait for the next message on a blocking socket; None when the peer is gone."""
-    while (found := decoder.next()) is None:
-        if not receive_some(sock, decoder):
-            return None
-    return found
-
-
-def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> bool:
-    """Send on a blocking socket; False when the peer is gone."""
-    data = encode(message, len(descriptors))
-    try:
-        sent = socket.send_fds(sock, [data], descriptors) if descriptors else sock.send(data)
-        if sent < len(data):
-            sock.sendall(data[sent:])
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True
+def _receive(sock: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    return socket.recv_fds(sock, _PACKET, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)

@@ -1,7 +1,7 @@
 """A worker process: map segments, compute one unit at a time, report the outcome.
 
 Forked from the fork server, so its kernels are compiled and loaded. Its one thread blocks on the socket between units
-and checks the control page during them. The process ends when the server's end of the socket closes.
+and polls it during them. The process ends when the server's end of the socket closes.
 """
 
 from __future__ import annotations
@@ -13,70 +13,77 @@ import select
 import socket
 import time
 import traceback
+from collections import deque
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 import verify.fast  # noqa: F401 -- loaded before workers are forked
-from app.pool.control import ControlPage
-from app.pool.messages import Done, Forget, Hello, MessageDecoder, Probe, Run, receive, send
+from app.pool.messages import Done, Run, receive, send
 from engine.container import name_process, prefer_for_oom_kill
 from kernels import Plan, Unit, run_unit, storage_dtype
 
 __all__ = ["work"]
 
-_HANG_UP = select.POLLHUP | select.POLLRDHUP
 
-
-def work(sock: socket.socket, control: ControlPage) -> None:
+def work(sock: socket.socket) -> NoReturn:
     """Compute the units that arrive on `sock` until it closes."""
     name_process("convgrad-worker")
     prefer_for_oom_kill()  # rather than the server: a lost unit runs again on another worker
-    worker = _Worker(sock, control)
-    decoder = MessageDecoder()
-    while (found := receive(sock, decoder)) is not None:
-        message, descriptors = found
-        if isinstance(message, Run):
-            send(sock, worker.run(message, descriptors))
-        elif isinstance(message, Probe):
-            control.answer(message.token)
-            send(sock, Hello())
-        elif isinstance(message, Forget):
-            worker.forget(message)
+    worker = _Worker(sock)
+    send(sock, ())
+    while True:
+        send(sock, tuple(worker.run(*worker.next())))
 
 
 class _Worker:
-    """Cache mapped segments and unpickled plans, until the server sends `Forget`."""
+    """Keep mapped segments and unpickled plans until a message drops them."""
 
-    def __init__(self, sock: socket.socket, control: ControlPage) -> None:
-        self._control = control
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._units: deque[tuple[Run, list[int]]] = deque()
+        self._stopped = 0  # serial number of the last unit to stop
         self._segments: dict[int, mmap.mmap] = {}
         self._plans: dict[int, Plan] = {}
-        self._poll = select.poll()
-        self._poll.register(sock, _HANG_UP)
+
+    def next(self) -> tuple[Run, list[int]]:
+        """Wait for the next unit."""
+        while not self._units:
+            self._listen()
+        return self._units.popleft()
 
     def run(self, message: Run, descriptors: list[int]) -> Done:
         """Compute one unit and return how it ended."""
         start = time.perf_counter()
         detail = ""
         try:
-            self._attach(message, descriptors)
+            self._prepare(message, descriptors)
             outcome = "done" if self._compute(message) else "stopped"
         except MemoryError as error:
             outcome, detail = "no_memory", str(error)
         except Exception:  # noqa: BLE001 - whatever it is, it belongs to this unit and is reported with it
-            outcome, detail = "failed", traceback.format_exc()
+            outcome, detail = "failed", traceback.format_exc()[-10_000:]
         seconds = time.perf_counter() - start
         return Done(message.serial, outcome, seconds, detail)  # type: ignore[arg-type]
 
-    def forget(self, message: Forget) -> None:
-        """Unmap segments and drop plans."""
-        for number in message.segments:
-            self._segments.pop(number, None)  # no array refers to it, so this unmaps
-        for number in message.plans:
-            self._plans.pop(number, None)
+    def _listen(self) -> None:
+        """Receive one message, or end with the server."""
+        if (found := receive(self._sock)) is None:
+            os._exit(0)
+        message, descriptors = found
+        if isinstance(message, int):
+            self._stopped = message
+        else:
+            self._units.append((Run(*message), descriptors))
 
-    def _attach(self, message: Run, descriptors: list[int]) -> None:
+    def _prepare(self, message: Run, descriptors: list[int]) -> None:
+        for number in message.old_segments:
+            self._segments.pop(number, None)  # no array refers to it, so this unmaps
+        for number in message.old_plans:
+            self._plans.pop(number, None)
         if message.plan_bytes is not None:
             self._plans[message.plan] = pickle.loads(message.plan_bytes)  # noqa: S301 - from our own server
         try:
@@ -100,13 +107,11 @@ class _Worker:
         scratch = None
         if message.scratch is not None:
             scratch = self._array(message.scratch, (plan.scratch_bytes,), np.dtype(np.uint8))
-        control, serial = self._control, message.serial
 
         def stop() -> bool:
-            control.beat()
-            if self._poll.poll(0):
-                os._exit(0)  # the server is gone
-            return control.stops(serial)
+            while self._poll.poll(0):
+                self._listen()
+            return message.serial <= self._stopped
 
         return not stop() and run_unit(plan, Unit(*message.unit), inputs, output, scratch, stop)
 

@@ -43,7 +43,8 @@ def test_the_health_check_queries_readiness(service: LiveService, variable: str)
     command = re.search(r"^HEALTHCHECK .*?CMD python (.*?[^\\])$", DOCKERFILE, re.MULTILINE | re.DOTALL)
     assert command
     shell = f"{sys.executable} {command[1]}".replace("\\\n", "")
-    done = subprocess.run(shell, shell=True, check=True, capture_output=True, env={variable: service.url.rpartition(":")[2]})
+    port = service.url.rpartition(":")[2]
+    done = subprocess.run(shell, shell=True, check=True, capture_output=True, env={variable: port})
     assert b'"status":"ready"' in done.stdout
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.run(shell, shell=True, check=True, capture_output=True, env={variable: "1"})

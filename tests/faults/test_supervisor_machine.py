@@ -89,7 +89,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule(turn=_TURNS, number=_FAULTS)
     def hurt(self, turn: int, number: signal.Signals) -> None:
         """Kill, crash or stop a worker."""
-        if pids := sorted(pid for pid in self.pool.pids if pid is not None):
+        if pids := sorted(self.pool.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids[turn % len(pids)], number)
 
@@ -142,7 +142,7 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     def _go_on(self) -> None:
         """Let stopped workers continue: a job without a deadline waits for them."""
-        for pid in self.pool.pids - {None}:
+        for pid in self.pool.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

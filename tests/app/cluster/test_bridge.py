@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import os
-import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pytest
 from app.cluster.bridge import _Bridge
 from app.cluster.machines import Machines, _task
 from app.cluster.messages import Node, Reply, Request
-from app.pool.messages import Foreign, MessageDecoder, receive
+from app.pool.messages import pair, receive
 from kernels import plan
 from tests.app.cluster.site import DEEP
 from tests.app.pool.fleet import random_inputs
@@ -85,7 +84,7 @@ def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path)
     before = np.full(DEEP.output_shape, 7.0, DEEP.output_dtype).tobytes()
     output = memory(np.frombuffer(before))
     set_state(tmp_path, one="silent")
-    sock, other = socket.socketpair()
+    sock, other = pair()
 
     async def scenario() -> None:
         bridge = _Bridge(other, machines(one=1))
@@ -109,7 +108,7 @@ def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path)
 
 def test_a_request_that_is_cancelled_at_once_is_answered(ray: Any) -> None:
     """The server waits for the answer before it gives the memory to others."""
-    sock, other = socket.socketpair()
+    sock, other = pair()
     sock.settimeout(30.0)
 
     async def scenario() -> None:
@@ -123,4 +122,4 @@ def test_a_request_that_is_cancelled_at_once_is_answered(ray: Any) -> None:
 
     with sock, other:
         asyncio.run(scenario())
-        assert receive(sock, MessageDecoder()) == (Foreign(Reply(7, None)), [])
+        assert receive(sock) == (Reply(7, None), [])

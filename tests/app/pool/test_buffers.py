@@ -126,17 +126,6 @@ def test_a_view_outlives_its_release(pool: SegmentPool) -> None:
     assert pool.acquire(_MIB).id == segment.id
 
 
-def test_a_hold_keeps_the_memory(pool: SegmentPool) -> None:
-    """Memory that a worker may still write to is not reused while a hold on it exists."""
-    segment = pool.acquire(100)
-    hold = segment.hold()
-    segment.release()
-    assert pool.stats().idle_blocks == 0
-    assert pool.acquire(100).id != segment.id
-    del hold
-    assert pool.stats().idle_blocks == 1 + 1  # the other one was never held
-
-
 def test_a_forgotten_segment_is_no_leak(pool: SegmentPool) -> None:
     """A segment that is dropped without a release returns to the pool too."""
     pool.acquire(100)

@@ -1,43 +1,51 @@
-"""The server's side of a worker: it is ready once the process has answered, over the socket and in shared memory."""
+"""The server's side of a worker: what it has sent is delivered before its death."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import signal
 import subprocess
 
 import pytest
 
-from app.pool.control import ControlPage
 from app.pool.handle import WorkerHandle
-from app.pool.messages import Hello, MessageDecoder, Probe, receive, send
+from app.pool.messages import pair, send
+from tests.app.pool.proc import descriptors, opened_since
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_worker_is_ready_when_it_has_answered_the_probe(answers: bool) -> None:
-    """A hello alone is not enough: the probe's token must be on the page that both sides share."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, None])
+def test_a_worker_is_ready_when_it_has_sent_a_message(answers: bool, number: signal.Signals | None) -> None:
+    """A process that dies, or whose socket closes, is dead once, with its signal; its first message is not lost."""
+    before = descriptors()
+    events: list[object] = []
 
-    async def scenario(pid: int) -> None:
-        ready, gone = asyncio.Event(), asyncio.Event()
-        worker = WorkerHandle(7, on_ready=lambda _: ready.set(), on_done=lambda *_: None, on_death=lambda _: gone.set())
-        theirs, descriptor = (os.dup(each) for each in worker.descriptors)
-        worker.handed_over()
-        page = ControlPage(descriptor)
-        os.close(descriptor)
-        with socket.socket(fileno=theirs) as sock:
-            worker.spawned(pid, os.pidfd_open(pid))
-            sock.setblocking(True)
-            found = await asyncio.to_thread(receive, sock, MessageDecoder())
-            assert found == (Probe(7), [])
-            assert not ready.is_set()
+    async def scenario(process: subprocess.Popen[bytes]) -> None:
+        gone = asyncio.Event()
+
+        def died(_: WorkerHandle, code: int | None) -> None:
+            events.append(code)
+            gone.set()
+
+        ours, theirs = pair()
+        with theirs:
+            WorkerHandle(
+                process.pid,
+                ours.detach(),
+                os.pidfd_open(process.pid),
+                on_ready=lambda _: events.append("ready"),
+                on_done=lambda *_: None,
+                on_death=died,
+            )
             if answers:
-                page.answer(7)
-            send(sock, Hello())
-            sock.shutdown(socket.SHUT_RDWR)  # the end of the socket ends the process
-            await gone.wait()
-            assert ready.is_set() == answers
-        page.close()
+                send(theirs, ())
+            if number is not None:
+                process.send_signal(number)
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it dies at once
+        await gone.wait()
 
     with subprocess.Popen(["sleep", "60"]) as process:
-        asyncio.run(scenario(process.pid))
+        asyncio.run(scenario(process))
+    assert events == ["ready"] * answers + [-(number or signal.SIGKILL)]
+    assert not opened_since(before)

@@ -23,7 +23,13 @@ def test_the_fork_server_finds_our_packages_and_starts_no_thread(tmp_path: Path)
 
 def test_the_time_left_is_estimated_from_the_share_that_is_done() -> None:
     """A quarter in ten seconds leaves thirty; before anything is done, as long as it has taken until now."""
-    launcher = Launcher(on_message=lambda *_: None, on_died=lambda *_: None)
+    launcher = Launcher(
+        start_s=1.0,
+        on_loaded=lambda: None,
+        on_worker=lambda *_: None,
+        on_failed=lambda *_: None,
+        on_died=lambda *_: None,
+    )
     launcher._began -= 10
     assert launcher.seconds_left() == pytest.approx(10, abs=1)
     launcher.share = 0.25

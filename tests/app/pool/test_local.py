@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import app
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
-from app.pool.messages import Failed
 from convgrad._errors import DeadlineExceeded, ShuttingDown
 from kernels import ConvProblem, box, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
@@ -211,58 +206,3 @@ def test_stop_leaves_no_process_and_no_descriptor() -> None:
         both.run(stuck())
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not opened_since(before)
-
-
-SCRIPT = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[1])
-import app.main  # what a user's script may do at its top level, without a guard
-from app.pool.local import LocalEngine
-from app.pool.messages import Failed
-from app.pool.buffers import SegmentPool
-
-async def serve():
-    engine = LocalEngine(SegmentPool(1 << 26), workers=2)
-    await engine.start()
-    while [worker["ready"] for worker in engine.snapshot()["workers"]] != [True, True]:
-        await asyncio.sleep(0.01)
-    snapshot = engine.snapshot()
-    print(snapshot["fork_server"]["pid"], *(worker["pid"] for worker in snapshot["workers"]), flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(serve())
-"""
-
-
-def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
-    """After `kill -9` of a server started by any script in any folder, its processes exit by themselves."""
-    script = tmp_path / "serve.py"
-    script.write_text(SCRIPT)
-    root = str(Path(app.__file__).resolve().parents[1])
-    with subprocess.Popen(
-        [sys.executable, str(script), root], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        pids = server.stdout.readline().split()
-        pidfds = [os.pidfd_open(int(pid)) for pid in pids if pid.isdecimal()]
-        server.kill()
-    assert len(pidfds) == 3, pids
-    waiting = set(pidfds)
-    poll = select.poll()
-    for pidfd in pidfds:
-        poll.register(pidfd, select.POLLIN)
-    while waiting:
-        ended = poll.poll(30_000)
-        assert ended, "processes outlive their server"
-        for pidfd, _ in ended:
-            poll.unregister(pidfd)
-            waiting.remove(pidfd)
-            os.close(pidfd)
-
-
-def test_a_retry_does_not_forget_why_the_fork_server_ends() -> None:
-    """Workers are retried after a delay; what a fork server that can't load has reported by then is still the cause."""
-    engine = LocalEngine(SegmentPool(1 << 20), workers=1)
-    engine._launcher.failed = reported = Failed("the kernels can't be loaded", final=True)
-    engine._retry()
-    assert engine._launcher.failed is reported

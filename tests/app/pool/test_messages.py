@@ -1,107 +1,74 @@
-"""Framing: every message and its descriptors arrive complete and in order, however the stream is split."""
+"""Packets: each message and its descriptors arrive whole and in order, and the end of the peer is seen."""
 
 from __future__ import annotations
 
 import os
-import socket
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.pool import messages
-from app.pool.messages import (
-    Done,
-    Exited,
-    Failed,
-    Forget,
-    Hello,
-    Loaded,
-    Message,
-    MessageDecoder,
-    Probe,
-    Run,
-    Spawn,
-    Warming,
-)
-from tests.app.pool.proc import target
-
-_SAMPLES: list[Message] = [
-    Hello(),
-    Probe(7),
-    Failed("a cause", final=True),
-    Loaded(99.5),
-    Spawn(1),
-    Warming(1, 7),
-    Exited(2, -9),
-    Forget((1, 2), (3,)),
-    Run(1, 2, (3, 0, None, None, 7), (4, 5), 6, None, b"plan" * 1000, ((4, 65536), (5, 65536))),
-    Done(1, "failed", 0.5, "traceback"),
-]
-
-
-@given(st.lists(st.sampled_from(_SAMPLES), max_size=8), st.lists(st.integers(0, 2000), max_size=12))
-def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
-    """A stream that arrives in pieces of any size yields the same messages."""
-    stream = b"".join(map(messages.encode, sent))
-    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    decoder, got = MessageDecoder(), []
-    for start, end in pairwise(edges):
-        decoder.feed(stream[start:end])
-        while (found := decoder.next()) is not None:
-            got.append(found)
-    assert got == [(message, []) for message in sent]
-    assert [type(message) for message, _ in got] == list(map(type, sent))
-    assert decoder.next() is None
+from app.pool.messages import Failed, Loaded, Spawned, Warming, pair, receive, send
+from tests.app.pool.proc import descriptors, opened_since, target
 
 
 def test_descriptors_stay_with_their_message() -> None:
-    """Descriptors of several messages in one stream each arrive with their own message."""
-    ours, theirs = socket.socketpair()
+    """Messages arrive in order, each with its own descriptors, and their types are kept."""
+    ours, theirs = pair()
     files = [os.memfd_create(f"file-{number}") for number in range(3)]
+    sent = [
+        (Spawned(1), files[:2]),
+        (Loaded(99.5), []),
+        (Failed("a cause", final=True), files[2:]),
+        (Warming(1, 7), []),
+    ]
     with ours, theirs:
-        assert messages.send(ours, Spawn(1), files[:2])
-        assert messages.send(ours, Hello())
-        assert messages.send(ours, Spawn(2), files[2:])
-        ours.shutdown(socket.SHUT_WR)
-        decoder, names = MessageDecoder(), {}
-        while (found := messages.receive(theirs, decoder)) is not None:
-            message, descriptors = found
-            names[message] = [target(number).split()[0] for number in descriptors]
-            for number in descriptors:
-                os.close(number)
-    for number in files:
-        os.close(number)
-    assert names == {
-        Spawn(1): ["/memfd:file-0", "/memfd:file-1"],
-        Hello(): [],
-        Spawn(2): ["/memfd:file-2"],
-    }
+        for message, given in sent:
+            send(ours, message, given)
+        ours.close()
+        for message, given in sent:
+            found = receive(theirs)
+            assert found is not None
+            assert (found[0], type(found[0])) == (message, type(message))
+            assert list(map(target, found[1])) == list(map(target, given))
+            for descriptor in (*given, *found[1]):
+                os.close(descriptor)
+        assert receive(theirs) is None
 
 
-def test_sending_to_a_dead_peer_does_not_raise() -> None:
-    """Sending to a closed peer returns False, receiving from it returns None."""
-    ours, theirs = socket.socketpair()
-    with ours:
+def test_a_message_larger_than_a_packet() -> None:
+    """It arrives whole, with its descriptors, and leaves no file open."""
+    before = descriptors()
+    ours, theirs = pair()
+    bulk = bytes(3_000_000)
+    with ours, theirs, open(os.memfd_create("mine"), "wb") as file:  # noqa: PTH123 - it has no path
+        send(theirs, (7, bulk), [file.fileno()])
+        send(theirs, 8)
+        found = receive(ours)
+        assert found is not None
+        assert found[0] == (7, bulk)
+        (descriptor,) = found[1]
+        assert target(descriptor).startswith("/memfd:mine")
+        os.close(descriptor)
+        assert receive(ours) == (8, [])
+    assert not opened_since(before)
+
+
+def test_the_last_messages_of_a_peer_that_left_ours_unread() -> None:
+    """What a worker sent before it died arrives, even if it has not read everything."""
+    ours, theirs = pair()
+    with ours, theirs:
+        send(ours, "unread")
+        send(theirs, "last words")
         theirs.close()
-        assert not messages.send(ours, Hello())
-        assert messages.receive(ours, MessageDecoder()) is None
-
-
-def test_a_peer_that_leaves_bytes_unread_is_the_end() -> None:
-    """If the peer died with unread data, receiving reports the end of the stream instead of raising."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        assert messages.send(ours, Hello())
-        theirs.close()
-        assert messages.receive(ours, MessageDecoder()) is None
+        assert receive(ours) == ("last words", [])
+        assert receive(ours) is None
+        with pytest.raises(BrokenPipeError):
+            send(ours, "more")
 
 
 def test_nothing_to_read_yet() -> None:
-    """On a non-blocking socket, a stream without data is distinguished from one that has ended."""
-    ours, theirs = socket.socketpair()
+    """A non-blocking socket without a message is distinguished from one whose peer is gone."""
+    ours, theirs = pair()
     with ours, theirs:
         ours.setblocking(False)
         with pytest.raises(BlockingIOError):
-            messages.receive_some(ours, MessageDecoder())
+            receive(ours)
