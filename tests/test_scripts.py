@@ -74,12 +74,10 @@ def test_links_resolve(page: Path) -> None:
 
 
 def test_the_image_follows_its_rules() -> None:
-    """The image runs as its own user, checks its health without a shell, and needs no external BuildKit frontend."""
+    """The image runs as its own user, and needs no external BuildKit frontend."""
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert not lines[0].startswith("# syntax=")
     assert "USER 10001" in lines  # Kubernetes' runAsNonRoot needs a number
     assert not [line for line in lines if "--chown" in line]  # only root's code is run by every user
-    health = next(line for line in lines if line.startswith("HEALTHCHECK"))
-    assert 'CMD ["python"' in health
     bases = [line for line in lines if "PYTHON_IMAGE" in line and not line.startswith("#")]  # a digest can be given
     assert bases == ["ARG PYTHON_IMAGE=python:3.12-slim", "FROM ${PYTHON_IMAGE} AS server", "FROM ${PYTHON_IMAGE}"]

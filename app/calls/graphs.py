@@ -5,6 +5,7 @@ Results stay in shared memory: the next node reads the segment that the one befo
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
@@ -136,6 +137,7 @@ class GraphRun(Work):
                     | {"resolved": planned.resolved}
                 )
             done += planned.units
+            await asyncio.sleep(0)  # tiny nodes are computed without a wait
             uses.subtract(node.inputs.values())
             for number in {*node.inputs.values(), node.output} & values.keys():
                 if not uses[number]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from pydantic_core import from_json
 
 from app.intake.lease import Lease
-from app.threads import in_thread_if
 from convgrad._errors import ParseError, TooLarge, UnsupportedMediaType
 
 __all__ = ["MOST_VALUES", "media_type", "parse_json", "parse_text", "read_json", "refuse_encoding"]
@@ -40,40 +40,46 @@ async def read_json(chunks: AsyncIterator[bytes | memoryview], lease: Lease, *, 
     counted = length or 0
     if counted > _SMALL:
         await lease.count(2 * counted)  # once more for its strings
-    body: bytes | bytearray = b""
+    pieces: list[bytes | memoryview] = []
+    received = 0
     async for chunk in chunks:
-        if not body:
-            body = bytes(chunk)
-        else:
-            body = body if isinstance(body, bytearray) else bytearray(body)
-            body += chunk
-        if len(body) > limit:
+        pieces.append(chunk)
+        received += len(chunk)
+        if received > limit:
             raise _too_long(limit)
-        if len(body) > max(counted, _SMALL):  # the body has no length
+        if received > max(counted, _SMALL):  # the body has no length
             more = min(limit, max(_FIRST_COUNTED, 2 * counted)) - counted
             await lease.count(2 * more)
             counted += more
-    return await parse_json(body, lease)
+    return await parse_json(pieces, lease)
 
 
-async def parse_json(text: bytes | bytearray, lease: Lease) -> Any:
+async def parse_json(pieces: list[bytes | memoryview], lease: Lease) -> Any:
     """Parse JSON, in a thread if it is long; of an object with the same name twice the last member counts.
 
-    Raises `ParseError`, also for NaN and Infinity, and `TooLarge` for more than 4,194,304 values.
+    The pieces are removed from the list. Raises `ParseError`, also for NaN and Infinity, and `TooLarge` for more than
+    4,194,304 values.
     """
-    if len(text) <= _SMALL:
-        return parse_text(text)
-    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if sum(map(len, pieces)) <= _SMALL:
+        return parse_text(b"".join(pieces))
+    text, values = await asyncio.to_thread(_joined, pieces)
     if values > MOST_VALUES:
         raise TooLarge(
             f"the JSON has more than {MOST_VALUES} values: {_BINARY}", data={"reason": "json", "limit": MOST_VALUES}
         )
     if values * _VALUE_BYTES > _SMALL:
         await lease.count(values * _VALUE_BYTES)
-    return await in_thread_if(True, parse_text, text)
+    return await asyncio.to_thread(parse_text, text)
 
 
-def parse_text(text: bytes | bytearray) -> Any:
+def _joined(pieces: list[bytes | memoryview]) -> tuple[bytes, int]:
+    """Return the whole text, and at least how many values it has."""
+    text = b"".join(pieces)
+    pieces.clear()
+    return text, text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def parse_text(text: bytes) -> Any:
     """Parse short JSON as `parse_json` does."""
     try:
         return from_json(text.removeprefix(_BOM) if text[:3] == _BOM else text, allow_inf_nan=False)

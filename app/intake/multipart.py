@@ -56,7 +56,8 @@ class MultipartBody:
         self._check = check
         self._bound = length
         self._limit = limit
-        self._text: bytearray | None = None
+        self._text: list[bytes | memoryview] | None = None  # of the request
+        self._length = 0
         self._request: RequestObject | None = None
         self._part: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
@@ -90,8 +91,9 @@ class MultipartBody:
         elif self._part is not None:
             await self._part.write(event)
         elif event is not None and self._text is not None:
-            self._text += event
-            if len(self._text) > self._limit:
+            self._text.append(event)
+            self._length += len(event)
+            if self._length > self._limit:
                 msg = f"the request may have at most {self._limit} bytes"
                 raise TooLarge(msg, data={"reason": "json", "limit": self._limit})
         elif self._text is not None:
@@ -102,7 +104,7 @@ class MultipartBody:
         if self._text is None:
             if name != "request":
                 raise _no_request()
-            self._text = bytearray()
+            self._text = []
             return
         self._part = self._tensor_part(name)
 

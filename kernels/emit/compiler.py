@@ -8,6 +8,7 @@ The processor and the features that the compiler may emit for are those of the t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,16 +82,20 @@ if _HERE:  # for all code of the process: Numba has one compiler
     vars(config).update(CPU_NAME=target().cpu, CPU_FEATURES=target().llvm_features(host_features()[1]))
 
 
+_DECLARING = threading.RLock()  # threads may declare functions at the same time, and Numba has one setting
+
+
 @contextmanager
 def _cached_here() -> Iterator[None]:
     """Cache the functions that are declared in this block in our folder, and those of others where they are cached."""
-    before = vars(config)["CACHE_DIR"]
-    try:
-        if _HERE:
-            vars(config)["CACHE_DIR"] = cache_folder()
-        yield
-    finally:
-        vars(config)["CACHE_DIR"] = before
+    with _DECLARING:
+        before = vars(config)["CACHE_DIR"]
+        try:
+            if _HERE:
+                vars(config)["CACHE_DIR"] = cache_folder()
+            yield
+        finally:
+            vars(config)["CACHE_DIR"] = before
 
 
 def limit_vectors(module: Any) -> None:

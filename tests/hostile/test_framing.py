@@ -68,9 +68,9 @@ def test_invalid_lengths_and_headers(service: LiveService, lines: list[bytes]) -
     assert b" 50" not in b"".join(replies)
 
 
-@pytest.mark.parametrize(("zeros", "expected"), [(1, 200), (5000, 200), (9000, 400)])
+@pytest.mark.parametrize(("zeros", "expected"), [(1, 200), (5000, 400), (9000, 400)])
 def test_a_length_with_zeros(service: LiveService, zeros: int, expected: int) -> None:
-    """A length may begin with zeros, as many as a value may have digits; no page is called where there are more."""
+    """A length may begin with a zero; no page is called where it has thousands."""
     before = len(service.log)
     reply = talk(service.url, head("/rpc", b"content-length: " + b"0" * zeros + b"%d" % len(QUESTION), LAST) + QUESTION)
     assert (status(reply), reply.count(b"HTTP/1.1 ")) == (expected, 1), reply

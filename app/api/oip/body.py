@@ -119,7 +119,7 @@ class InferenceBody:
         if length <= _SHORT:
             self.head = _usual_request(self._called.called_as, head)
         else:
-            self.head = read_request(self._called, await parse_json(head, self._lease))
+            self.head = read_request(self._called, await parse_json([head], self._lease))
         return self.head, rest
 
     async def _write(self, data: memoryview, coming: deque[Sink]) -> None:

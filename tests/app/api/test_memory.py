@@ -42,8 +42,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Watched]:
-    """A service with two workers that has answered some small calls."""
-    small = np.ones((1, 16, 14, 14), np.float32)
+    """A service with two workers that have answered some small calls."""
+    small = np.ones((4, 16, 56, 56), np.float32)  # large enough for workers
     request = {
         "attributes": CASE.attributes() | {"weights_shape": [16, 16, 3, 3]},
         "inputs": {

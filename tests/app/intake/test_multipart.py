@@ -167,7 +167,13 @@ SRC = npy(arrays()["src"])
         (multipart(parts(request=request(attribute={}))), InvalidParams, "only the members"),
         (multipart(parts(request=b'"' + b"x" * 270_000 + b'"')), TooLarge, "262144"),
         (
-            multipart(parts(request=request({"src": {"dtype": "f32", "shape": [1], "data": "AAAAAA=="}}))),
+            multipart(
+                parts(
+                    request=request(
+                        {"src": {"dtype": "f32", "shape": [2, 2, 8], "data": text(arrays()["src"].tobytes())}}
+                    )
+                )
+            ),
             InvalidParams,
             "give one",
         ),

@@ -15,7 +15,7 @@ from app.intake.lease import Lease
 from app.intake.requests import read_request_object
 from app.intake.tensors import collect_tensors, read_inputs
 from app.pool.buffers import SegmentPool
-from convgrad._errors import ConvgradError, InvalidParams, Overloaded, TooLarge, Unsupported
+from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
 from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, chunks, npy, read_object, text
 
 
@@ -248,7 +248,7 @@ def test_a_full_pool_is_reported_as_such() -> None:
     """A body, and a tensor, over the memory limit raise `TooLarge`, not an error about their form."""
     big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
     with Lease(SegmentPool(MIB)) as lease:
-        with pytest.raises(Overloaded):
+        with pytest.raises(TooLarge):
             asyncio.run(read_json(chunks(b" " * 2 * MIB, MIB), lease, length=None, limit=8 * MIB))
         with pytest.raises(TooLarge):
             asyncio.run(read_json(chunks(b"", 1), lease, length=2 * MIB, limit=8 * MIB))

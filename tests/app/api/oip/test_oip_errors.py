@@ -259,7 +259,7 @@ def test_a_compression_bomb_is_rejected_early(tight_http: httpx.Client) -> None:
     bomb = gzip.compress(content + bytes(64 << 20))
     assert "after its last" in oip.error(oip.post(tight_http, OP, bomb, headers | {"content-encoding": "gzip"}), 400)
     blanks = gzip.compress(b'{"inputs":[{"data":[' + b" " * (64 << 20))
-    assert "may have at most" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
+    assert "exceeds the limit" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
 
 
 def test_limits(tight_http: httpx.Client) -> None:
