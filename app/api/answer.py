@@ -38,6 +38,8 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
         request = await decode(exchange, task, lease)
         lease.received()
         work = await task.work(request, lease)
+        del request  # a client that reads slowly does not hold the text of its tensors
+        lease.forget()
         async with exchange.watched(), work:
             await encode(work, exchange.send)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Here"]
 
-_MOST_PLANS = 256
+_MOST_PLANS, _MOST_UNSAVED = 256, 32
 
 
 class Here:
@@ -37,13 +38,21 @@ class Here:
         if self._loaded.get(id(plan)) is plan:
             _compute(job)
         else:
-            await asyncio.to_thread(_compute, job)
+            await asyncio.to_thread(_load_and_compute, job)
             if len(self._loaded) >= _MOST_PLANS:
                 self._loaded.clear()
             self._loaded[id(plan)] = plan
         self._engine.count(len(plan.units), plan.macs, time.perf_counter() - begun)
         for unit in plan.units if job.state.each else ():
             yield unit
+
+
+def _load_and_compute(job: Job) -> None:
+    """Compute a job; a function that had to be compiled and can't be saved works the next time."""
+    for _ in range(_MOST_UNSAVED):
+        with suppress(OSError):
+            return _compute(job)
+    return _compute(job)
 
 
 def _compute(job: Job) -> None:

