@@ -41,7 +41,7 @@ from app.http.protocol import HttpProtocol
 from app.http.sockets import BACKLOG, address_of, listen
 from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
-from app.settings import Settings, read_settings, unknown_variables
+from app.settings import Settings, many_workers, read_settings, unknown_variables
 from app.telemetry.logs import configure
 from convgrad._command.exits import UsageError
 from kernels.emit.cache import refused_folder
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
-    for warning in (*unknown_variables(os.environ), refused_folder(os.environ)):
+    for warning in (*unknown_variables(os.environ), *many_workers(settings), refused_folder(os.environ)):
         if warning:
             _log.warning("%s", warning)
     try:

@@ -23,13 +23,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from convgrad._command.exits import UsageError
 from convgrad._command.parser import Parser
 from engine.container import cpu_count, memory_bytes
 
-__all__ = ["PREFIX", "Settings", "is_loopback", "read_settings", "unknown_variables"]
+__all__ = ["PREFIX", "Settings", "is_loopback", "many_workers", "read_settings", "unknown_variables"]
 
 PREFIX = "CONVGRAD_"
 
@@ -37,6 +38,15 @@ PREFIX = "CONVGRAD_"
 _ALIKE = 0.8
 
 _KIB, _GIB = 1 << 10, 1 << 30
+_MANY = 4  # workers for each processor
+# By the types of pydantic's errors about numbers.
+_RULES = {
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "int_parsing": "must be an integer",
+    "float_parsing": "must be a number",
+}
 _EXITS = "exit status: 0 stopped by a signal, 2 invalid setting or file, 3 the address is taken, 4 no worker can start"
 _HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -192,6 +202,15 @@ class Settings(BaseSettings):
         default="text", description="Format of the log: text, or json for programs."
     )
 
+    @field_validator("memory_limit", "body_limit", "ray_join")
+    @classmethod
+    def _is_there(cls, value: ByteSize) -> ByteSize:
+        if value > (most := memory_bytes()):
+            raise ValueError(
+                f"must be at most the memory of this machine or container, {most} bytes, but is {int(value)}"
+            )
+        return value
+
     @field_validator("work_limit", mode="before")
     @classmethod
     def _scientific(cls, value: object) -> object:
@@ -277,9 +296,21 @@ def read_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
         return Settings(**flags), dry_run
     except ValidationError as error:
         # What the whole model checks is whether its host is safe.
-        found = [(*each["loc"], "host", each["msg"]) for each in error.errors(include_url=False, include_input=False)]
-        lines = [f"--{str(each[0]).replace('_', '-')}: {str(each[-1]).removeprefix('Value error, ')}" for each in found]
-        raise UsageError("\n".join(lines)) from None
+        raise UsageError("\n".join(f"--{_fault(each)}" for each in error.errors(include_url=False))) from None
+
+
+def _fault(error: ErrorDetails) -> str:
+    """Return the flag, the value where it is a number's, and the rule."""
+    flag = str((*error["loc"], "host")[0]).replace("_", "-")
+    if (rule := _RULES.get(error["type"])) is not None:
+        return f"{flag} {error['input']}: {rule.format(**error.get('ctx', {}))}"
+    return f"{flag}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def many_workers(settings: Settings) -> Iterator[str]:
+    """Yield a warning for far more workers than processors."""
+    if settings.worker_count > _MANY * (processors := cpu_count()):
+        yield f"--workers {settings.worker_count}: there are {processors} processors, and more workers only wait"
 
 
 def unknown_variables(names: Iterable[str]) -> Iterator[str]:

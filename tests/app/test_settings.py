@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, ValidationError
 
-from app.settings import Settings, read_settings, unknown_variables
+from app.settings import Settings, many_workers, read_settings, unknown_variables
 from convgrad._command.exits import UsageError
 from engine.container import cpu_count, free_memory, memory_bytes
 from kernels.target import NAME
@@ -68,9 +68,11 @@ def test_lists_have_commas_or_are_json(text: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--port x", "--port: Input should be a valid integer"),
+        ("--port x", "--port x: must be an integer"),
+        ("--port 65536", "--port 65536: must be at most 65535"),
+        ("--memory-limit 1PB", "--memory-limit: must be at most the memory of this machine or container"),
         ("--body-limit lots", "--body-limit: could not parse value and unit"),
-        ("--work-limit 1e99x", "--work-limit: Input should be a valid integer"),
+        ("--work-limit 1e99x", "--work-limit 1e99x: must be an integer"),
         ("--engine rya", "--engine: Input should be 'local' or 'ray'"),
         ("--keys-file /nowhere", "--keys-file: Path does not point to a file"),
         ("--cors example.org", "--cors: must be origins such as https://example.org, without a path, or *"),
@@ -83,7 +85,7 @@ def test_lists_have_commas_or_are_json(text: str) -> None:
     ],
 )
 def test_a_refusal_names_the_flag_and_the_rule(flags: str, line: str) -> None:
-    """A setting that is wrong is named with the rule, and never with its value."""
+    """A setting that is wrong is named with the rule, and with its value only if that is a number."""
     with pytest.raises(UsageError) as caught:
         read_settings(flags.split())
     assert str(caught.value).startswith(line)
@@ -94,7 +96,7 @@ def test_all_wrong_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVGRAD_SEALED_KEY", "secret")
     with pytest.raises(UsageError) as caught:
         read_settings(["--port", "x"])
-    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["--port", "--sealed-key"]
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["--port x", "--sealed-key"]
     assert "secret" not in str(caught.value)
 
 
@@ -227,3 +229,10 @@ def test_an_address_space_limit_limits_the_memory() -> None:
     script = "from engine.container import memory_bytes; print(memory_bytes())"
     command = ["prlimit", f"--as={1 << 30}", sys.executable, "-c", script]
     assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == 1 << 30
+
+
+def test_many_workers_are_warned_of() -> None:
+    """Far more workers than processors are allowed, with a warning."""
+    assert not list(many_workers(Settings(workers=1)))
+    (line,) = many_workers(Settings(workers=500))
+    assert line.startswith("--workers 500: there are ")
