@@ -275,7 +275,7 @@ def test_two_listeners_shut_down_cleanly() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["--port", "x"], "--port:"), (["--queue-length", "0"], "--queue-length:"), (["--nope"], "nope")],
+    [(["--port", "x"], "--port x:"), (["--queue-length", "0"], "--queue-length 0:"), (["--nope"], "nope")],
 )
 def test_wrong_flags_are_explained(flags: list[str], word: str) -> None:
     """A wrong flag or value ends the program with status 2 and a line that names it."""
