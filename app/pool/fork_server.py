@@ -157,6 +157,8 @@ def _fork(server: socket.socket, workers: set[int]) -> None:
                 from app.pool.worker import work
 
                 work(theirs)
+            except BrokenPipeError:  # the server has hung up
+                os._exit(0)
             except BaseException:  # noqa: BLE001 - a worker must never return into the fork server's stack
                 sys.excepthook(*sys.exc_info())
             finally:
