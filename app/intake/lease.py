@@ -110,6 +110,6 @@ class Lease:
         self.forget()
 
     def forget(self) -> None:
-        """End the count of what is no segment: it is gone."""
+        """Stop counting memory outside segments: it has been freed."""
         while self._counted:
             self._pool.count(-self._counted.pop())

@@ -157,7 +157,7 @@ class _Message:
         await send_piece(send, b"]", last=True)
 
     async def _stream(self, item: _Item, stream: sse.EventStream) -> None:
-        """Send the messages of an item; those of several are told apart by their ids."""
+        """Send the messages of one item; the id in each tells them from those of other items."""
         if _is_notification(item):
             await self._execute(item, _nothing)
         else:
@@ -200,7 +200,7 @@ class _Message:
                     text = value if isinstance(value, bytes) else json_bytes(value)
                     await reply((text,), len(text))
             except Exception as caught:
-                if begun or (isinstance(caught, Cancelled) and not running.cancelled):  # the caller is gone
+                if begun or (isinstance(caught, Cancelled) and not running.cancelled):  # the client has disconnected
                     raise
                 error = self._error(request_id, caught)
                 await write((error,), len(error))
