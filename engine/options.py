@@ -45,7 +45,7 @@ def parse_options(options: object) -> Options:
 
     Raises `InvalidParams` with every broken rule, an unknown option among them.
     """
-    if options is None:
+    if options is None or options == {}:
         return Options()
     if not isinstance(options, Mapping):
         raise _invalid([_error([], "options must be an object", "type")])

@@ -76,7 +76,7 @@ _READ = {"diff_weights": ("src", "diff_dst"), "diff_src": ("diff_dst", "weights"
 _SWAPPED = str.maketrans("IO", "OI")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Computation:
     """One output of a call: its plan, and the names of the inputs that it reads, in the kernels' order."""
 
@@ -88,13 +88,15 @@ class Computation:
     tiny: bool = False
     """Whether all units together take about a millisecond at most."""
 
-    @property
+    # Every run needs these: they are derived once.
+
+    @cached_property
     def nbytes(self) -> int:
         """Size in bytes of what is computed."""
         problem = self.plan.problem
         return prod(problem.output_shape) * problem.output_dtype.itemsize
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Number of boxes that become final one by one."""
         return sum(unit.offset is not None for unit in self.plan.units)
@@ -122,28 +124,28 @@ class Prepared:
         """The plan of the first output."""
         return self.computations[0].plan
 
-    @property
+    # Every run needs these: they are derived once.
+
+    @cached_property
     def plans(self) -> tuple[Plan, ...]:
         """The plan of each output."""
         return tuple([each.plan for each in self.computations])
 
-    @property
+    @cached_property
     def algorithm(self) -> str:
         """How the call is summed: `winograd` if any output is."""
         return algorithm_of(self.plans)
 
-    @property
+    @cached_property
     def resolved(self) -> dict[str, Any]:
         """The reply's `resolved` object, with the algorithm if the caller chose it."""
         chosen = {} if self.options.algorithm == "direct" else {"algorithm": self.algorithm}
         return self.op.reply_attributes() | chosen
 
-    @property
+    @cached_property
     def units(self) -> int:
         """The number of units of all outputs."""
         return sum(len(computation.plan.units) for computation in self.computations)
-
-    # Every run needs these: they are derived once.
 
     @cached_property
     def tiny(self) -> bool:
@@ -168,12 +170,16 @@ class Prepared:
 
     def stats(self, seconds: float) -> dict[str, Any]:
         """Return how a call was computed in `seconds`, as JSON; of several outputs also one by one."""
+        return {**self._stats, "compute_ms": round(seconds * 1000, 3)}
+
+    @cached_property
+    def _stats(self) -> dict[str, Any]:
         each = {self.op.wire_name(one.output.name): one.stats() for one in self.computations}
         summed = {
             "kernel": self.plan.kernel,
             "algorithm": self.algorithm,
             "gmac": sum(one["gmac"] for one in each.values()),
-            "compute_ms": round(seconds * 1000, 3),
+            "compute_ms": 0.0,
             "tiles": sum(one["tiles"] for one in each.values()),
         }
         return summed | ({"outputs": each} if len(each) > 1 else {})

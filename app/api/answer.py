@@ -34,7 +34,7 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
     request that fails.
     """
     service = task.service
-    with service.admit(), service.lease(exchange.direct_body) as lease:
+    with service.admit(task.context), service.lease(task.context, exchange.direct_body) as lease:
         request = await decode(exchange, task, lease)
         lease.received()
         work = await task.work(request, lease)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from fastapi import APIRouter, Request
 
 from app.api.answer import Decode, Encode, answer, decode, decode_optional
 from app.api.documents import OPERATION_LIST, description_of
 from app.api.routing import service_of
-from app.calls.sealed.tasks import CheckTask, Submit
+from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of
 from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
 from app.replies.result import send_result
-from schemas.tables import find_operation
+from app.telemetry.context import RequestContext
+from schemas.tables import CalledOperation, find_operation
 
 __all__ = ["REPLY_TYPES", "router"]
 
@@ -54,42 +54,50 @@ async def compute(request: Request, op: str) -> None:
     exchange = exchange_of(request.scope)
     chosen = choose(exchange.headers.get("accept"), REPLY_TYPES)
     check = npy.check_outputs if chosen == npy.MEDIA_TYPE else lambda _: None
-    await answer(exchange, Compute(service_of(request), find_operation(op), check), decode, _ENCODERS[chosen])
+    task = Compute(service_of(request), exchange.context, find_operation(op), check)
+    await answer(exchange, task, decode, _ENCODERS[chosen])
 
 
 def _add_page(
     path: str, make: Callable[..., Task], *reply_types: str, decode: Decode = decode, method: str = "POST"
 ) -> None:
-    """Add a page whose task `make` creates, of the service and the parameters of the path."""
+    """Add a page whose task `make` creates, of the service, the context and the parameters of the path."""
 
     async def page(request: Request, **parameters: str) -> None:
-        exchange, task = exchange_of(request.scope), make(service_of(request), **parameters)
+        exchange = exchange_of(request.scope)
+        task = make(service_of(request), exchange.context, **parameters)
         chosen = choose(exchange.headers.get("accept"), reply_types)
         await answer(exchange, task, decode, _ENCODERS[chosen])
 
     router.add_api_route(path, page, methods=[method])
 
 
-def _with_check(check: str) -> Callable[[Any], Any]:
-    """Add the check, which is in the path, to the body of a request."""
-    return lambda body: {**body, "check": check} if isinstance(body, Mapping) else body
+def _operation(task: Callable[[Service, RequestContext, CalledOperation], Task]) -> Callable[..., Task]:
+    return lambda service, context, op: task(service, context, find_operation(op))
 
 
-def _answer_check(method: str) -> Callable[[Service, str], Task]:
-    return lambda service, check: CheckTask(service, method, _with_check(check))
+def _check(method: str) -> Callable[..., Task]:
+    """Return what makes the task of a check, whose id, if it is in the path, is added to the body."""
+
+    def make(service: Service, context: RequestContext, **path: str) -> Task:
+        return check_task(
+            service, context, method, lambda body: {**body, **path} if isinstance(body, Mapping) else body
+        )
+
+    return make
 
 
-_add_page("/ops/{op}/validate", lambda service, op: Validate(service, find_operation(op)), JSON)
-_add_page("/ops/{op}/verify", lambda service, op: Verify(service, find_operation(op)), JSON, sse.MEDIA_TYPE)
+def _verify_signature(service: Service, context: RequestContext) -> Task:
+    return check_task(service, context, "check.verify_signature", lambda body: {"document": body})
+
+
+_add_page("/ops/{op}/validate", _operation(Validate), JSON)
+_add_page("/ops/{op}/verify", _operation(Verify), JSON, sse.MEDIA_TYPE)
 _add_page("/graphs", RunGraph, JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
 _add_page("/graphs/validate", ValidateGraph, JSON)
-_add_page("/checks", lambda service: CheckTask(service, "check.begin"), JSON, decode=decode_optional)
-_add_page(
-    "/checks/verify-signature",
-    lambda service: CheckTask(service, "check.verify_signature", lambda body: {"document": body}),
-    JSON,
-)
-_add_page("/checks/{check}/next", _answer_check("check.next"), JSON, multipart.MEDIA_TYPE, decode=decode_optional)
-_add_page("/checks/{check}/submit", lambda service, check: Submit(service, _with_check(check)), JSON, sse.MEDIA_TYPE)
-_add_page("/checks/{check}/finish", _answer_check("check.finish"), JSON, decode=decode_optional)
-_add_page("/checks/{check}", _answer_check("check.drop"), JSON, decode=decode_optional, method="DELETE")
+_add_page("/checks", _check("check.begin"), JSON, decode=decode_optional)
+_add_page("/checks/verify-signature", _verify_signature, JSON)
+_add_page("/checks/{check}/next", _check("check.next"), JSON, multipart.MEDIA_TYPE, decode=decode_optional)
+_add_page("/checks/{check}/submit", _check("check.submit"), JSON, sse.MEDIA_TYPE)
+_add_page("/checks/{check}/finish", _check("check.finish"), JSON, decode=decode_optional)
+_add_page("/checks/{check}", _check("check.drop"), JSON, decode=decode_optional, method="DELETE")

@@ -11,11 +11,11 @@ An address may use the whole queue while no other address calls: usually there i
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from app.settings import Settings
 from app.telemetry.context import ANYONE, RequestContext
@@ -39,6 +39,8 @@ class Admission:
         self._most_requests = max(_LEAST_REQUESTS, _REQUESTS_PER_PLACE * settings.queue_length)
         self._requests = Counter[str]()
         self._calls = Counter[str]()
+        self._idle = asyncio.Event()
+        self._idle.set()
         # The tenant of the latest request, its time, and the time of the latest request of any other tenant.
         self._latest, self._latest_at, self._other_at = "", -math.inf, -math.inf
 
@@ -53,9 +55,8 @@ class Admission:
             return self._queue_length
         return context.calls_limit or self._queue_length
 
-    @contextmanager
-    def request(self, context: RequestContext) -> Iterator[None]:
-        """Count a request while the block runs; raises as `check` does before that."""
+    def request(self, context: RequestContext) -> AbstractContextManager[None]:
+        """Count a request while the ``with`` block runs; raises as `check` does before that."""
         tenant = context.tenant
         self.note(tenant)
         # Without keys the clients behind one address can't be told apart, so requests that are still being received do
@@ -66,13 +67,16 @@ class Admission:
         self.check(context)
         # The first request of a tenant may take as much memory as a call can need; the others share.
         context.owner = tenant if self._requests[tenant] and self._shares(context) else ""
-        yield from self._counted(self._requests, tenant)
+        return _Place(self._requests, tenant, self._idle)
 
-    @contextmanager
-    def call(self, context: RequestContext) -> Iterator[None]:
-        """Count a call while the block runs; raises as `check` does before that."""
+    def call(self, context: RequestContext) -> AbstractContextManager[None]:
+        """Count a call while the ``with`` block runs; raises as `check` does before that."""
         self.check(context)
-        yield from self._counted(self._calls, context.tenant)
+        return _Place(self._calls, context.tenant)
+
+    async def idle(self) -> None:
+        """Wait until no request is in progress."""
+        await self._idle.wait()
 
     def check(self, context: RequestContext) -> None:
         """Raise `RateLimited` when the tenant has its share of calls, `Overloaded` when the queue is full.
@@ -115,14 +119,26 @@ class Admission:
         other = self._other_at if context.tenant == self._latest else self._latest_at
         return context.key != ANYONE or time.monotonic() - other < _SHARING_S
 
-    def _counted(self, counter: Counter[str], tenant: str) -> Iterator[None]:
-        counter[tenant] += 1
-        try:
-            yield
-        finally:
-            counter[tenant] -= 1
-            if not counter[tenant]:
-                del counter[tenant]
+
+class _Place:
+    """Count one more of a tenant's while the block runs; `idle` is set when none of any tenant are left."""
+
+    __slots__ = ("_counter", "_idle", "_tenant")
+
+    def __init__(self, counter: Counter[str], tenant: str, idle: asyncio.Event | None = None) -> None:
+        self._counter, self._tenant, self._idle = counter, tenant, idle
+
+    def __enter__(self) -> None:
+        self._counter[self._tenant] += 1
+        if self._idle is not None:
+            self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._counter[self._tenant] -= 1
+        if not self._counter[self._tenant]:
+            del self._counter[self._tenant]
+        if self._idle is not None and not self._counter:
+            self._idle.set()
 
 
 def _overloaded(total: int, most: int) -> Overloaded:

@@ -15,7 +15,7 @@ from app.calls.service import Service
 from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady, Work
 from app.pool.buffers import Memory, Segment
 from app.pool.engine import Job
-from app.telemetry.context import as_convgrad_error, current_context
+from app.telemetry.context import as_convgrad_error
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from engine.planning import Prepared
 from kernels import Unit, box
@@ -51,7 +51,8 @@ class Call(Work):
         lease: Lease,
     ) -> None:
         self.prepared = prepared
-        self.deadline = service.deadline(prepared.options.deadline_ms)
+        self.context = lease.context
+        self.deadline = service.deadline(self.context, prepared.options.deadline_ms)
         """When the call has to end, by `time.monotonic()`."""
         self.id = f"call-{next(service.call_numbers)}"
         self.stats: dict[str, Any] = {}
@@ -63,8 +64,6 @@ class Call(Work):
         self._inputs = _memory_of(prepared.op, tensors)
         self._lease = lease
         self._cleanup = ExitStack()
-        self._context = current_context()
-        self.timings = self._context.timings
         self._entered = 0.0
         self._outcome: str | None = None
         self.cancelled = False
@@ -99,7 +98,7 @@ class Call(Work):
 
     def _admitted(self) -> AbstractContextManager[None]:
         """Take a place in the queue while the block runs."""
-        return self._service.admission.call(self._context)
+        return self._service.admission.call(self.context)
 
     async def _take_memory(self, undo: ExitStack) -> None:
         """Allocate the memory of each output's job."""
@@ -112,8 +111,8 @@ class Call(Work):
                 output=await self._acquire(output.nbytes, undo),
                 scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
                 deadline=self.deadline,
-                owner=self._context.tenant,
-                connection=self._context.connection,
+                owner=self.context.tenant,
+                connection=self.context.connection,
                 short=output.computation.short,
             )
 
@@ -190,8 +189,8 @@ class Call(Work):
         # The compute time of a streamed call includes waiting for a slow reader.
         queued = min(output.job.state.queue_s or 0.0 for output in self.outputs)
         computing = max(0.0, time.perf_counter() - start - queued)
-        self.timings.add("queue", queued)
-        self.timings.add("compute", computing)
+        self.context.timings.add("queue", queued)
+        self.context.timings.add("compute", computing)
         self.stats = self.prepared.stats(computing)
 
     @property
@@ -242,13 +241,13 @@ class Call(Work):
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
         self._service.telemetry.call_done(
-            self.id, self.prepared.op, self.prepared.plans, self._context, outcome, seconds
+            self.id, self.prepared.op, self.prepared.plans, self.context, outcome, seconds
         )
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
         if self.prepared.tiny and self.on_heap:
             return cast("Segment", Memory(np.empty(nbytes, np.uint8)))  # no worker reads it
-        segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
+        segment = await self._service.segments.acquire_async(max(1, nbytes), self.context.owner)
         undo.callback(segment.release)
         return segment
 

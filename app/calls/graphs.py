@@ -20,7 +20,7 @@ from app.calls.outputs import HeldTensor
 from app.calls.service import Service
 from app.calls.work import Event, Progress, Result, Work
 from app.intake.requests import GraphRequest
-from app.telemetry.context import current_context
+from app.telemetry.context import RequestContext
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from engine import graphs
@@ -39,16 +39,16 @@ __all__ = ["GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_grap
 _INLINE = 256 << 10
 
 
-async def prepare_graph(service: Service, request: GraphRequest) -> PreparedGraph:
+async def prepare_graph(service: Service, context: RequestContext, request: GraphRequest) -> PreparedGraph:
     """Check a graph and plan its nodes; raises what `engine.graphs.prepare_graph` raises, and `DeadlineExceeded`."""
     prepare = partial(graphs.prepare_graph, request.call, request.metas, service.settings)
-    return await service.plan_in_thread(prepare, service.deadline(request.call.options.deadline_ms))
+    return await service.plan_in_thread(prepare, context, request.call.options.deadline_ms)
 
 
-async def describe_graph(service: Service, request: GraphRequest) -> dict[str, Any]:
+async def describe_graph(service: Service, context: RequestContext, request: GraphRequest) -> dict[str, Any]:
     """Describe a graph as JSON; raises what `prepare_graph` raises."""
     describe = partial(graphs.describe_graph, request.call, request.metas, service.settings)
-    return await service.plan_in_thread(describe, service.deadline(request.call.options.deadline_ms))
+    return await service.plan_in_thread(describe, context, request.call.options.deadline_ms)
 
 
 class NodeCall(Call):
@@ -69,6 +69,7 @@ class GraphRun(Work):
     streams = "progress"
 
     def __init__(self, service: Service, prepared: PreparedGraph, tensors: Mapping[str, Memory], lease: Lease) -> None:
+        self.context = lease.context
         self._service = service
         self._prepared = prepared
         self._values = {int(name): cast("Segment", memory) for name, memory in tensors.items()}
@@ -86,7 +87,7 @@ class GraphRun(Work):
 
     async def __aenter__(self) -> Self:
         """Queue the graph, as one call; raises what entering a `Call` raises."""
-        self._admitted.enter_context(self._service.admission.call(current_context()))
+        self._admitted.enter_context(self._service.admission.call(self.context))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -2,9 +2,9 @@
 
 Requests use them through `app.calls.tasks`, and APIs through `app.api.answer`. A call on tensors in memory::
 
-    with service.admit(), service.lease() as lease:                 # may refuse
+    with service.admit(context), service.lease(context) as lease:   # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.prepare(request)                    # every check, no bytes needed
+        prepared = await service.prepare(request, context)           # every check, no bytes needed
         async with Call(service, prepared, tensors, lease) as call:     # queued; app.calls.call
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
@@ -18,9 +18,9 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -34,7 +34,7 @@ from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
 from app.pool.engine import no_workers, shutting_down
 from app.settings import Settings
-from app.telemetry.context import ANYONE, current_context
+from app.telemetry.context import ANYONE, RequestContext
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import DeadlineExceeded, Starting
 from engine.options import parse_options
@@ -84,8 +84,6 @@ class Service:
         # in the thread's queue.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._planning = WeakValueDictionary[str | int, asyncio.Lock]()
-        self._idle = asyncio.Event()
-        self._idle.set()
         # Enough to keep a fast network busy while the event loop does other work.
         self._upload_slots = asyncio.Semaphore(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
@@ -118,14 +116,10 @@ class Service:
         self.draining = True
         try:
             async with asyncio.timeout(seconds):
-                await self.idle()
+                await self.admission.idle()
         except TimeoutError:
             self.admitting = False
             await self.engine.stop()
-
-    async def idle(self) -> None:
-        """Wait until no admitted request is running."""
-        await self._idle.wait()
 
     async def stop(self) -> None:
         """Stop everything at once; no process and no shared memory is left."""
@@ -134,39 +128,29 @@ class Service:
         self._planner.shutdown(wait=False, cancel_futures=True)
         self.segments.close()
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Admit the current request before its body is read; `drain` waits for the end of the ``with`` block.
+    def admit(self, context: RequestContext) -> AbstractContextManager[None]:
+        """Admit a request before its body is read; `drain` waits for the end of the ``with`` block.
 
         Raises `ShuttingDown` when `admitting` is false, `Overloaded` while the kernels compile or the queue is full,
         and `RateLimited` when the key has reached its limit of calls.
         """
         if not self.admitting:
             raise shutting_down()
-        if not self.engine.ready and self.engine.failure is not None:
-            raise no_workers()
         if not self.engine.ready:
-            raise self.starting()
-        try:
-            with self.admission.request(current_context()):
-                self._idle.clear()
-                yield
-        finally:
-            if not self.admission.requests:
-                self._idle.set()
+            raise self.starting() if self.engine.failure is None else no_workers()
+        return self.admission.request(context)
 
-    def lease(self, direct_body: DirectBody | None = None) -> Lease:
-        """Return the lease of the current request, which owns its tensors; large ones wait for an upload slot."""
-        context = current_context()
+    def lease(self, context: RequestContext, direct_body: DirectBody | None = None) -> Lease:
+        """Return the lease of a request, which owns its tensors; large ones wait for an upload slot."""
         slot = UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
-        return Lease(self.segments, direct_body, slot)
+        return Lease(self.segments, context, direct_body, slot)
 
-    def deadline(self, within_ms: float | None = None) -> float:
-        """Return the deadline (`time.monotonic()`) of the current request, which may ask for an earlier one."""
+    def deadline(self, context: RequestContext, within_ms: float | None = None) -> float:
+        """Return the deadline (`time.monotonic()`) of a request, which may ask for an earlier one."""
         allowed, asked = self.settings.deadline_s, math.inf if within_ms is None else within_ms / 1000
-        return current_context().started + min(allowed, asked)
+        return context.started + min(allowed, asked)
 
-    async def prepare(self, request: RequestObject) -> Prepared:
+    async def prepare(self, request: RequestObject, context: RequestContext) -> Prepared:
         """Check and plan a call; raises what `engine.prepare.Preparer.prepare` raises, and `DeadlineExceeded`."""
         name, attributes, metas = request.called_as, request.attributes, request.metas
         options = parse_options(request.options)
@@ -175,19 +159,18 @@ class Service:
         op = check(name, attributes, metas, options, self.settings)
         plan = partial(self.preparer.plan, op, metas, options)
         at_once = is_planned_at_once(op, options.uses_reference)
-        prepared = plan() if at_once else await self.plan_in_thread(plan, self.deadline(options.deadline_ms))
+        prepared = plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)
         return self.preparer.keep(attributes, metas, prepared)
 
-    async def plan_in_thread(self, plan: Callable[[], T], deadline: float) -> T:
+    async def plan_in_thread(self, plan: Callable[[], T], context: RequestContext, within_ms: float | None = None) -> T:
         """Call `plan` in the planner's thread, so that the event loop is not blocked: keys, or connections, take turns.
 
         Raises what `plan` raises, and `DeadlineExceeded`.
         """
-        context = current_context()
         client = context.connection if context.key == ANYONE else context.key
         turn = self._planning.setdefault(client, asyncio.Lock())
         try:
-            async with asyncio.timeout(deadline - time.monotonic()), turn:
+            async with asyncio.timeout(self.deadline(context, within_ms) - time.monotonic()), turn:
                 return await asyncio.get_running_loop().run_in_executor(self._planner, plan)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the call was planned") from None

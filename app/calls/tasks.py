@@ -19,7 +19,7 @@ from app.intake.lease import Lease
 from app.intake.requests import GraphRequest, RequestObject, read_graph_request, read_request_object
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import Memory
-from app.telemetry.context import current_context
+from app.telemetry.context import RequestContext
 from convgrad._errors import InvalidParams
 from engine.options import Options
 from engine.planning import Prepared
@@ -37,8 +37,9 @@ class Task(ABC):
     need_data = True
     """Whether a tensor needs its data, and not just dtype and shape."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, context: RequestContext) -> None:
         self.service = service
+        self.context = context
 
     @abstractmethod
     async def read(self, document: Any) -> RequestObject:
@@ -72,7 +73,7 @@ class Task(ABC):
             await collect_tensors(request.inputs, lease, here=True, need_all=False)
             raise
         here = not self.need_data or (isinstance(prepared, Prepared) and prepared.tiny)
-        with current_context().timings.measure("decode"):
+        with self.context.timings.measure("decode"):
             tensors = await collect_tensors(request.inputs, lease, here=here, need_all=self.need_data)
         return self.open(prepared, tensors, lease)
 
@@ -85,8 +86,8 @@ def _may_come(found: BrokenRule, rows: InputRows) -> bool:
 class _OperationTask(Task):
     """A task for the operation `called`."""
 
-    def __init__(self, service: Service, called: CalledOperation) -> None:
-        super().__init__(service)
+    def __init__(self, service: Service, context: RequestContext, called: CalledOperation) -> None:
+        super().__init__(service, context)
         self.called = called
 
     async def read(self, document: Any) -> RequestObject:
@@ -98,14 +99,18 @@ class Compute(_OperationTask):
     """Compute an operation; `check` may reject its options."""
 
     def __init__(
-        self, service: Service, called: CalledOperation, check: Callable[[Options], object] = lambda _: None
+        self,
+        service: Service,
+        context: RequestContext,
+        called: CalledOperation,
+        check: Callable[[Options], object] = lambda _: None,
     ) -> None:
-        super().__init__(service, called)
+        super().__init__(service, context, called)
         self._check = check
 
     async def prepare(self, request: RequestObject) -> Prepared:
         """Check and plan the call."""
-        prepared = await self.service.prepare(request)
+        prepared = await self.service.prepare(request, self.context)
         self._check(prepared.options)
         return prepared
 
@@ -117,12 +122,12 @@ class Compute(_OperationTask):
 class Verify(_OperationTask):
     """Compare a result with the reference: the result is one more input, named like the output."""
 
-    def __init__(self, service: Service, called: CalledOperation) -> None:
-        super().__init__(service, verified(called))
+    def __init__(self, service: Service, context: RequestContext, called: CalledOperation) -> None:
+        super().__init__(service, context, verified(called))
 
     async def prepare(self, request: RequestObject) -> Prepared:
         """Check and plan the verification."""
-        return await prepare_verification(self.service, request)
+        return await prepare_verification(self.service, self.context, request)
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Memory], lease: Lease) -> Verification:
         """Return the verification."""
@@ -155,9 +160,9 @@ class Validate(Immediate, _OperationTask):
 
     async def answer(self, request: RequestObject) -> Answered:
         """Return the resolved attributes, outputs, plan and cost of the call."""
-        with self.service.admission.call(current_context()):
-            prepared = await self.service.prepare(request)
-        return Answered(Result(describe(prepared, self.service.settings)))
+        with self.service.admission.call(self.context):
+            prepared = await self.service.prepare(request, self.context)
+        return Answered(self.context, Result(describe(prepared, self.service.settings)))
 
 
 class _Graph(Task):
@@ -166,7 +171,7 @@ class _Graph(Task):
     async def read(self, document: Any) -> GraphRequest:
         """Read a request object and the structure of its graph."""
         read = partial(read_graph_request, document)
-        return await self.service.plan_in_thread(read, self.service.deadline())
+        return await self.service.plan_in_thread(read, self.context)
 
 
 class RunGraph(_Graph):
@@ -174,7 +179,7 @@ class RunGraph(_Graph):
 
     async def prepare(self, request: RequestObject) -> PreparedGraph:
         """Check and plan all nodes."""
-        return await prepare_graph(self.service, cast("GraphRequest", request))
+        return await prepare_graph(self.service, self.context, cast("GraphRequest", request))
 
     def open(self, prepared: PreparedGraph, tensors: Mapping[str, Memory], lease: Lease) -> GraphRun:
         """Return the run."""
@@ -186,5 +191,6 @@ class ValidateGraph(Immediate, _Graph):
 
     async def answer(self, request: RequestObject) -> Answered:
         """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
-        with self.service.admission.call(current_context()):
-            return Answered(Result(await describe_graph(self.service, cast("GraphRequest", request))))
+        with self.service.admission.call(self.context):
+            described = await describe_graph(self.service, self.context, cast("GraphRequest", request))
+        return Answered(self.context, Result(described))

@@ -6,6 +6,7 @@ from app.calls.call import Call
 from app.calls.service import Service
 from app.calls.work import Result
 from app.intake.requests import RequestObject
+from app.telemetry.context import RequestContext
 from engine.options import parse_options
 from engine.planning import Prepared, is_planned_at_once
 from engine.prepare import named
@@ -14,7 +15,7 @@ from engine.verifying import plan_verified, report_of
 __all__ = ["Verification", "prepare_verification"]
 
 
-async def prepare_verification(service: Service, request: RequestObject) -> Prepared:
+async def prepare_verification(service: Service, context: RequestContext, request: RequestObject) -> Prepared:
     """Check and plan the verification of a result, which is among the inputs under the name of an output.
 
     The result becomes the last input of the resolved operation. Raises what `Service.prepare` raises.
@@ -22,7 +23,7 @@ async def prepare_verification(service: Service, request: RequestObject) -> Prep
     options, metas = parse_options(request.options), request.metas
     op, plan = plan_verified(request.called_as, request.attributes, metas, options, service.settings)
     at_once = options.fast is True or is_planned_at_once(op, reference=True)
-    computation = plan() if at_once else await service.plan_in_thread(plan, service.deadline(options.deadline_ms))
+    computation = plan() if at_once else await service.plan_in_thread(plan, context, options.deadline_ms)
     return Prepared(op, (computation,), options, named(op, metas))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.calls.outputs import CallOutput, HeldTensor
+from app.telemetry.context import RequestContext
 from engine.options import Encoding
 
 __all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "Streams", "TileReady", "Work", "finish"]
@@ -91,6 +92,8 @@ class Result:
 class Work(ABC):
     """An accepted request, ready to run. Use with ``async with``: leaving the block stops it and frees its memory."""
 
+    context: RequestContext
+    """That of the request."""
     streams: ClassVar[Streams]
     """What a stream of messages has before the result, which after tiles has checksums instead of data."""
 
@@ -123,7 +126,8 @@ class Answered(Work):
 
     streams = "nothing"
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, context: RequestContext, result: Result) -> None:
+        self.context = context
         self._result = result
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from app.http.protocol import CONNECTION, DIRECT_BODY, FULL, SLOW_S
 from app.pool.engine import shutting_down
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
-from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext, address_of, api_of
+from app.telemetry.context import ANYONE, CONTEXT, MONITORED, REQUEST_ID, RequestContext, address_of, api_of
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, DeadlineExceeded, Overloaded, TooLarge
 
@@ -130,16 +131,17 @@ class Exchange:
 
         A piece has at most a few hundred kilobytes: what one read brings.
         """
-        timings, more = self.context.timings, True
+        add, clock, more = self.context.timings.add, time.perf_counter, True
         while more:
-            with timings.measure("receive"):
-                message = await self.receive()
+            begun = clock()
+            message = await self.receive()
+            add("receive", (arrived := clock()) - begun)
             if message["type"] == "http.disconnect":
                 raise Cancelled("the client disconnected before its request was complete")
             chunk, more = message.get("body", b""), message.get("more_body", False)
             if chunk:
-                with timings.measure("decode"):
-                    yield chunk
+                yield chunk
+                add("decode", clock() - arrived)
 
     def watched(self) -> _Watched:
         """Cancel the ``async with`` block when the client disconnects; the body must have been read."""
@@ -274,8 +276,7 @@ class Exchanges:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         exchange = scope[_KEY] = Exchange(scope, receive, send, self._limits)
-        context = exchange.context
-        context.enter()
+        context = scope[CONTEXT] = exchange.context
         try:
             for check in self._checks:
                 check(exchange)

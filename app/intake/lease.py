@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from app.intake.upload_slots import LARGE, UploadSlot
 from app.pool.buffers import Segment, SegmentPool
-from app.telemetry.context import current_context
+from app.telemetry.context import RequestContext
 
 __all__ = ["DirectBody", "Lease"]
 
@@ -33,8 +33,13 @@ class Lease:
     """Own the segments of one request until a call takes them over; always close it."""
 
     def __init__(
-        self, pool: SegmentPool, direct_body: DirectBody | None = None, slot: UploadSlot | None = None
+        self,
+        pool: SegmentPool,
+        context: RequestContext,
+        direct_body: DirectBody | None = None,
+        slot: UploadSlot | None = None,
     ) -> None:
+        self.context = context
         self._pool = pool
         self._slot = slot
         self._direct_body = direct_body
@@ -54,7 +59,7 @@ class Lease:
         Raises what `SegmentPool.acquire` raises, and what rejects the request once it has a slot.
         """
         await self._wait(nbytes)
-        segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
+        segment = await self._pool.acquire_async(max(nbytes, 1), self.context.owner)
         self._held[id(segment)] = segment
         return segment
 

@@ -17,7 +17,7 @@ from app.calls.call import Call
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
 from app.replies.body import send_bytes, send_piece, slices
 from app.replies.stream import Stream
-from app.telemetry.context import Timings, current_context
+from app.telemetry.context import RequestContext, Timings
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode_pieces
 
@@ -37,7 +37,7 @@ async def send_frames(call: Work, send: Send) -> None:
     Errors are raised before the first frame is sent; after it they become the last frame, of type `error`.
     """
     assert isinstance(call, Call)
-    async with _FrameStream(send, call.timings) as stream:
+    async with _FrameStream(send, call.context.timings) as stream:
         try:
             async with aclosing(call.events()) as events:
                 async for event in events:
@@ -45,7 +45,7 @@ async def send_frames(call: Work, send: Send) -> None:
         except Exception as caught:
             if not stream.started or isinstance(caught, Cancelled):
                 raise
-            await stream.put(_error(caught))
+            await stream.put(_error(call.context, caught))
 
 
 class _FrameStream(Stream):
@@ -107,11 +107,11 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
         case TileReady(_, seq, offset, shape):
             return {"type": "tile", "seq": seq, "offset": list(offset), "shape": list(shape)}
         case End(output, stats):
-            with call.timings.measure("encode"):
+            with call.context.timings.measure("encode"):
                 checksum = await output.sha256()
             return {"type": "end", "tiles": output.computation.tiles, "sha256": checksum, "stats": stats}
 
 
-def _error(caught: Exception) -> dict[str, Any]:
-    error = current_context().fail(caught)
+def _error(context: RequestContext, caught: Exception) -> dict[str, Any]:
+    error = context.fail(caught)
     return {"type": "error", "code": error.code, "message": error.message, "data": error.data}

@@ -11,7 +11,6 @@ from starlette.types import Send
 from app.calls.work import Result, Work, finish
 from app.replies.body import json_bytes, send_data, send_head, send_piece
 from app.replies.result import encoded
-from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
@@ -28,7 +27,7 @@ async def send_multipart(work: Work, send: Send) -> None:
     await finish(work)
     result = work.result()
     boundary = f"convgrad-{secrets.token_hex(16)}"
-    with current_context().timings.measure("encode"):
+    with work.context.timings.measure("encode"):
         heads = await encoded(result, partial(_heads, boundary))
     tail = f"\r\n--{boundary}--\r\n".encode()
     length = sum(map(len, heads)) + sum(len(output.data) for output in result.outputs) + len(tail)

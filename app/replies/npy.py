@@ -61,7 +61,7 @@ async def send_npy(call: Work, send: Send) -> None:
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
     if output.nbytes <= SMALL:
         await finish(call)
-        with call.timings.measure("encode"):
+        with call.context.timings.measure("encode"):
             body = b"".join((header, output.data))
         await send_bytes(send, body, MEDIA_TYPE, headers=headers)
         return
@@ -70,7 +70,7 @@ async def send_npy(call: Work, send: Send) -> None:
         async for event in events:
             if not isinstance(event, TileReady):
                 continue
-            with call.timings.measure("encode"):
+            with call.context.timings.measure("encode"):
                 final = ready.add(event.offset, event.shape) * row_bytes
             if final and not sent:
                 await send_head(send, MEDIA_TYPE, length=len(header) + output.nbytes, headers=headers)

@@ -14,7 +14,6 @@ from app.calls.outputs import CallOutput, HeldTensor
 from app.calls.work import Result, Work, finish
 from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
-from app.telemetry.context import current_context
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
@@ -96,7 +95,7 @@ async def encoded(result: Result, encode: Callable[[Result], T]) -> T:
 
 async def send_result(work: Work, send: Send) -> None:
     """Run the work to its end and reply with its JSON object."""
-    timings = current_context().timings
+    timings = work.context.timings
     await finish(work)
     result = await encoded(work.result(), JsonResult)
     if result.length is not None and result.length <= SMALL:

@@ -20,7 +20,6 @@ from app.replies.errors import rpc_error
 from app.replies.numbers import list_pieces
 from app.replies.result import JsonResult, base64_pieces, encoded
 from app.replies.stream import Stream
-from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
 from engine.options import Encoding
@@ -57,7 +56,7 @@ def _event(pieces: Iterable[bytes]) -> Iterator[bytes]:
 async def send_events(work: Work, send: Send) -> None:
     """Run the work and send its messages as the whole reply, with the request id as their id."""
     async with EventStream(send) as stream:
-        await stream_work(work, stream, current_context().request_id)
+        await stream_work(work, stream, work.context.request_id)
 
 
 async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
@@ -74,7 +73,7 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
                     await stream.message([_progress(request_id, event)])
                 elif isinstance(event, TileReady) and call is not None:
                     tile = _tile(event, request_id, call.prepared.options.encoding)
-                    await stream.message(call.timings.each("encode", tile))
+                    await stream.message(call.context.timings.each("encode", tile))
         if call is None:
             result = (await encoded(work.result(), JsonResult)).pieces()
         else:
@@ -83,7 +82,7 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        error = rpc_error(current_context().fail(caught))
+        error = rpc_error(work.context.fail(caught))
         await stream.message([json_bytes({"jsonrpc": "2.0", "id": request_id, "error": error})])
 
 
@@ -118,7 +117,7 @@ def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[byte
 
 async def _result(call: Call) -> dict[str, Any]:
     listed = call.prepared.options.encoding == "list"
-    with call.timings.measure("encode"):
+    with call.context.timings.measure("encode"):
         outputs = {
             output.name: output.describe() | {"sha256": await output.sha256(listed=listed)} for output in call.outputs
         }

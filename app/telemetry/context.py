@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
@@ -28,6 +26,7 @@ from convgrad._errors import (
 
 __all__ = [
     "ANYONE",
+    "CONTEXT",
     "HEALTH_PAGES",
     "MONITORED",
     "PARTS",
@@ -37,7 +36,6 @@ __all__ = [
     "address_of",
     "api_of",
     "as_convgrad_error",
-    "current_context",
 ]
 
 T = TypeVar("T")
@@ -46,6 +44,9 @@ _log = logging.getLogger("convgrad.request")
 
 ANYONE = "-"
 """The key id of a request without a key, and the address of one without an address."""
+
+CONTEXT = "convgrad.context"
+"""Where the scope of a request has its `RequestContext`."""
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 """Request ids that callers may choose."""
@@ -62,9 +63,6 @@ _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 
 # Errors that count as refusals; the others are faults of the request or the service.
 _REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
-
-_current: ContextVar[RequestContext | None] = ContextVar("convgrad-request", default=None)
-
 
 PARTS = ("receive", "decode", "queue", "compute", "encode")
 
@@ -171,10 +169,6 @@ class RequestContext:
         }
         return facts | ({"trace_id": self.trace_id} if self.trace_id else {})
 
-    def enter(self) -> None:
-        """Make this the context of the current task and of the tasks it starts."""
-        _current.set(self)
-
 
 def as_convgrad_error(error: BaseException) -> ConvgradError:
     """Return `error` if it is a `ConvgradError`, otherwise an `InternalError` without details."""
@@ -202,11 +196,6 @@ def _address_of(host: str) -> str:
     if isinstance(address, IPv6Address):
         return str(address.ipv4_mapped or IPv6Network((address, 64), strict=False))
     return str(address)
-
-
-def current_context() -> RequestContext:
-    """Return the context of the request that this task handles; a new one outside of any."""
-    return _current.get() or RequestContext(uuid.uuid4().hex)
 
 
 def api_of(path: str) -> str:

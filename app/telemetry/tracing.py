@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.telemetry.context import RequestContext, api_of, current_context
+from app.telemetry.context import CONTEXT, RequestContext, api_of
 from convgrad import __version__
 from convgrad._launch import install_hint
 
@@ -76,7 +76,7 @@ def _described(app: ASGIApp) -> ASGIApp:
 
     async def described(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_described(message: Message) -> None:
-            span, context = get_current_span(), current_context()
+            span, context = get_current_span(), scope[CONTEXT]
             context.trace_id = f"{span.get_span_context().trace_id:032x}"
             if not message.get("more_body", message["type"] == "http.response.start"):
                 span.set_attributes(_facts(context))

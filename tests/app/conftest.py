@@ -37,7 +37,7 @@ def tight_http(tight: Resident) -> Iterator[httpx.Client]:
 def nothing_is_left(tight: Resident) -> Iterator[None]:
     """Check afterwards that `tight` is idle: no call, no job, no working worker, no memory in use."""
     yield
-    tight.run(tight.service.idle(), 10.0)
+    tight.run(tight.service.admission.idle(), 10.0)
     tight.until(lambda: not tight.service.calls and tight.service.engine.snapshot()["jobs"] == 0)
     tight.until(tight.is_idle)
     tight.until(lambda: tight.service.segments.stats().used == 0)

@@ -57,7 +57,7 @@ def cancel() -> None:
                 resident.until(lambda: busy(resident))
                 (call,) = resident.service.calls
                 found.append(seconds_until(resident, call.cancel, lambda: not busy(resident)))
-            resident.run(resident.service.idle())
+            resident.run(resident.service.admission.idle())
         show("cancelled while computing", found)
 
 

@@ -44,7 +44,7 @@ def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
         resident.until(lambda: busy(resident), 30)
         (call,) = resident.service.calls
         seconds_until(resident, call.cancel, lambda: not busy(resident))
-    resident.run(resident.service.idle())
+    resident.run(resident.service.admission.idle())
 
 
 def test_a_drain_loses_no_call() -> None:

@@ -20,6 +20,7 @@ from app.intake.lease import Lease
 from app.intake.numbers import elements_of
 from app.intake.sinks import NpySink, TensorFault
 from app.pool.buffers import SegmentPool
+from app.telemetry.context import RequestContext
 from convgrad._assembly import Assembly
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError, InvalidParams, ParseError
@@ -145,7 +146,7 @@ def _outcome(read: Callable[[Lease, int], Awaitable[Any]], how: int) -> Any:
     """Run `read` with memory from the pool, all of which must be freed; return our own errors as values."""
 
     async def held() -> Any:
-        with Lease(_POOL) as lease:
+        with Lease(_POOL, RequestContext("id")) as lease:
             try:
                 return await read(lease, how)
             except ConvgradError as error:

@@ -62,7 +62,7 @@ class _Inference(Compute):
     """Compute an operation for one inference request."""
 
     def __init__(self, service: Service, called: CalledOperation, state: OipState, exchange: Exchange) -> None:
-        super().__init__(service, called)
+        super().__init__(service, exchange.context, called)
         self._state = state
         self._exchange = exchange
         self._reply_type = choose(exchange.headers.get("accept"), REPLY_TYPES)
@@ -100,7 +100,9 @@ class _Inference(Compute):
                 message = f"{has}, but {output.name} has {needed} bytes"
                 raise InvalidParams(message, errors=[broken_rule(["outputs", output.name], message, "size")])
         call = super().open(prepared, tensors, lease)
-        call.deadline = self.service.deadline(None if request.timeout_us is None else request.timeout_us / 1000)
+        call.deadline = self.service.deadline(
+            self.context, None if request.timeout_us is None else request.timeout_us / 1000
+        )
         return call
 
     async def encode(self, work: Work, send: Send) -> None:

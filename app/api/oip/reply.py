@@ -37,7 +37,7 @@ async def send_inference(
     Raises, before the reply begins, what `Region.write` raises.
     """
     pairs = list(zip(request.outputs, call.outputs, strict=True))
-    with call.timings.measure("encode"):
+    with call.context.timings.measure("encode"):
         for wanted, output in pairs:
             if wanted.place is not None:
                 await regions[wanted.name].write(wanted.place.offset, output.data)
@@ -117,7 +117,7 @@ async def _with_numbers(
             continue
         yield before + text.removesuffix(b"}") + b',"data":'
         values = np.frombuffer(output.data, dtype(output.spec.dtype).numpy)
-        for piece in call.timings.each("encode", list_pieces(values)):
+        for piece in call.context.timings.each("encode", list_pieces(values)):
             yield piece
             await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
         before = b"},"

@@ -141,7 +141,7 @@ def read_request(called: CalledOperation, document: Any) -> InferRequest:
             raise unsupported(broken[0]["msg"], broken)
         raise invalid_params(called.called_as, broken)
     options = _options(parameters)
-    if asked:
+    if len(outputs) > 1 or (asked and outputs[0].name != called.wire_names[called.operation.output.name]):
         options["outputs"] = [output.name for output in outputs]
     return InferRequest(request_id, _attributes(called, parameters), options, timeout, inputs, outputs)
 

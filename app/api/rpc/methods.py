@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.api.documents import OPENRPC, OPERATION_LIST, description_of
-from app.calls.sealed.tasks import CheckTask, Submit
+from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.intake import requests
+from app.telemetry.context import RequestContext
 from convgrad._errors import UnknownOperation
 from engine import graphs
 from schemas.broken_rules import broken_rule, invalid_params
@@ -32,11 +33,11 @@ class TaskMethod:
     their place, unless they are those of a whole graph.
     """
 
-    make: Callable[[Service, CalledOperation | None], Task]
+    make: Callable[[Service, RequestContext, CalledOperation | None], Task]
     params: tuple[str, ...] = requests.MEMBERS
     required: tuple[str, ...] = ()
 
-    def read(self, service: Service, params: Params) -> tuple[Task, Mapping[str, Any]]:
+    def read(self, service: Service, context: RequestContext, params: Params) -> tuple[Task, Mapping[str, Any]]:
         """Return the task and its request object; raises `InvalidParams`."""
         if is_dump(params) and self.params is not graphs.MEMBERS:
             given = dict(cast("Mapping[str, Any]", params))
@@ -44,7 +45,7 @@ class TaskMethod:
         else:
             given = bind_params(params, self.params, required=self.required)
         op = given.pop("op", None)
-        return self.make(service, _called(op) if self._has_op else None), given
+        return self.make(service, context, _called(op) if self._has_op else None), given
 
     @property
     def _has_op(self) -> bool:
@@ -78,18 +79,23 @@ def _kind(dump: Mapping[str, Any]) -> object:
 
 
 def _operation(called: CalledOperation) -> TaskMethod:
-    return TaskMethod(lambda service, _: Compute(service, called))
+    return TaskMethod(lambda service, context, _: Compute(service, context, called))
 
 
-def _of_named(task: Callable[[Service, CalledOperation], Task]) -> TaskMethod:
+def _of_named(task: Callable[[Service, RequestContext, CalledOperation], Task]) -> TaskMethod:
     return TaskMethod(task, ("op", *requests.MEMBERS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
 
 
-def _check(name: str) -> TaskMethod:
-    def make(service: Service, _: CalledOperation | None) -> Task:
-        return Submit(service) if name == "check.submit" else CheckTask(service, name)
+def _of_graph(task: Callable[[Service, RequestContext], Task]) -> TaskMethod:
+    return TaskMethod(lambda service, context, _: task(service, context), graphs.MEMBERS, ("graph",))
 
-    return TaskMethod(make, tuple(CHECK_METHODS[name].params), CHECK_METHODS[name].required)
+
+def _check(name: str) -> TaskMethod:
+    return TaskMethod(
+        lambda service, context, _: check_task(service, context, name),
+        tuple(CHECK_METHODS[name].params),
+        CHECK_METHODS[name].required,
+    )
 
 
 METHODS: dict[str, Method] = {
@@ -98,8 +104,10 @@ METHODS: dict[str, Method] = {
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _of_named(Validate),
     "ops.verify": _of_named(Verify),
-    "graph.run": TaskMethod(lambda service, _: RunGraph(service), graphs.MEMBERS, ("graph",)),
-    "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), graphs.MEMBERS, ("graph",)),
+    "graph.run": TaskMethod(lambda service, context, _: RunGraph(service, context), graphs.MEMBERS, ("graph",)),
+    "graph.validate": TaskMethod(
+        lambda service, context, _: ValidateGraph(service, context), graphs.MEMBERS, ("graph",)
+    ),
     **{name: _check(name) for name in CHECK_METHODS},
     "rpc.discover": _plain(OPENRPC.content),
 }

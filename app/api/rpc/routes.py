@@ -67,7 +67,7 @@ async def answer_rpc(exchange: Exchange, service: Service, methods: Mapping[str,
     """Read one HTTP request, execute its JSON-RPC requests, and reply."""
     check_media_type(media_type(exchange.headers), (*_CONTENT_TYPES, ""))
     reply_type = choose(exchange.headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
-    with service.lease() as lease:
+    with service.lease(exchange.context) as lease:
         message = await _read(exchange, service, lease)
         lease.received()
         await _Message(exchange, service, methods).answer(message, reply_type)
@@ -192,7 +192,7 @@ class _Message:
             try:
                 method = self._method(item)
                 if isinstance(method, TaskMethod):
-                    task, document = method.read(self._service, item.params)  # type: ignore[union-attr] # a request
+                    task, document = method.read(self._service, self._context, item.params)  # type: ignore[union-attr] # a request
                     await answer(self._exchange, task, _reading(document), encode)
                 else:
                     value = method(item.params)  # type: ignore[union-attr] # a request

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, cast
 
 from app.calls.outputs import HeldTensor
@@ -20,7 +20,7 @@ from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.intake.tensors import Tensor
 from app.pool.buffers import Memory, Segment
-from app.telemetry.context import current_context
+from app.telemetry.context import RequestContext
 from convgrad._dtypes import dtype
 from engine.options import ENCODINGS, Options, check_encoding
 from engine.planning import Prepared, tensor_bytes
@@ -32,7 +32,7 @@ from schemas.rpc import bind_params
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
 
-__all__ = ["CheckTask", "Submit"]
+__all__ = ["check_task"]
 
 Place = Callable[[Any], Any]
 """Adds the path's parameters to the body."""
@@ -40,39 +40,90 @@ Place = Callable[[Any], Any]
 _SENT = ("tensors", "seed")
 
 
-class CheckTask(Immediate):
-    """Answer one of the `CHECK_METHODS`, all but `check.submit`."""
+def check_task(service: Service, context: RequestContext, method: str, place: Place = lambda body: body) -> Task:
+    """Return the task of one of the `CHECK_METHODS`; `place` adds what is in the path to the body."""
+    return (Submit if method == "check.submit" else CheckTask)(service, context, method, place)
 
-    def __init__(self, service: Service, method: str, place: Place = lambda body: body) -> None:
-        super().__init__(service)
+
+class _Check(Task):
+    """A request about a check."""
+
+    def __init__(self, service: Service, context: RequestContext, method: str, place: Place) -> None:
+        super().__init__(service, context)
         self._method = method
         self._place = place
-        self._given: Mapping[str, Any] = {}
+
+    def given(self, document: Any) -> dict[str, Any]:
+        """Read the params."""
+        params, given = CHECK_METHODS[self._method], self._place(document)
+        if not isinstance(given, Mapping):
+            raise invalid_params("check", [broken_rule([], "the request must be an object", "object_type")])
+        return bind_params(given, tuple(params.params), required=params.required, what="check")
+
+    def found(self, given: Mapping[str, Any]) -> SealedCheck:
+        """Return the check; raises what `SealedChecks.find` raises."""
+        return self.service.sealed_checks.find(given["check"], self.context.tenant)
+
+
+class CheckTask(Immediate, _Check):
+    """Answer one of the `CHECK_METHODS`, all but `check.submit`."""
+
+    _given: Mapping[str, Any]
 
     async def read(self, document: Any) -> RequestObject:
         """Read the params."""
-        self._given = _params(self._place(document), self._method)
+        self._given = self.given(document)
         return RequestObject("check", InputRows(), {}, {}, None)
 
     async def answer(self, request: RequestObject) -> Work:  # noqa: ARG002
         """Return the answer."""
-        return await _ANSWERS[self._method](self.service, self._given)
+        return Answered(self.context, await self._answer(self._given))
+
+    async def _answer(self, given: Mapping[str, Any]) -> Result:
+        checks, context = self.service.sealed_checks, self.context
+        match self._method:
+            case "check.begin":
+                check = checks.begin(given, context.tenant, context.key)
+                limits = {"case_s": checks.limits.case_s, "check_s": checks.limits.check_s}
+                return Result({"check": check.id, "cases": check.asked, **limits, "key_id": checks.signer.key_id})
+            case "check.next":
+                return await self._next(given)
+            case "check.finish":
+                return Result(checks.finish(await settled(self.found(given))))
+            case "check.drop":
+                return Result(checks.forget(given["check"], context.tenant))
+        return Result(checks.verify_signature(given["document"]))
+
+    async def _next(self, given: Mapping[str, Any]) -> Result:
+        sent, encoding = choice(given, "send", _SENT), choice(given, "encoding", ENCODINGS)
+        check = await settled(self.found(given))
+        case = await self.service.sealed_checks.next(check)
+        document = check.describe(case)
+        if case is None:
+            return Result(document)
+        if sent == "seed":
+            case.as_seed = True
+            return Result({**document, "generate": case.case.as_json()}, member="inputs")
+        asked = case.case.problem
+        check_encoding(Options(encoding), asked.input_shapes.items())
+        inputs = [
+            HeldTensor(name, TensorSpec(name, asked.dtype, shape), case.inputs[name].share())
+            for name, shape in asked.input_shapes.items()
+        ]
+        return Result(document, inputs, encoding, "inputs")
 
 
-class Submit(Task):
+class Submit(_Check):
     """Judge the result of the case that is open, or note that the kernel has none."""
 
-    def __init__(self, service: Service, place: Place = lambda body: body) -> None:
-        super().__init__(service)
-        self._place = place
-        # Known once the params are.
-        self._case: SealedCase
-        self._outcome: str | None
+    # Known once the params are.
+    _case: SealedCase
+    _outcome: str | None
 
     async def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
-        given = _params(self._place(document), "check.submit")
-        self._case = _found(self.service, given).case(given["case"])
+        given = self.given(document)
+        self._case = self.found(given).case(given["case"])
         self._case.require_answerable()
         self._outcome, rows, inputs = self._case.read_answer(given)
         return RequestObject(self._case.case.problem.op, rows, {}, inputs, None)
@@ -86,7 +137,7 @@ class Submit(Task):
         own = {name: Tensor(dtype(asked.dtype), shape) for name, shape in asked.input_shapes.items()}
         inputs, options = {**request.inputs, **own}, {"fast": False}
         whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
-        return await prepare_verification(self.service, whole)
+        return await prepare_verification(self.service, self.context, whole)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Memory], lease: Lease) -> Verdict:  # noqa: ARG002
         """Return the wait for the verdict; it is made whether or not the client waits for it."""
@@ -97,13 +148,13 @@ class Submit(Task):
         verdict, closing = submit(self._case, answer, lambda: self._judge(prepared, tensors)), self.service.closing
         closing.add(verdict)
         verdict.add_done_callback(closing.discard)
-        return Verdict(verdict)
+        return Verdict(self.context, verdict)
 
     def _judge(self, prepared: Prepared | None, tensors: Mapping[str, Memory]) -> Judging:
         """Begin to judge; the tensors are owned at once, since those of the request are freed with it."""
         if prepared is None:
             return self._noted()
-        lease = self.service.lease()
+        lease = self.service.lease(self.context)
         segments = cast("Mapping[str, Segment]", {**tensors, **self._case.inputs})
         owned = {name: lease.share(segment) for name, segment in segments.items()}
         return self._judged(prepared, owned, lease)
@@ -125,7 +176,8 @@ class Verdict(Work):
     streams = "nothing"
     output_bytes = 0
 
-    def __init__(self, verdict: asyncio.Future[dict[str, Any]]) -> None:
+    def __init__(self, context: RequestContext, verdict: asyncio.Future[dict[str, Any]]) -> None:
+        self.context = context
         self._verdict = verdict
 
     async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
@@ -137,61 +189,3 @@ class Verdict(Work):
     def result(self) -> Result:
         """Return the report."""
         return Result(self._verdict.result())
-
-
-async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
-    checks, context = service.sealed_checks, current_context()
-    check = checks.begin(given, context.tenant, context.key)
-    limits = {"case_s": checks.limits.case_s, "check_s": checks.limits.check_s, "key_id": checks.signer.key_id}
-    return Answered(Result({"check": check.id, "cases": check.asked, **limits}))
-
-
-async def _next(service: Service, given: Mapping[str, Any]) -> Work:
-    sent, encoding = choice(given, "send", _SENT), choice(given, "encoding", ENCODINGS)
-    check = await settled(_found(service, given))
-    case = await service.sealed_checks.next(check)
-    document = check.describe(case)
-    if case is None:
-        return Answered(Result(document))
-    if sent == "seed":
-        case.as_seed = True
-        return Answered(Result({**document, "generate": case.case.as_json()}, member="inputs"))
-    asked = case.case.problem
-    check_encoding(Options(encoding), asked.input_shapes.items())
-    inputs = [
-        HeldTensor(name, TensorSpec(name, asked.dtype, shape), case.inputs[name].share())
-        for name, shape in asked.input_shapes.items()
-    ]
-    return Answered(Result(document, inputs, encoding, "inputs"))
-
-
-async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(Result(service.sealed_checks.finish(await settled(_found(service, given)))))
-
-
-async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(Result(service.sealed_checks.forget(given["check"], current_context().tenant)))
-
-
-async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
-    return Answered(Result(service.sealed_checks.verify_signature(given["document"])))
-
-
-def _found(service: Service, given: Mapping[str, Any]) -> SealedCheck:
-    return service.sealed_checks.find(given["check"], current_context().tenant)
-
-
-def _params(given: Any, method: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise invalid_params("check", [broken_rule([], "the request must be an object", "object_type")])
-    names, required = tuple(CHECK_METHODS[method].params), CHECK_METHODS[method].required
-    return bind_params(given, names, required=required, what="check")
-
-
-_ANSWERS: dict[str, Callable[[Service, Mapping[str, Any]], Awaitable[Work]]] = {
-    "check.begin": _begin,
-    "check.next": _next,
-    "check.finish": _finish,
-    "check.drop": _drop,
-    "check.verify_signature": _verify_signature,
-}

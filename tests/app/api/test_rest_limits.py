@@ -144,7 +144,7 @@ def test_a_client_that_leaves_stops_its_call(tight: Resident, accept: str) -> No
     """If the connection closes during the computation, the work stops and everything is released."""
     with rest_connection(tight.url, SLOW, accept, reference=True):
         tight.until(lambda: bool(tight.service.calls) and tight.service.engine.snapshot()["jobs"] == 1)
-    tight.run(tight.service.idle(), 5.0)
+    tight.run(tight.service.admission.idle(), 5.0)
 
 
 def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
@@ -170,7 +170,7 @@ def test_a_full_queue_is_503_with_retry_after(tight: Resident, tight_http: httpx
         response = post(tight_http, SMALL, SMALL.inputs())
         assert problem(response, 503, "overloaded")["reason"] == "queue"
         assert int(response.headers["retry-after"]) >= 1
-    tight.run(tight.service.idle(), 5.0)
+    tight.run(tight.service.admission.idle(), 5.0)
     assert post(tight_http, SMALL, SMALL.inputs()).status_code == 200
 
 

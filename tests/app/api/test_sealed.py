@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from app.calls.sealed.tasks import CheckTask
+from app.calls.sealed.tasks import check_task
 from app.telemetry.context import RequestContext
 from convgrad import SealedCase
 from convgrad._check.problems import DTYPES, OPS, Takes
@@ -276,9 +276,8 @@ def test_an_answer_while_the_inputs_are_sent(resident: Resident, http: httpx.Cli
 
 async def begin_to_send(resident: Resident, check: str) -> Any:
     """Prepare the reply with a case of the first key, and send none of it."""
-    RequestContext("test", key="one").enter()
-    task = CheckTask(resident.service, "check.next")
-    work = await task.answer(await task.read({"check": check}))
+    task = check_task(resident.service, RequestContext("test", key="one"), "check.next")
+    work = await task.prepare(await task.read({"check": check}))
     return await work.__aenter__()
 
 

@@ -175,7 +175,7 @@ def test_a_flood_of_one_key_starves_nobody(shared: Resident) -> None:
         answered = post_as(http, OTHER)
         assert same_bits(read(answered), SMALL.expected(inputs))
         assert len(shared.service.calls) == 2, "the flood still computes"
-    shared.run(shared.service.idle())
+    shared.run(shared.service.admission.idle())
 
 
 def test_a_flood_of_one_address_starves_nobody() -> None:
@@ -221,7 +221,7 @@ def test_a_key_over_its_limit_is_429_on_every_api(shared: Resident) -> None:
         assert (reply["id"], reply["error"]["code"], reply["error"]["data"]["reason"]) == (5, -32000, "key_calls")
         assert reply["error"]["data"]["retry_after"] == 1
         assert http.post("/v2/models/ConvTranspose/infer", json={}).status_code == 429
-    shared.run(shared.service.idle())
+    shared.run(shared.service.admission.idle())
 
 
 def test_a_batch_fits_the_limit_of_its_key(shared: Resident) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -246,8 +245,7 @@ def test_a_long_plan_waits_for_one_of_each_client(tight: Resident, keys: bool) -
         context = RequestContext("test", connection=client)
         if keys:
             context = RequestContext("test", key=f"key{client}")
-        context.enter()
-        await tight.service.plan_in_thread(partial(make, name), time.monotonic() + 60)
+        await tight.service.plan_in_thread(partial(make, name), context)
 
     async def scenario() -> None:
         asked = [asyncio.create_task(ask(name, int(name[0]))) for name in ("1a", "1b", "1c", "2a")]

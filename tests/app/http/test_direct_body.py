@@ -56,7 +56,7 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
     head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         for _ in range(2):
-            resident.run(resident.service.idle())
+            resident.run(resident.service.admission.idle())
             sock.sendall(head)
             resident.until(lambda: resident.service.admission.requests == 1)
             at = 0
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, shar
     with connected(resident.url) as sock:
         sock.sendall(head + body[: int(share * len(body))])
         resident.until(lambda: resident.service.admission.requests == 1)
-    resident.run(resident.service.idle())
+    resident.run(resident.service.admission.idle())
     resident.until(lambda: resident.service.segments.stats().used == 0)
 
 
@@ -116,7 +116,7 @@ def test_a_part_that_ends_too_early(resident: Resident) -> None:
         sock.sendall(head + body)
         ((status, found),) = replies(sock, 1)
     assert status in {400, 422}, found
-    resident.run(resident.service.idle())
+    resident.run(resident.service.admission.idle())
     resident.until(lambda: resident.service.segments.stats().used == 0)
 
 
@@ -130,7 +130,7 @@ def test_a_refusal_in_the_middle(resident: Resident) -> None:
         ((status, found),) = replies(sock, 1)
     assert status == 422, found
     assert b"there is no part else" in found
-    resident.run(resident.service.idle())
+    resident.run(resident.service.admission.idle())
     resident.until(lambda: resident.service.segments.stats().used == 0)
 
 

@@ -35,7 +35,7 @@ def test_a_client_that_leaves_cancels_the_request_before_the_waiting_ones(tight:
         tight.until(lambda: not tight.is_idle())
         sock.sendall(HEALTH * MAX_WAITING)
         tight.until(lambda: any(len(each.pipeline) == MAX_WAITING for each in tight.connections))
-    tight.run(tight.service.idle(), 30.0)
+    tight.run(tight.service.admission.idle(), 30.0)
     assert cancelled(tight) == before + 1
     tight.until(lambda: tight.service.segments.stats().used == 0)
 

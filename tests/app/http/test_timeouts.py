@@ -64,7 +64,7 @@ def test_a_missing_body_times_out(hasty: Resident, path: str) -> None:
         reply = rest(sock)
     assert b"too slowly" in reply
     assert (b"-32001" if path == "/rpc" else b"HTTP/1.1 504") in reply
-    hasty.run(hasty.service.idle())
+    hasty.run(hasty.service.admission.idle())
     hasty.until(lambda: hasty.service.segments.stats().used == 0)
 
 
@@ -75,7 +75,7 @@ def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
         # The body in one piece; this client is slow only in reading.
         sock.sendall(b"".join(multipart(LARGE, accept)))
         hasty.until(lambda: hasty.service.admission.requests == 1, 20)
-        hasty.run(hasty.service.idle(), 30)
+        hasty.run(hasty.service.admission.idle(), 30)
         assert not hasty.service.calls
         assert len(rest(sock)) < 2048 * 2048 * 4
     hasty.until(lambda: hasty.service.segments.stats().used == 0)
@@ -113,7 +113,7 @@ def test_unread_small_replies_time_out(hasty: Resident) -> None:
         small_buffers(hasty, sock)
         sock.sendall(call * 30)
         hasty.until(lambda: not hasty.connections, 20)
-    hasty.run(hasty.service.idle())
+    hasty.run(hasty.service.admission.idle())
     assert hasty.service.admission.requests == 0
     hasty.until(lambda: hasty.service.segments.stats().used == 0)
 

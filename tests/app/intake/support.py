@@ -19,6 +19,7 @@ from app.intake.multipart import MultipartBody
 from app.intake.requests import RequestObject, read_request_object
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
+from app.telemetry.context import RequestContext
 from convgrad._dtypes import dtype
 from convgrad._errors import ConvgradError, InvalidParams
 from schemas.ops import resolve
@@ -137,7 +138,7 @@ def in_pool(run: Callable[[Lease], Awaitable[dict[str, bytes]]]) -> dict[str, by
     pool = SegmentPool(64 * MIB)
 
     async def held() -> dict[str, bytes] | ConvgradError:
-        with Lease(pool) as lease:
+        with Lease(pool, RequestContext("id")) as lease:
             try:
                 return await run(lease)
             except ConvgradError as error:

@@ -18,6 +18,7 @@ from app.intake.lease import Lease
 from app.intake.multipart import MultipartBody
 from app.intake.requests import read_request_object
 from app.pool.buffers import SegmentPool
+from app.telemetry.context import RequestContext
 from convgrad._errors import (
     ConvgradError,
     InvalidParams,
@@ -223,7 +224,7 @@ def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError]
 )
 def test_a_content_type_without_a_boundary_is_unsupported(content_type: str) -> None:
     """Without a boundary the parts can't be found."""
-    with Lease(SegmentPool(MIB)) as lease, pytest.raises(UnsupportedMediaType):
+    with Lease(SegmentPool(MIB), RequestContext("id")) as lease, pytest.raises(UnsupportedMediaType):
         MultipartBody(content_type, lease, reading(partial(read_request_object, OPERATION)), check_head, limit=HEAD)
 
 
@@ -233,7 +234,7 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
     head = multipart(parts(diff_dst=wrong))
     head = head[: head.rindex(b"\n", 0, head.rindex(b"\r\n--")) + 1]
     pool = SegmentPool(64 * MIB)
-    with Lease(pool) as lease:
+    with Lease(pool, RequestContext("id")) as lease:
         read = reading(partial(read_request_object, OPERATION))
         body = MultipartBody(CONTENT_TYPE, lease, read, check_head, length=10**9, limit=HEAD)
         with pytest.raises(InvalidParams, match="diff_dst"):

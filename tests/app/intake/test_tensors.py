@@ -15,6 +15,7 @@ from app.intake.lease import Lease
 from app.intake.requests import read_request_object
 from app.intake.tensors import collect_tensors, read_inputs
 from app.pool.buffers import SegmentPool
+from app.telemetry.context import RequestContext
 from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
 from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, chunks, npy, read_object, text
 
@@ -228,7 +229,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
     pool = SegmentPool(64 * MIB)
 
     async def run() -> bytes:
-        with Lease(pool) as lease:
+        with Lease(pool, RequestContext("id")) as lease:
             document = await read_json(chunks(body, 1 << 17), lease, length=len(body), limit=len(body))
             call = await read_request_object(OPERATION, document).read()
             return bytes((await collect_tensors(call.inputs, lease))["src"].view)
@@ -247,7 +248,7 @@ def test_a_long_string_in_the_wrong_place_is_an_error_there() -> None:
 def test_a_full_pool_is_reported_as_such() -> None:
     """A body, and a tensor, over the memory limit raise `TooLarge`, not an error about their form."""
     big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
-    with Lease(SegmentPool(MIB)) as lease:
+    with Lease(SegmentPool(MIB), RequestContext("id")) as lease:
         with pytest.raises(TooLarge):
             asyncio.run(read_json(chunks(b" " * 2 * MIB, MIB), lease, length=None, limit=8 * MIB))
         with pytest.raises(TooLarge):

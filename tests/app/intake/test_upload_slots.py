@@ -9,6 +9,7 @@ import pytest
 from app.intake.lease import Lease
 from app.intake.upload_slots import LARGE, UploadSlot
 from app.pool.buffers import SegmentPool
+from app.telemetry.context import RequestContext
 from convgrad._errors import Overloaded
 
 
@@ -79,10 +80,13 @@ def test_a_rejected_request_passes_its_slot_on() -> None:
         def full() -> None:
             raise Overloaded("the queue is full", retry_after=1)
 
-        with Lease(pool, slot=UploadSlot(shared, full, lambda: 0)) as rejected, pytest.raises(Overloaded):
+        with (
+            Lease(pool, RequestContext("id"), slot=UploadSlot(shared, full, lambda: 0)) as rejected,
+            pytest.raises(Overloaded),
+        ):
             await rejected.acquire(LARGE)
         assert pool.stats().created == 0
-        with Lease(pool, slot=UploadSlot(shared, lambda: None, lambda: 0)) as lease:
+        with Lease(pool, RequestContext("id"), slot=UploadSlot(shared, lambda: None, lambda: 0)) as lease:
             await lease.acquire(LARGE)
 
     asyncio.run(scenario())
@@ -93,7 +97,10 @@ def test_memory_is_allocated_when_the_slot_is_acquired() -> None:
 
     async def scenario() -> None:
         pool, (first, second) = SegmentPool(8 * LARGE), slots(1, 2)
-        with Lease(pool, slot=first) as ahead, Lease(pool, slot=second) as behind:
+        with (
+            Lease(pool, RequestContext("id"), slot=first) as ahead,
+            Lease(pool, RequestContext("id"), slot=second) as behind,
+        ):
             small = await behind.acquire(LARGE - 1)
             behind.release(small)
             await ahead.acquire(LARGE)
@@ -112,7 +119,7 @@ def test_a_lease_that_is_closed_passes_its_slot_on() -> None:
 
     async def scenario() -> None:
         pool, (first, second) = SegmentPool(4 * LARGE), slots(1, 2)
-        with Lease(pool, slot=first) as failed:
+        with Lease(pool, RequestContext("id"), slot=first) as failed:
             await failed.acquire(LARGE)
             wait = asyncio.ensure_future(second.acquire())
             await asyncio.sleep(0)

@@ -20,7 +20,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 def scrape(tight: Resident, *, idle: bool = True) -> Samples:
     """Return the metrics as Prometheus reads them, once all earlier requests have been counted."""
     if idle:
-        tight.run(tight.service.idle())
+        tight.run(tight.service.admission.idle())
     reply = httpx.get(f"{tight.url}/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     return {
@@ -101,7 +101,7 @@ def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> Non
         assert during[("convgrad_calls_open", frozenset())] == 2
         assert during[("convgrad_calls_limit", frozenset())] == 2
         assert during[("convgrad_shared_memory_bytes", frozenset({("state", "used")}))] > 0
-    tight.run(tight.service.idle(), 5.0)
+    tight.run(tight.service.admission.idle(), 5.0)
     content = b" " * (8 << 20)
     assert tight_http.post("/v1/ops/ConvTranspose", content=content, headers={"content-type": JSON}).status_code == 413
     after = scrape(tight)

@@ -22,7 +22,7 @@ def test_a_client_that_leaves_stops_its_calls(tight: Resident, accept: str, batc
     listed = {"jsonrpc": "2.0", "method": "ops.list", "id": 2}
     with rpc_connection(tight.url, [body, listed] if batch else body, accept):
         tight.until(lambda: len(tight.service.calls) == 1)
-    tight.run(tight.service.idle(), 5.0)
+    tight.run(tight.service.admission.idle(), 5.0)
 
 
 def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
@@ -42,7 +42,7 @@ def test_a_full_queue_is_answered_under_the_calls_id(tight: Resident, tight_http
         assert (answer["id"], answer["error"]["code"]) == ("x", -32000)
         assert answer["error"]["data"]["retry_after"] > 0
         assert answer["error"]["data"]["reason"] == "queue"
-    tight.run(tight.service.idle(), 5.0)
+    tight.run(tight.service.admission.idle(), 5.0)
     inputs = SMALL.inputs()
     answer = tight_http.post("/rpc", json=rpc_request(SMALL, inputs)).json()
     (tensor,) = answer["result"]["outputs"].values()
