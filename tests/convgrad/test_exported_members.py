@@ -38,14 +38,6 @@ def test_all_errors_are_public() -> None:
     assert {cls.__name__ for cls in error_classes().values()} <= set(convgrad.__all__)
 
 
-def test_names_are_shown_as_they_are_imported() -> None:
-    """Tracebacks and documentation show `convgrad.Client`, not the module that defines it."""
-    for name in convgrad.__all__:
-        value = getattr(convgrad, name)
-        if isinstance(value, type):
-            assert value.__module__ == "convgrad"
-
-
 def test_errors_survive_pickling() -> None:
     """An error that is sent to another process keeps its class, message and data."""
     error = convgrad.Overloaded("full", retry_after=3, data={"limit": 2})
