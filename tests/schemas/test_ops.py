@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from convgrad._errors import UnknownOperation
 from schemas.ops import TensorMeta, TensorSpec, resolve
 from schemas.shapes import data_shape, weights_shape
 from schemas.tables import find_operation, operation_names
+from tests.problems import Case, real_layers
 from tests.schemas.calls import CONVOLUTION, FORWARD, GRADIENT, attributes, gradient, tensor, tensors
-
-SHAPES = json.loads((Path(__file__).parents[2] / "benchmarks" / "shapes.json").read_text(encoding="utf-8"))
+from tests.traps import TRAPS
 
 
 def test_a_gradient() -> None:
@@ -58,7 +56,7 @@ def test_the_reply_uses_the_dialect_called() -> None:
 
 def test_the_reply_has_every_attribute() -> None:
     """The resolved attributes are all those of the operation, and the groups axis."""
-    op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
+    op = resolve(GRADIENT, attributes(weights_format="IOX", pads_begin=[], pads_end=[]), gradient())
     assert op.reply_attributes() == {
         "strides": [1, 1],
         "pads_begin": [0, 0],
@@ -95,28 +93,11 @@ def test_every_layout_and_rank(name: str, spatial: int, weights_format: str, dat
     assert (op.src_channels, op.dst_channels, op.src_spatial, op.dst_spatial) == (4, 6, src, dst)
     assert (op.kernel, op.groups_axis) == (kernel, "O" if transposed else "I")
     assert op.output.shape == (data_shape(2, 6, dst, data_format) if name == FORWARD else weights)
-
-
-@pytest.mark.parametrize("weights_format", ["XIO", "OIX", "XOI", "IOX"])
-@pytest.mark.parametrize("name", [GRADIENT, FORWARD])
-def test_both_groups_axes(name: str, weights_format: str) -> None:
-    """Transposed weights may divide O, as the code does, or I, as the note does: their shape tells which."""
-    given = attributes(weights_format=weights_format, groups=2)
-    for axis, i, o in (("O", 4, 3), ("I", 2, 6)):
-        weights = weights_shape(i, o, (3, 3), weights_format)
-        inputs = gradient(weights_shape=list(weights))
-        if name == FORWARD:
-            inputs = {"src": tensor(2, 4, 5, 5), "weights": tensor(*weights)}
-        op = resolve(name, given, inputs)
-        assert (op.groups_axis, op.reply_attributes()["groups_axis"], op.dst_channels) == (axis, axis, 6)
-
-
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
-def test_dtypes(dtype: str) -> None:
-    """The output has the one dtype of the inputs."""
-    inputs = gradient(src=tensor(2, 4, 5, 5, dtype=dtype), diff_dst=tensor(2, 6, 7, 7, dtype=dtype))
-    op = resolve(GRADIENT, attributes(weights_format="IOX"), inputs)
-    assert {op.dtype, op.output.dtype, *(spec.dtype for spec in op.inputs)} == {dtype}
+    if transposed:  # The weights may divide I instead, as the note does: their shape tells which.
+        other = weights_shape(2, 6, kernel, weights_format)
+        key = "weights" if name == FORWARD else "weights_shape"
+        op = resolve(name, given, inputs | {key: tensor(*other) if name == FORWARD else list(other)})
+        assert (op.groups_axis, op.reply_attributes()["groups_axis"], op.dst_channels) == ("I", "I", 6)
 
 
 def test_the_input_wins_over_the_attribute() -> None:
@@ -150,31 +131,20 @@ def test_output_padding_is_found_from_the_shapes() -> None:
         assert op.output_padding == (extra, 0)
 
 
-def test_an_empty_list_of_pads_is_zeros() -> None:
-    """[] means no padding, as in oneDNN's code."""
-    op = resolve(GRADIENT, attributes(weights_format="IOX", pads_begin=[], pads_end=[]), gradient())
-    assert (op.pads_begin, op.pads_end) == ((0, 0), (0, 0))
-
-
 @pytest.mark.parametrize(
-    ("mode", "pads_begin", "pads_end", "dst"),
-    [("same_upper", (0,), (1,), 14), ("same_lower", (1,), (0,), 14), ("valid", (0,), (0,), 15)],
-)
-def test_auto_pad_of_a_transposed_gradient(
-    mode: str, pads_begin: tuple[int, ...], pads_end: tuple[int, ...], dst: int
-) -> None:
-    """S=7, s=2, K=3: the padding depends on stride and kernel, not on the odd size of src, which would shift it."""
+    ("name", "mode", "pads", "dst"),
+    [
+        (GRADIENT, "same_upper", (0, 1), 14), (GRADIENT, "same_lower", (1, 0), 14), (GRADIENT, "valid", (0, 0), 15),
+        (CONVOLUTION, "same_upper", (1, 1), 4),
+    ],
+)  # fmt: skip
+def test_auto_pad(name: str, mode: str, pads: tuple[int, int], dst: int) -> None:
+    """S=7, s=2, K=3: the padding of a transposed gradient depends on stride and kernel, not on the odd size of src."""
     inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, dst), weights_shape=[1, 1, 3])
     given = attributes(1, auto_pad=mode, strides=[2], pads_begin=None, pads_end=None, weights_format="IOX")
-    op = resolve(GRADIENT, given, inputs)
-    assert (op.pads_begin, op.pads_end, op.auto_pad) == (pads_begin, pads_end, mode)
-
-
-def test_auto_pad_of_a_convolution_gradient() -> None:
-    """S=7, s=2, K=3: the padding depends on the size of src, and D is ceil(S / s)."""
-    inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, 4), weights_shape=[1, 1, 3])
-    op = resolve(CONVOLUTION, attributes(1, auto_pad="SAME_UPPER", strides=[2], weights_format="OIX"), inputs)
-    assert (op.pads_begin, op.pads_end) == ((1,), (1,))
+    given["weights_format"] = "IOX" if name == GRADIENT else "OIX"
+    op = resolve(name, given, inputs)
+    assert (*op.pads_begin, *op.pads_end, op.auto_pad) == (*pads, mode)
 
 
 def test_ignored_pads_give_a_warning() -> None:
@@ -194,68 +164,13 @@ def test_same_padding_of_a_short_kernel_with_output_padding() -> None:
         assert (op.pads_begin, op.pads_end, op.output_padding) == ((0,), (0,), (extra,))
 
 
-def test_an_empty_batch() -> None:
-    """N = 0 is a valid call without work."""
-    for name in (GRADIENT, FORWARD):
-        inputs = gradient(src=tensor(0, 4, 5, 5), diff_dst=tensor(0, 6, 7, 7))
-        if name == FORWARD:
-            inputs = {"src": tensor(0, 4, 5, 5), "weights": tensor(4, 6, 3, 3)}
-        op = resolve(name, attributes(weights_format="IOX"), inputs)
-        assert (op.n, op.macs) == (0, 0)
-    assert op.output.shape == (0, 6, 7, 7)
-
-
-# (name, n, groups, I, S, O, D, K, strides, pads_begin, pads_end, dilations)
-TRAPS: list[tuple[Any, ...]] = [
-    (CONVOLUTION, 2, 1, 16, (7, 1), 16, (1, 1), (11, 1), (2, 1), (5, 0), (0, 0), (1, 1)),
-    (CONVOLUTION, 1, 1, 1, (2, 1, 1), 1, (2, 1, 1), (3, 1, 1), (1, 1, 1), (2, 0, 0), (0, 0, 0), (1, 1, 1)),
-    (CONVOLUTION, 1, 1, 1, (1,), 16, (29,), (14,), (1,), (28,), (26,), (2,)),
-    (CONVOLUTION, 1, 1, 16, (2, 30), 1, (1, 30), (2, 3), (1, 1), (0, 17), (0, 17), (1, 17)),
-    (CONVOLUTION, 1, 1, 16, (2, 70), 1, (1, 10), (2, 3), (1, 1), (0, 0), (0, 0), (1, 30)),
-    (CONVOLUTION, 2, 1, 32, (41, 79), 32, (16, 75), (10, 5), (2, 1), (0, 0), (0, 0), (1, 1)),
-    (CONVOLUTION, 2, 1, 33, (84350,), 33, (84349,), (2,), (1,), (0,), (0,), (1,)),
-    (CONVOLUTION, 1, 24, 24, (6, 6), 24, (3, 3), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
-    (CONVOLUTION, 1, 3, 720, (5, 5, 3), 720, (2, 2, 4), (2,) * 3, (4, 4, 1), (1,) * 3, (1,) * 3, (1,) * 3),
-    (CONVOLUTION, 1, 1, 9, (32, 32), 3, (10, 10), (5, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
-    (CONVOLUTION, 1, 8, 8, (5, 1), 8, (2, 1), (5, 1), (2, 1), (2, 0), (1, 0), (1, 1)),
-    (GRADIENT, 1, 16, 32, (4, 8), 64, (3, 8), (3, 3), (1, 1), (0, 0), (3, 2), (1, 1)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("trap", TRAPS, ids=range(len(TRAPS)))
-def test_shapes_that_broke_other_implementations(trap: tuple[Any, ...]) -> None:
-    """Large kernels, paddings and dilations, floor remainders and depthwise layers are valid calls."""
-    name, n, groups, i, src, o, dst, kernel, strides, pads_begin, pads_end, dilations = trap
-    given = {
-        "strides": list(strides),
-        "pads_begin": list(pads_begin),
-        "pads_end": list(pads_end),
-        "dilations": list(dilations),
-        "groups": groups,
-        "data_format": "NCX",
-        "weights_format": "OIX" if name == CONVOLUTION else "IOX",
-    }
-    weights = [o, i // groups, *kernel] if name == CONVOLUTION else [i, o // groups, *kernel]
-    op = resolve(name, given, {"src": tensor(n, i, *src), "diff_dst": tensor(n, o, *dst), "weights_shape": weights})
-    assert (op.dst_spatial, op.kernel) == (dst, kernel)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=[shape["name"] for shape in SHAPES])
-def test_real_layers(shape: dict[str, Any]) -> None:
-    """Every real layer of the benchmarks resolves in both data formats, with the work stated in its entry."""
-    transposed = shape["op"].startswith("ConvTranspose")
-    groups, src, dst = shape["groups"], shape["src_channels"], shape["dst_channels"]
-    i, o = (src, dst // groups) if transposed else (src // groups, dst)
-    for data_format, order in itertools.product(("NCX", "NXC"), ("OIX", "XOI")):
-        given = {name: shape[name] for name in ("strides", "dilations", "pads_begin", "pads_end", "groups")}
-        inputs = tensors(
-            src=data_shape(shape["n"], src, shape["src_spatial"], data_format),
-            diff_dst=data_shape(shape["n"], dst, shape["dst_spatial"], data_format),
-            weights_shape=list(weights_shape(i, o, shape["kernel"], order)),
-        )
-        op = resolve(shape["op"], given | {"data_format": data_format, "weights_format": order}, inputs)
-        assert list(op.output_padding) == shape["output_padding"]
-        assert op.macs == pytest.approx(shape["gmac"] * 1e9, rel=1e-6)
+@pytest.mark.parametrize("case", [*TRAPS, *real_layers()], ids=lambda case: case.name)
+def test_traps_and_real_layers(case: Case) -> None:
+    """What broke others, and every layer of the benchmarks, are valid calls in both data formats."""
+    for data_format, weights_format in itertools.product(("NCX", "NXC"), ("OIX", "XOI")):
+        each = replace(case, data_format=data_format, weights_format=weights_format)
+        op = resolve(each.op, each.attributes(), tensors(**each.input_shapes))
+        assert (op.output.shape, op.output_padding, op.macs) == (each.output_shape, each.output_padding, each.macs)
 
 
 @pytest.mark.parametrize("name", operation_names())
@@ -277,9 +192,3 @@ def test_a_reply_resolves_to_itself(name: str) -> None:
     again = first.reply_attributes()
     again.pop("groups_axis", None)
     assert resolve(name, again, inputs) == first
-
-
-def test_unknown_operations_are_reported_first() -> None:
-    """An unknown operation is reported as such, whatever else is wrong with the call."""
-    with pytest.raises(UnknownOperation):
-        resolve("Deconvolution", {}, {})
