@@ -28,13 +28,6 @@ def test_scripts_are_runnable(script: Path) -> None:
         subprocess.run([BASH, "-n", script], check=True)
 
 
-def test_ci_runs_what_people_run() -> None:
-    """CI calls the scripts that developers call, and runs every test."""
-    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    called = [re.split(" >| &&", line)[0] for line in lines if line.startswith("scripts/")]
-    assert called == ["scripts/setup dev", "scripts/test-web --skip", "scripts/check", "scripts/test --all"]
-
-
 @pytest.mark.skipif(BASH is None, reason="needs bash")
 def test_setup_says_which_python_it_needs(tmp_path: Path) -> None:
     """Without a recent enough Python, setup says what is missing and leaves nothing behind."""
