@@ -26,10 +26,13 @@ def test_all_lists_everything_public() -> None:
 
 
 def test_the_client_is_imported_when_it_is_used() -> None:
-    """The errors alone, which the service shares, come without httpx; an unknown name is an AttributeError."""
-    code = "import sys, convgrad; convgrad.NotFound; print('httpx' in sys.modules); convgrad.Client; convgrad.Clinet"
+    """Errors, which the service shares, and a local client load no httpx or kernels; unknown names are refused."""
+    loaded = "{'numba', 'httpx', 'kernels', 'engine'} & {*sys.modules}"
+    code = (
+        f"import sys, convgrad; convgrad.NotFound; convgrad.local(); print({loaded}); convgrad.Client; convgrad.Clinet"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "set()\n"
     assert "AttributeError: module 'convgrad' has no attribute 'Clinet'. Did you mean: 'Client'?" in done.stderr
 
 
