@@ -20,12 +20,9 @@ FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
 # Which packages may be imported, ours and third-party; `app` may use every server dependency.
 OURS = {
     "app": {"engine", "schemas", "kernels", "verify", "convgrad"},
-    "engine": {"schemas", "kernels", "verify", "convgrad"},
-    "schemas": {"convgrad"},
-    "verify": {"kernels"},
-    "kernels": set(),
-    "convgrad": {"engine"},
-}
+    "engine": {"schemas", "kernels", "verify", "convgrad"}, "schemas": {"convgrad"}, "verify": {"kernels"},
+    "kernels": set(), "convgrad": {"engine"},
+}  # fmt: skip
 # The packages of the service, from the routes down: each imports only those after it.
 LAYERS = ("api", "http", "replies", "calls", "intake", "cluster", "pool", "telemetry")
 OUTSIDE = {
@@ -38,13 +35,10 @@ OUTSIDE = {
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
-    "ml-dtypes": {"ml_dtypes"},
-    "pydantic": {"pydantic", "pydantic_core"},
-    "numba": {"numba", "llvmlite"},
-    "fastapi": {"fastapi", "starlette"},
-    "httpx": {"httpx", "httpcore", "anyio"},
+    "ml-dtypes": {"ml_dtypes"}, "pydantic": {"pydantic", "pydantic_core"}, "numba": {"numba", "llvmlite"},
+    "fastapi": {"fastapi", "starlette"}, "httpx": {"httpx", "httpcore", "anyio"},
     "uvicorn": {"uvicorn", "h11", "click"},
-}
+}  # fmt: skip
 FRAMEWORKS = ("torch", "jax")
 JIT = {"jit", "inlined", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 

@@ -45,12 +45,9 @@ def test_the_dashboard_queries_existing_metrics(service: LiveService, http: http
     assert asked <= known
     ours = {name for name in known if name.startswith("convgrad_")}
     assert ours - asked <= {
-        "convgrad_build_info",
-        "convgrad_target_info",
-        "convgrad_failed",
-        "convgrad_warm_up_ratio",
+        "convgrad_build_info", "convgrad_target_info", "convgrad_failed", "convgrad_warm_up_ratio",
         "convgrad_shared_memory_refused_total",
-    }
+    }  # fmt: skip
 
 
 def _series(name: str, kind: str) -> str:

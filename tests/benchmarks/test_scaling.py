@@ -16,14 +16,9 @@ from kernels.target import host_arch
 
 CONSTANTS = Constants.load()
 IDEAL = dataclasses.replace(
-    CONSTANTS,
-    spread=0.0,
-    join_bytes_per_s=1e30,
-    put_bytes_per_s=1e30,
-    network_bytes_per_s=1e30,
-    task_s=0.0,
+    CONSTANTS, spread=0.0, join_bytes_per_s=1e30, put_bytes_per_s=1e30, network_bytes_per_s=1e30, task_s=0.0,
     failures_per_s=0.0,
-)
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 
 

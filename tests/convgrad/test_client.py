@@ -93,14 +93,11 @@ def test_calls_the_binary_api_cannot_represent_are_sent_as_multipart(
     np.save(tmp_path / "odd.npy", np.asfortranarray(SRC))
     np.save(tmp_path / "swapped.npy", SRC.astype(">f4"))
     odd: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"src": SRC}, {"kind": "Op", "attrs": {"groups": 1}}),
-        ({"src": SRC}, {"timeout": 5}),
-        ({"src": SRC}, {"sequence_id": 5}),
-        ({"src": SRC, "weights_shape": [1.5]}, {}),
-        ({"src": SRC, "weights_shape": [2**63]}, {}),
-        ({"src": tmp_path / "odd.npy"}, {}),
+        ({"src": SRC}, {"kind": "Op", "attrs": {"groups": 1}}), ({"src": SRC}, {"timeout": 5}),
+        ({"src": SRC}, {"sequence_id": 5}), ({"src": SRC, "weights_shape": [1.5]}, {}),
+        ({"src": SRC, "weights_shape": [2**63]}, {}), ({"src": tmp_path / "odd.npy"}, {}),
         ({"src": tmp_path / "swapped.npy"}, {}),
-    ]
+    ]  # fmt: skip
     for inputs, attributes in odd:
         client.run("Op", inputs, attributes)
         received = server.received[-1]

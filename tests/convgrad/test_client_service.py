@@ -18,20 +18,10 @@ from tests.live import LiveService
 from tests.problems import Case, random_case
 
 LAYER = Case(
-    name="a strided layer",
-    op="ConvTransposeBackwardWeights",
-    n=4,
-    src_channels=32,
-    dst_channels=48,
-    src_spatial=(14, 14),
-    dst_spatial=(28, 28),
-    kernel=(4, 4),
-    strides=(2, 2),
-    pads_begin=(1, 1),
-    pads_end=(1, 1),
-    weights_format="IOX",
-    groups_axis="O",
-)
+    name="a strided layer", op="ConvTransposeBackwardWeights", n=4, src_channels=32, dst_channels=48,
+    src_spatial=(14, 14), dst_spatial=(28, 28), kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), pads_end=(1, 1),
+    weights_format="IOX", groups_axis="O",
+)  # fmt: skip
 
 
 def inputs_of(case: Case) -> dict[str, Any]:

@@ -60,15 +60,11 @@ def test_replies_of_something_else(client: Client, server: Server, name: str) ->
 @pytest.mark.parametrize(
     "parts",
     [
-        [],
-        [("", b"{}")],
-        [("reply", b"{")],
-        [("reply", b"[]")],
-        [("reply", b'{"outputs": 1}')],
+        [], [("", b"{}")], [("reply", b"{")], [("reply", b"[]")], [("reply", b'{"outputs": 1}')],
         [("reply", b'{"outputs": {"x": {"dtype": "f32"}}}'), ("x", b"\x93NUMPY")],
         [("reply", b'{"outputs": {"1": 3}}'), ("1", b"")],
     ],
-)
+)  # fmt: skip
 def test_replies_to_a_graph(client: Client, server: Server, parts: list[tuple[str, bytes]]) -> None:
     """A reply to a graph whose parts are not what they should be is a `ConvgradError`."""
     text = b"".join(

@@ -81,16 +81,10 @@ def test_attributes_and_inputs_do_not_mix(preparer: Preparer) -> None:
 @pytest.mark.parametrize(
     ("given", "inputs"),
     [
-        (None, {}),
-        ({}, []),
-        ({"a": [np.int64(1)]}, {}),
-        ({"a": "x" * 65}, {}),
-        ({"a": [1] * 13}, {}),
-        ({str(index): 1 for index in range(17)}, {}),
-        ({"a": np.zeros(2)}, {}),
-        ({"a": [[np.int64(1)]]}, {}),
+        (None, {}), ({}, []), ({"a": [np.int64(1)]}, {}), ({"a": "x" * 65}, {}), ({"a": [1] * 13}, {}),
+        ({str(index): 1 for index in range(17)}, {}), ({"a": np.zeros(2)}, {}), ({"a": [[np.int64(1)]]}, {}),
     ],
-)
+)  # fmt: skip
 def test_unusual_calls_are_not_remembered(preparer: Preparer, given: Any, inputs: Any) -> None:
     """Calls that are large or not plain are not remembered, nor looked up, and are no error."""
     prepared, before = preparer.prepare(GRADIENT, RIGHT, gradient(), Options()), len(CACHE)

@@ -28,19 +28,12 @@ VOLUME = replace(
 )  # fmt: skip
 STRIDED = replace(SQUARE, n=16, src_channels=64, dst_spatial=(20, 20), strides=(2, 2))
 PROBLEMS = {
-    "square": SQUARE,
-    "square last": replace(SQUARE, data_format="NXC", weights_format="XIO"),
-    "square f16": replace(SQUARE, dtype="f16"),
-    "square bf16 last": replace(SQUARE, dtype="bf16", data_format="NXC"),
-    "few": FEW,
-    "few last": replace(FEW, data_format="NXC"),
-    "depthwise": DEPTHWISE,
-    "depthwise last": replace(DEPTHWISE, data_format="NXC"),
-    "line": LINE,
-    "volume": VOLUME,
-    "strided": STRIDED,
+    "square": SQUARE, "square last": replace(SQUARE, data_format="NXC", weights_format="XIO"),
+    "square f16": replace(SQUARE, dtype="f16"), "square bf16 last": replace(SQUARE, dtype="bf16", data_format="NXC"),
+    "few": FEW, "few last": replace(FEW, data_format="NXC"), "depthwise": DEPTHWISE,
+    "depthwise last": replace(DEPTHWISE, data_format="NXC"), "line": LINE, "volume": VOLUME, "strided": STRIDED,
     "transposed": replace(SQUARE, op="ConvTransposeBackwardWeights", weights_format="IOX"),
-}
+}  # fmt: skip
 
 
 def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:

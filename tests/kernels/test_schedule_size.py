@@ -49,15 +49,11 @@ def test_slabs_of_very_many_positions_are_large() -> None:
     plan = schedule(
         problem_of(
             Case(
-                dtype="bf16",
-                src_channels=512,
-                src_spatial=(1,),
-                dst_spatial=(size,),
-                kernel=(1,),
+                dtype="bf16", src_channels=512, src_spatial=(1,), dst_spatial=(size,), kernel=(1,),
                 pads_begin=(size - 1,),
             )
         )
-    )
+    )  # fmt: skip
     assert len(plan.slabs) <= 2 * MOST_SLABS
 
 
@@ -66,16 +62,9 @@ def test_tables_match_single_taps(stride: int) -> None:
     """Ranges and windows of a long filter, found with tables, are the same as for each tap by itself."""
     taps, dilation, pad, size = 201, 2, 350, 40
     case = Case(
-        src_spatial=(stride * (size - 1) + (taps - 1) * dilation + 1 - pad - 30,),
-        dst_spatial=(size,),
-        kernel=(taps,),
-        strides=(stride,),
-        dilations=(dilation,),
-        pads_begin=(pad,),
-        pads_end=(30,),
-        src_channels=3,
-        dst_channels=5,
-    )
+        src_spatial=(stride * (size - 1) + (taps - 1) * dilation + 1 - pad - 30,), dst_spatial=(size,), kernel=(taps,),
+        strides=(stride,), dilations=(dilation,), pads_begin=(pad,), pads_end=(30,), src_channels=3, dst_channels=5,
+    )  # fmt: skip
     problem = problem_of(case)
     axis = schedule(problem).axes[3]
     assert axis.ranges == tuple(problem.dims.tap_range(2, tap) for tap in range(taps))

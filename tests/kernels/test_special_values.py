@@ -44,17 +44,9 @@ def test_traps(trap: Case) -> None:
 def test_every_border_pixel(dtype: str, data_format: str, channels: int, special: float) -> None:
     """A special value in any pixel of a padded image affects only the taps that read it."""
     case = Case(
-        dtype=dtype,
-        src_channels=channels,
-        dst_channels=8,
-        src_spatial=(4, 5),
-        dst_spatial=(2, 5),
-        kernel=(3, 3),
-        strides=(2, 1),
-        pads_begin=(1, 1),
-        pads_end=(0, 1),
-        data_format=data_format,
-    )
+        dtype=dtype, src_channels=channels, dst_channels=8, src_spatial=(4, 5), dst_spatial=(2, 5), kernel=(3, 3),
+        strides=(2, 1), pads_begin=(1, 1), pads_end=(0, 1), data_format=data_format,
+    )  # fmt: skip
     clean = case.inputs()
     pixels = case.src_shape[2:] if data_format == "NCX" else case.src_shape[1:3]
     for y, x in np.ndindex(*pixels):

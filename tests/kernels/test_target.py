@@ -82,14 +82,11 @@ def test_a_known_processor_takes_its_own_target(machine: Machine, known: Target)
 @pytest.mark.parametrize(
     ("name", "like", "expected"),
     [
-        ("znver6", "znver5", "znver5"),
-        ("znver1", "haswell", "znver3"),
-        ("icelake-server", "skylake-avx512", "skylake-avx512"),
-        ("graniterapids", "sapphirerapids", "sapphirerapids"),
-        ("skylake", "haswell", "haswell"),
-        ("core2", "x86-64", "x86-64"),
+        ("znver6", "znver5", "znver5"), ("znver1", "haswell", "znver3"),
+        ("icelake-server", "skylake-avx512", "skylake-avx512"), ("graniterapids", "sapphirerapids", "sapphirerapids"),
+        ("skylake", "haswell", "haswell"), ("core2", "x86-64", "x86-64"),
     ],
-)
+)  # fmt: skip
 def test_other_processors_take_the_widest_that_fits(machine: Machine, name: str, like: str, expected: str) -> None:
     """A processor without its own target takes its family's latest, or the widest whose features it has."""
     machine.has("x86_64", name, BY_NAME[like].features | {"avx512fp16"})
@@ -128,14 +125,10 @@ def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("text", "lanes", "dots"),
     [
-        (" avx512f , amx-bf16 ", 16, "amx"),
-        ("avx512bf16", 16, "avx512bf16"),
-        ("avx512f", 16, ""),
-        ("avx2,fma", 8, ""),
-        ("f16c", 8, ""),
-        ("", 16, "amx"),
+        (" avx512f , amx-bf16 ", 16, "amx"), ("avx512bf16", 16, "avx512bf16"), ("avx512f", 16, ""), ("avx2,fma", 8, ""),
+        ("f16c", 8, ""), ("", 16, "amx"),
     ],
-)
+)  # fmt: skip
 def test_features_can_be_turned_off(machine: Machine, text: str, lanes: int, dots: str) -> None:
     """The setting lists the features to use; an empty one counts as unset. Unlisted ones can't be emitted either."""
     machine.set(SETTING, text)

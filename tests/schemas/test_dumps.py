@@ -33,19 +33,14 @@ def dumped() -> dict[str, Any]:
         "name": "DECONV_0",
         "kind": GRADIENT,
         "attrs": {
-            "data_format": {"type": "string", "value": "NCX"},
-            "pads_end": s64s(41, 41),
-            "auto_pad": {"type": "string", "value": "None"},
-            "weights_format": {"type": "string", "value": "IOX"},
-            "dilations": s64s(1, 1),
-            "pads_begin": s64s(0, 0),
-            "weights_shape": s64s(32, 128, 3, 3),
-            "groups": {"type": "s64", "value": 1},
-            "strides": s64s(2, 2),
+            "data_format": {"type": "string", "value": "NCX"}, "pads_end": s64s(41, 41),
+            "auto_pad": {"type": "string", "value": "None"}, "weights_format": {"type": "string", "value": "IOX"},
+            "dilations": s64s(1, 1), "pads_begin": s64s(0, 0), "weights_shape": s64s(32, 128, 3, 3),
+            "groups": {"type": "s64", "value": 1}, "strides": s64s(2, 2),
         },
         "inputs": [logical(0, [1, 32, 28, 28]), logical(1, [1, 128, 16, 16])],
         "outputs": [logical(2, [32, 128, 3, 3])],
-    }
+    }  # fmt: skip
 
 
 def forward() -> dict[str, Any]:

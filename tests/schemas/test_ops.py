@@ -58,18 +58,10 @@ def test_the_reply_has_every_attribute() -> None:
     """The resolved attributes are all those of the operation, and the groups axis."""
     op = resolve(GRADIENT, attributes(weights_format="IOX", pads_begin=[], pads_end=[]), gradient())
     assert op.reply_attributes() == {
-        "strides": [1, 1],
-        "pads_begin": [0, 0],
-        "pads_end": [0, 0],
-        "dilations": [1, 1],
-        "auto_pad": "none",
-        "output_padding": [0, 0],
-        "groups": 1,
-        "data_format": "NCX",
-        "weights_format": "IOX",
-        "weights_shape": [4, 6, 3, 3],
-        "groups_axis": "O",
-    }
+        "strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0], "dilations": [1, 1], "auto_pad": "none",
+        "output_padding": [0, 0], "groups": 1, "data_format": "NCX", "weights_format": "IOX",
+        "weights_shape": [4, 6, 3, 3], "groups_axis": "O",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])

@@ -153,14 +153,10 @@ def test_all_errors_in_one_pass() -> None:
     }
     found = refused("ConvTransposeBackpropFilters", given, inputs)
     assert set(found) == {
-        ("attributes", "strides", 1),
-        ("attributes", "pads_end"),
-        ("attributes", "unknown"),
-        ("inputs", "output_delta", "dtype"),
-        ("inputs", "filter_shape", 3),
-        ("inputs", "more"),
+        ("attributes", "strides", 1), ("attributes", "pads_end"), ("attributes", "unknown"),
+        ("inputs", "output_delta", "dtype"), ("inputs", "filter_shape", 3), ("inputs", "more"),
         ("inputs", "output_delta", "shape", 0),
-    }
+    }  # fmt: skip
 
 
 SWAPPED = "if src and diff_dst are exchanged)"

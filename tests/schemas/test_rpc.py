@@ -89,13 +89,10 @@ def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("params", "where"),
     [
-        ([1, 2, 3, 4], ["params"]),
-        ({"attribute": 1}, ["attribute"]),
-        ({"inputs": 1}, ["attributes"]),
-        (None, ["attributes"]),
-        ({"\ud800": 1, "attributes": 1}, ["?"]),
+        ([1, 2, 3, 4], ["params"]), ({"attribute": 1}, ["attribute"]), ({"inputs": 1}, ["attributes"]),
+        (None, ["attributes"]), ({"\ud800": 1, "attributes": 1}, ["?"]),
     ],
-)
+)  # fmt: skip
 def test_params_that_do_not_fit(params: Any, where: list[str]) -> None:
     """A surplus, unknown or missing parameter is reported by its name."""
     with pytest.raises(InvalidParams) as caught:

@@ -330,16 +330,12 @@ def many(n: int, size: tuple[int, ...], kernel: tuple[int, ...], channels: int =
 @pytest.mark.parametrize(
     "case",
     [
-        many(1000, (1, 1, 1), (15, 15, 15)),
-        many(1000, (1, 1), (3, 3), 4),
-        many(2, (15, 15, 15), (15, 15, 15)),
-        many(8, (1000,), (1001,)),
-        many(3, (32, 32), (63, 63)),
-        many(1000, (1, 1, 1), (7, 7, 7), op="Convolution"),
+        many(1000, (1, 1, 1), (15, 15, 15)), many(1000, (1, 1), (3, 3), 4), many(2, (15, 15, 15), (15, 15, 15)),
+        many(8, (1000,), (1001,)), many(3, (32, 32), (63, 63)), many(1000, (1, 1, 1), (7, 7, 7), op="Convolution"),
         many(1, (9, 9, 9), (9, 9, 9), op="Convolution"),
     ],
     ids=lambda case: f"{case.op}-{case.n}-{case.kernel}",
-)
+)  # fmt: skip
 def test_a_report_takes_no_longer_than_it_counts(case: Case) -> None:
     """Of a wrong result of many images, taps or both few are looked at; before each the worker may be asked to stop."""
     inputs, wrong = case.floats(), np.random.default_rng(1).standard_normal(case.output_shape).astype(np.float32)
