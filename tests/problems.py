@@ -238,21 +238,8 @@ class Case:
     def adjoint(self) -> Case:
         """Return the forward operation on diff_dst that is the same sum as this gradient with respect to src."""
         assert self.data_gradient
-        extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
-        axes = zip(
-            self.src_spatial, self.dst_spatial, self.strides, extents, self.pads_begin, self.pads_end, strict=True
-        )
-        return replace(
-            self,
-            op="Convolution" if self.transposed else "ConvTranspose",
-            src_channels=self.dst_channels,
-            dst_channels=self.src_channels,
-            src_spatial=self.dst_spatial,
-            dst_spatial=self.src_spatial,
-            output_padding=() if self.transposed else tuple(s - t * (d - 1) - e + b + a for s, d, t, e, b, a in axes),
-            groups_axis="I" if self.groups_axis == "O" else "O",
-            weights_format=self.weights_format.translate(str.maketrans("IO", "OI")),
-        )
+        op = "Convolution" if self.transposed else "ConvTranspose"
+        return replace(self.mirrored(), op=op, groups_axis="I" if self.groups_axis == "O" else "O")
 
     def exact(self, inputs: dict[str, Tensor]) -> naive.Array:
         """Return the oracle's result in float64."""

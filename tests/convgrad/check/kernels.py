@@ -195,13 +195,6 @@ def another_dtype(**given: Any) -> Array:
 
 
 @faulty
-def another_byte_order(**given: Any) -> Array:
-    """Return the bytes of each element in the other order."""
-    found = right(**given)
-    return found.astype(found.dtype.newbyteorder())
-
-
-@faulty
 def unaligned(src: Array, **given: Any) -> Array:
     """Lose a little where src is not aligned."""
     found = right(src=src, **given)

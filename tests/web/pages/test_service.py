@@ -89,5 +89,7 @@ def test_the_service_is_killed(open_page: Opener, complaints: list[str]) -> None
         expect(runs.locator("run-layer")).to_contain_text("mine.npy: f32 [16, 96, 4, 4]")
         for page in (machine, explorer, runs):
             page.close()
-    assert {text for text in complaints if not re.search("ERR_(CONNECTION|EMPTY|CONTENT_LENGTH|INCOMPLETE)|503", text)} == set()
+    assert {
+        text for text in complaints if not re.search("ERR_(CONNECTION|EMPTY|CONTENT_LENGTH|INCOMPLETE)|503", text)
+    } == set()
     complaints.clear()
