@@ -11,7 +11,6 @@ from kernels import plan
 from tests import naive
 from tests.kernels.harness import assert_same_bits, check, compute, problem_of
 from tests.problems import OPS, Case, random_case
-from tests.traps import TRAPS
 
 
 @pytest.mark.parametrize("dtype", [None, "f64"])
@@ -45,12 +44,6 @@ def test_axes_of_one_position() -> None:
         check(case, reference=True)
         if not case.data_gradient:
             check(case.mirrored(), reference=True)
-
-
-@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
-def test_traps(trap: Case) -> None:
-    """The reference matches the oracle's bits on the named traps."""
-    check(trap, reference=True)
 
 
 def test_real_data_is_rounded_once() -> None:

@@ -1,15 +1,22 @@
-"""The target: which one a processor takes, how settings change it, and what its code may contain."""
+"""The target: which one a processor takes, how settings change it, and what its code may contain.
+
+The tables of every set of features compile on any machine; `scripts/test-targets` compiles everything.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import pytest
 
 from kernels.target import KNOWN, NAME, REFERENCE, SETTING, Target, best, host_features, narrower, target
 from kernels.target.host import BUILD, IMITATE, _amx_granted
+from tests.kernels.paths import inside, narrower_paths
 
 SETTINGS = (NAME, SETTING, IMITATE, BUILD, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
 BY_NAME = {known.name: known for known in KNOWN}
@@ -220,3 +227,28 @@ def test_llvm_knows_every_feature() -> None:
     assert mine
     if target().arch == "x86_64":
         assert not frozenset().union(*(known.features for known in mine)) - host_features()[1]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _others() -> dict[str, Target]:
+    """Return a known target for each code path and set of features that no test runs here.
+
+    What LLVM can select depends on these. Other targets with the same ones differ in how instructions are scheduled.
+    """
+    run = [target(), *(known for known in KNOWN if known.name in narrower_paths())]
+    found: dict[object, Target] = {(known.path, known.features): known for known in run}
+    for known in KNOWN:
+        found.setdefault((known.path, known.features), known)
+    return {known.name: known for known in found.values() if known not in run}
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(inside(), reason="tests another path")
+@pytest.mark.parametrize("name", _others())
+def test_tables_compile_for(name: str) -> None:
+    """No register tile or product contains an instruction that the target does not have."""
+    command = [sys.executable, "-m", "tests.kernels.targets", "--tables", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
