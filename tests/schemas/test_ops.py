@@ -154,11 +154,14 @@ def test_same_padding_of_a_short_kernel_with_output_padding() -> None:
 
 @pytest.mark.parametrize("case", [*TRAPS, *real_layers()], ids=lambda case: case.name)
 def test_traps_and_real_layers(case: Case) -> None:
-    """What broke others, and every layer of the benchmarks, are valid calls in both data formats."""
-    for data_format, weights_format in itertools.product(("NCX", "NXC"), ("OIX", "XOI")):
-        each = replace(case, data_format=data_format, weights_format=weights_format)
-        op = resolve(each.op, each.attributes(), tensors(**each.input_shapes))
-        assert (op.output.shape, op.output_padding, op.macs) == (each.output_shape, each.output_padding, each.macs)
+    """What broke others, and every layer of the benchmarks, are valid calls in every dtype and both data formats."""
+    layouts = itertools.product(("NCX", "NXC"), ("OIX", "XOI"))
+    for dtype, (data_format, weights_format) in zip(("f32", "f16", "bf16", "f64"), layouts, strict=True):
+        each = replace(case, dtype=dtype, data_format=data_format, weights_format=weights_format)
+        inputs = {name: tensor(*shape, dtype=dtype) for name, shape in each.input_shapes.items()}
+        op = resolve(each.op, each.attributes(), inputs)
+        assert op.output == TensorSpec(each.output_name, dtype, each.output_shape)
+        assert (op.dtype, op.output_padding, op.macs) == (dtype, each.output_padding, each.macs)
 
 
 @pytest.mark.parametrize("name", operation_names())
