@@ -31,19 +31,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def bwd_weights(
-    op: str,
-    src: npt.NDArray[Any],
-    diff_dst: npt.NDArray[Any],
-    *,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    pads_begin: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-    data_format: str = "NXC",
-    weights_format: str = "XIO",
-    groups_axis: str = "I",
-) -> Array:
+    op: str, src: npt.NDArray[Any], diff_dst: npt.NDArray[Any], *, kernel: Sequence[int], strides: Sequence[int],
+    pads_begin: Sequence[int], dilations: Sequence[int], groups: int = 1, data_format: str = "NXC",
+    weights_format: str = "XIO", groups_axis: str = "I",
+) -> Array:  # fmt: skip
     """Compute diff_weights of Convolution or ConvTranspose (`op`, any name that begins with it) in float64.
 
     Convolution: ``dW[o, i, k] = sum src[n, i, x * s + k * d - b] * diff_dst[n, o, x]``, ConvTranspose:
@@ -61,19 +52,10 @@ def bwd_weights(
 
 
 def conv_transpose(
-    src: npt.NDArray[Any],
-    weights: npt.NDArray[Any],
-    bias: npt.NDArray[Any] | None = None,
-    *,
-    dst_spatial: Sequence[int],
-    strides: Sequence[int],
-    pads_begin: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-    data_format: str = "NXC",
-    weights_format: str = "XOI",
-    groups_axis: str = "O",
-) -> Array:
+    src: npt.NDArray[Any], weights: npt.NDArray[Any], bias: npt.NDArray[Any] | None = None, *,
+    dst_spatial: Sequence[int], strides: Sequence[int], pads_begin: Sequence[int], dilations: Sequence[int],
+    groups: int = 1, data_format: str = "NXC", weights_format: str = "XOI", groups_axis: str = "O",
+) -> Array:  # fmt: skip
     """Compute dst of ConvTranspose in float64.
 
     ``dst[n, o, x * s + k * d - b] += src[n, i, x] * W[i, o, k]`` inside one group, then the bias.
@@ -90,19 +72,10 @@ def conv_transpose(
 
 
 def convolution(
-    src: npt.NDArray[Any],
-    weights: npt.NDArray[Any],
-    bias: npt.NDArray[Any] | None = None,
-    *,
-    dst_spatial: Sequence[int],
-    strides: Sequence[int],
-    pads_begin: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-    data_format: str = "NXC",
-    weights_format: str = "XIO",
-    groups_axis: str = "I",
-) -> Array:
+    src: npt.NDArray[Any], weights: npt.NDArray[Any], bias: npt.NDArray[Any] | None = None, *,
+    dst_spatial: Sequence[int], strides: Sequence[int], pads_begin: Sequence[int], dilations: Sequence[int],
+    groups: int = 1, data_format: str = "NXC", weights_format: str = "XIO", groups_axis: str = "I",
+) -> Array:  # fmt: skip
     """Compute dst of Convolution in float64.
 
     ``dst[n, o, x] = sum src[n, i, x * s + k * d - b] * W[o, i, k]`` inside one group, then the bias.
@@ -118,19 +91,10 @@ def convolution(
 
 
 def bwd_data(
-    op: str,
-    diff_dst: npt.NDArray[Any],
-    weights: npt.NDArray[Any],
-    *,
-    src_spatial: Sequence[int],
-    strides: Sequence[int],
-    pads_begin: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-    data_format: str = "NXC",
-    weights_format: str = "XIO",
-    groups_axis: str = "I",
-) -> Array:
+    op: str, diff_dst: npt.NDArray[Any], weights: npt.NDArray[Any], *, src_spatial: Sequence[int],
+    strides: Sequence[int], pads_begin: Sequence[int], dilations: Sequence[int], groups: int = 1,
+    data_format: str = "NXC", weights_format: str = "XIO", groups_axis: str = "I",
+) -> Array:  # fmt: skip
     """Compute diff_src of Convolution or ConvTranspose (`op`, any name that begins so) in float64.
 
     Convolution: ``dS[n, i, x * s + k * d - b] += diff_dst[n, o, x] * W[o, i, k]``, ConvTranspose: ``dS[n, i, x] = sum
@@ -235,13 +199,9 @@ def _letter_axes(weights_format: str, rank: int) -> dict[str, list[int]]:
 
 
 def _taps(
-    kernel: Sequence[int],
-    wide: Sequence[int],
-    narrow: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int],
+    kernel: Sequence[int], wide: Sequence[int], narrow: Sequence[int], strides: Sequence[int], pads: Sequence[int],
     dilations: Sequence[int],
-) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
+) -> Iterator[tuple[tuple[int, ...], Index, Index]]:  # fmt: skip
     """Yield each tap that meets data, with the slices of the narrow and the wide tensor that it multiplies."""
     for tap in product(*map(range, kernel)):
         at_narrow, at_wide = [], []

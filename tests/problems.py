@@ -26,15 +26,9 @@ Tensor = npt.NDArray[Any]
 Pick = Callable[[Sequence[Any]], Any]
 
 OPS = (
-    "ConvolutionBackwardWeights",
-    "ConvTransposeBackwardWeights",
-    "ConvTranspose",
-    "Convolution",
-    "ConvolutionBackwardData",
-    "ConvTransposeBackwardData",
-    "BiasAdd",
-    "BiasAddBackward",
-)
+    "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution",
+    "ConvolutionBackwardData", "ConvTransposeBackwardData", "BiasAdd", "BiasAddBackward",
+)  # fmt: skip
 WITH_WEIGHTS = OPS[:6]
 FORMATS = ("XIO", "OIX", "IOX", "XOI")
 EXACT_SUM = 1 << 22  # f32 holds every integer up to 2**24; the margin is for kernels that split a product
@@ -235,35 +229,17 @@ class Case:
             shortest = self.strides[axis] * (self.dst_spatial[axis] - 1) + extent - pads
             padding.append(self.src_spatial[axis] - shortest)
         return replace(
-            self,
-            op=op,
-            src_channels=self.dst_channels,
-            dst_channels=self.src_channels,
-            src_spatial=self.dst_spatial,
-            dst_spatial=self.src_spatial,
-            output_padding=() if self.transposed else tuple(padding),
+            self, op=op, src_channels=self.dst_channels, dst_channels=self.src_channels, src_spatial=self.dst_spatial,
+            dst_spatial=self.src_spatial, output_padding=() if self.transposed else tuple(padding),
             groups_axis="I" if self.transposed else "O",
             weights_format=self.weights_format.translate(str.maketrans("IO", "OI")),
-        )
+        )  # fmt: skip
 
     def adjoint(self) -> Case:
         """Return the forward operation on diff_dst that is the same sum as this gradient with respect to src."""
         assert self.data_gradient
-        extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
-        axes = zip(
-            self.src_spatial, self.dst_spatial, self.strides, extents, self.pads_begin, self.pads_end, strict=True
-        )
-        return replace(
-            self,
-            op="Convolution" if self.transposed else "ConvTranspose",
-            src_channels=self.dst_channels,
-            dst_channels=self.src_channels,
-            src_spatial=self.dst_spatial,
-            dst_spatial=self.src_spatial,
-            output_padding=() if self.transposed else tuple(s - t * (d - 1) - e + b + a for s, d, t, e, b, a in axes),
-            groups_axis="I" if self.groups_axis == "O" else "O",
-            weights_format=self.weights_format.translate(str.maketrans("IO", "OI")),
-        )
+        op = "Convolution" if self.transposed else "ConvTranspose"
+        return replace(self.mirrored(), op=op, groups_axis="I" if self.groups_axis == "O" else "O")
 
     def exact(self, inputs: dict[str, Tensor]) -> naive.Array:
         """Return the oracle's result in float64."""
@@ -313,26 +289,13 @@ def build(pick: Pick, macs: int, longer: int = 1, small: bool = False) -> Case:
     columns = list(zip(*axes, strict=True))
     groups, src_channels, dst_channels = _few_channels(pick) if small else _channels(pick)
     case = Case(
-        op=op,
-        dtype=pick(["f32", "f32", "bf16", "f16"]),
-        n=pick([1] * 8 + [2] * 6 + [3, 3, 5, 5, 9, 0]),
-        groups=groups,
-        src_channels=src_channels,
-        dst_channels=dst_channels,
-        src_spatial=columns[0],
-        dst_spatial=columns[1],
-        kernel=columns[2],
-        strides=columns[3],
-        dilations=columns[4],
-        pads_begin=columns[5],
-        pads_end=columns[6],
-        output_padding=columns[7],
-        data_format=pick(["NCX", "NXC"]),
-        weights_format=pick(FORMATS),
+        op=op, dtype=pick(["f32", "f32", "bf16", "f16"]), n=pick([1] * 8 + [2] * 6 + [3, 3, 5, 5, 9, 0]), groups=groups,
+        src_channels=src_channels, dst_channels=dst_channels, src_spatial=columns[0], dst_spatial=columns[1],
+        kernel=columns[2], strides=columns[3], dilations=columns[4], pads_begin=columns[5], pads_end=columns[6],
+        output_padding=columns[7], data_format=pick(["NCX", "NXC"]), weights_format=pick(FORMATS),
         groups_axis=pick(["O", "I"]) if transposed and groups > 1 else ("O" if transposed else "I"),
-        bias=op in ("ConvTranspose", "Convolution") and pick([False, True]),
-        seed=pick(range(1 << 16)),
-    )
+        bias=op in ("ConvTranspose", "Convolution") and pick([False, True]), seed=pick(range(1 << 16)),
+    )  # fmt: skip
     return fit(case, macs)
 
 
@@ -343,21 +306,12 @@ def _of_bias(pick: Pick, op: str, macs: int) -> Case:
     channels = pick([1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 65])
     return fit(
         Case(
-            op=op,
-            dtype=pick(["f32", "f32", "bf16", "f16"]),
-            n=pick([1, 1, 1, 2, 2, 3, 5, 9, 0]),
-            src_channels=channels,
-            dst_channels=channels,
-            groups=channels,
-            src_spatial=spatial,
-            dst_spatial=spatial,
-            kernel=(1,) * rank,
-            data_format=pick(["NCX", "NXC"]),
-            bias=op == "BiasAdd",
-            seed=pick(range(1 << 16)),
+            op=op, dtype=pick(["f32", "f32", "bf16", "f16"]), n=pick([1, 1, 1, 2, 2, 3, 5, 9, 0]),
+            src_channels=channels, dst_channels=channels, groups=channels, src_spatial=spatial, dst_spatial=spatial,
+            kernel=(1,) * rank, data_format=pick(["NCX", "NXC"]), bias=op == "BiasAdd", seed=pick(range(1 << 16)),
         ),
         macs,
-    )
+    )  # fmt: skip
 
 
 def cases(macs: int = 20_000) -> st.SearchStrategy[Case]:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.app.samples import FRAMES, JSON, SMALL, document, post
+from tests.convgrad.server import free_port
 from tests.live import LiveService, running_service
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
@@ -45,29 +45,20 @@ def test_the_dashboard_queries_existing_metrics(service: LiveService, http: http
     assert asked <= known
     ours = {name for name in known if name.startswith("convgrad_")}
     assert ours - asked <= {
-        "convgrad_build_info",
-        "convgrad_target_info",
-        "convgrad_failed",
-        "convgrad_warm_up_ratio",
+        "convgrad_build_info", "convgrad_target_info", "convgrad_failed", "convgrad_warm_up_ratio",
         "convgrad_shared_memory_refused_total",
-    }
+    }  # fmt: skip
 
 
 def _series(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def _prometheus(target: str, folder: Path) -> Iterator[httpx.Client]:
     """Run Prometheus with the profile's configuration, scraping the service."""
     text = (DEPLOY / "prometheus.yml").read_text("utf-8").replace("convgrad:8001", target)
-    config, port = folder / "prometheus.yml", _free_port()
+    config, port = folder / "prometheus.yml", free_port()
     config.write_text(text.replace("scrape_interval: 5s", "scrape_interval: 1s"), "utf-8")
     subprocess.run(["promtool", "check", "config", str(config)], check=True, capture_output=True)
     listen = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={folder / 'data'}"]

@@ -11,20 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.scaling import CALLS, Constants, call_of, local_time, simulate
-from kernels import ConvProblem, plan
+from benchmarks.scaling import CALLS, Constants, local_time, simulate
 from kernels.target import host_arch
 
 CONSTANTS = Constants.load()
 IDEAL = dataclasses.replace(
-    CONSTANTS,
-    spread=0.0,
-    join_bytes_per_s=1e30,
-    put_bytes_per_s=1e30,
-    network_bytes_per_s=1e30,
-    task_s=0.0,
+    CONSTANTS, spread=0.0, join_bytes_per_s=1e30, put_bytes_per_s=1e30, network_bytes_per_s=1e30, task_s=0.0,
     failures_per_s=0.0,
-)
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,25 +29,6 @@ def test_only_computing_takes_time_without_overheads(call: object, workers: int)
     chosen = next(each for each in CALLS if each == call)
     found = simulate(chosen, workers, IDEAL, np.random.default_rng(0))
     assert found == pytest.approx(local_time(chosen, workers, IDEAL))
-
-
-def test_nothing_is_sent_to_workers_of_the_same_node() -> None:
-    """Workers on the service's node do not use the network, and others wait for it."""
-    slow = dataclasses.replace(IDEAL, network_bytes_per_s=1e6)
-    for call in CALLS:
-        assert simulate(call, 2, slow, np.random.default_rng(0), here=2) == pytest.approx(local_time(call, 2, IDEAL))
-        least = (call.whole_bytes + call.shared_bytes / call.shards) / slow.network_bytes_per_s
-        assert simulate(call, 2, slow, np.random.default_rng(0), here=0) > least
-
-
-def test_a_plan_is_a_call() -> None:
-    """Bytes, units and partial sums of a plan are those of its tensors."""
-    problem = ConvProblem.of_bias("BiasAddBackward", "f32", 64, 32, (40, 40), "NCX")
-    chosen = plan(problem, workers=8)
-    call = call_of("bias", chosen)
-    assert call.shards == sum(unit.stage == 0 for unit in chosen.units)
-    assert call.partial
-    assert (call.whole_bytes, call.shared_bytes) == (0, 4 * 64 * 32 * 40 * 40)
 
 
 @pytest.mark.skipif(host_arch() != "x86_64", reason="the calls are those of an x86 processor")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
-import zlib
 from typing import Any
 
 import ml_dtypes
@@ -72,11 +70,11 @@ def test_events_come_before_the_error_that_ends_them() -> None:
     assert caught.value.retry_after == 2
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), ()])
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), (3, 0), (1,), ()])
 def test_outputs_of_few_elements(shape: tuple[int, ...]) -> None:
-    """An output may be empty, or have no axes."""
+    """An output may be empty, or have no axes; a frame of an unknown type between the known ones changes nothing."""
     array = np.ones(shape, np.float32)
-    begin = frame(BEGIN | {"shape": list(shape)})
+    begin = frame(BEGIN | {"shape": list(shape)}) + frame({"type": "hint", "x": 1})
     tile = frame(TILE | {"offset": [0] * len(shape), "shape": list(shape)}, array.tobytes())
     end = frame(END | {"sha256": hashlib.sha256(array.tobytes()).hexdigest()})
     np.testing.assert_array_equal(assemble(begin + tile + end).array, array)
@@ -93,18 +91,8 @@ def test_contiguous_tiles_are_received_in_place() -> None:
         assert all(np.shares_memory(box, result) for box in boxes)
 
 
-def test_unknown_frame_types_are_ignored() -> None:
-    """A frame of an unknown type between the known ones changes nothing."""
-    begin, *rest = stream_of(ARRAY)
-    np.testing.assert_array_equal(assemble(begin, frame({"type": "hint", "x": 1}), *rest).array, ARRAY)
-
-
-def test_progress_of_nothing_is_complete() -> None:
-    """A call without tiles is complete from the start."""
-    assert Progress(0, 0).share == 1.0
-
-
 BROKEN: dict[str, tuple[bytes, str]] = {
+    "another element, under a matching crc": (reply(body=np.arange(1, 7, dtype=np.float32).tobytes()), "sha256"),
     "checksum of the tensor": (reply(end={"sha256": "0" * 64}), "sha256"),
     "no checksum": (reply(end={"sha256": None}), "sha256"),
     "fewer tiles than announced": (reply(end={"tiles": 2}), "`end` announces 2 tiles, but 1 arrived"),
@@ -147,11 +135,6 @@ def test_protocol_violations_are_detected(name: str) -> None:
         assemble(stream)
 
 
-def test_the_unbroken_reply_is_right() -> None:
-    """The unmodified reply that the cases above corrupt is valid."""
-    assert assemble(reply()).array.tobytes() == DATA
-
-
 def test_several_outputs() -> None:
     """A stream for each output makes one result, with the statistics of the last end."""
     names: dict[str, Any] = {"outputs": ["diff_weights", "diff_bias"]}
@@ -171,23 +154,6 @@ def test_every_truncation_is_found() -> None:
             assemble(stream[:end])
 
 
-def test_every_flipped_byte_is_found() -> None:
-    """A reply with one byte changed never returns a result."""
-    stream = b"".join(stream_of(ARRAY))
-    for at in range(len(stream)):
-        damaged = bytearray(stream)
-        damaged[at] ^= 0xFF
-        with pytest.raises((ProtocolError, BrokenStream)):
-            assemble(bytes(damaged))
-
-
-def test_a_matching_crc_does_not_hide_a_wrong_tensor() -> None:
-    """A changed element in a frame with a matching checksum is found by the checksum of the whole tensor."""
-    body = np.arange(1, 7, dtype=np.float32).tobytes()
-    with pytest.raises(ProtocolError, match="sha256"):
-        assemble(reply(body=body))
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2**70) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3),
@@ -204,10 +170,3 @@ def test_hostile_frames_raise_only_convgrad_errors(frames: list[tuple[str, dict[
     stream = b"".join(frame({"type": kind, **base.get(kind, {}), **more}, body) for kind, more, body in frames)
     with pytest.raises(ConvgradError):
         assemble(stream)
-
-
-def test_frames_of_the_tests_are_those_of_the_contract() -> None:
-    """The frames that these tests build by hand have the layout of the contract."""
-    text = b'{"type": "x"}'
-    expected = struct.pack("<IIQ", 0x31474743, len(text), 1) + text + b"b" + struct.pack("<I", zlib.crc32(text + b"b"))
-    assert frame({"type": "x"}, b"b") == expected

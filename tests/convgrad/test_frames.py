@@ -40,15 +40,6 @@ def decode(data: bytes | bytearray, frames: list[Frame]) -> None:
     decoder.close()
 
 
-def test_bytes_are_those_of_the_contract() -> None:
-    """A frame is magic, two lengths, JSON, body and the checksum of both, little-endian."""
-    text = b'{"type":"tile"}'
-    expected = b"CGG1" + struct.pack("<IQ", len(text), 3) + text + b"abc"
-    expected += struct.pack("<I", zlib.crc32(text + b"abc"))
-    assert b"".join(encode({"type": "tile"}, b"abc")) == expected
-    assert struct.pack("<I", MAGIC) == b"CGG1"
-
-
 json_values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
 
 
@@ -77,36 +68,17 @@ def test_every_flipped_bit_is_found() -> None:
         assert plain(decoded) == FRAMES[: len(decoded)]
 
 
-def test_every_truncation_is_found() -> None:
-    """A stream truncated anywhere but between two frames is broken."""
-    stream = joined(FRAMES)
-    whole = {len(joined(FRAMES[:count])) for count in range(len(FRAMES) + 1)}
-    for end in range(len(stream)):
-        decoder = FrameDecoder()
-        decoder.feed(stream[:end])
-        if end in whole:
-            decoder.close()
-            continue
-        with pytest.raises(BrokenStream):
-            decoder.close()
-
-
 def test_a_body_is_received_in_place() -> None:
-    """A body is written into the memory that `place` returns, also if it arrives in pieces."""
+    """A body, also in pieces, is written into the memory that `place` returns, and must have its length."""
     result = np.zeros(6, np.float32)
     tile = np.arange(3, dtype=np.float32)
     decoder = FrameDecoder(place=lambda *_: result[3:].data.cast("B"))
     for byte in b"".join(encode({"type": "tile"}, tile.data)):
         decoder.feed(bytes([byte]))
     np.testing.assert_array_equal(result, [0, 0, 0, 0, 1, 2])
-
-
-def test_body_of_another_length_than_its_place_is_refused() -> None:
-    """A body that would overrun or underfill its place is a protocol error."""
-    place = memoryview(bytearray(8))
-    for length in (7, 9):
-        decoder = FrameDecoder(place=lambda *_: place)
-        with pytest.raises(ProtocolError, match="must have 8 bytes"):
+    for length in (11, 13):
+        decoder = FrameDecoder(place=lambda *_: result[3:].data.cast("B"))
+        with pytest.raises(ProtocolError, match="must have 12 bytes"):
             decoder.feed(b"".join(encode({}, bytes(length))))
 
 

@@ -180,15 +180,19 @@ def test_vmap_and_scan() -> None:
 def test_what_is_not_supported_is_named() -> None:
     """Each refusal says what must hold and what was given; wrong shapes are JAX's own errors."""
     src, weights = integers((2, 2, 5)), integers((4, 2, 3))
-    with pytest.raises(convgrad.Unsupported, match="lhs is int32: convert it"):
-        cj.conv(src.astype("int32"), weights.astype("int32"), (1,), "SAME")
-    with pytest.raises(convgrad.Unsupported, match="batch_group_count must be 1, but is 2"):
-        cj.conv_general_dilated(src, integers((4, 2, 3)), (1,), "SAME", batch_group_count=2)
-    with pytest.raises(convgrad.Unsupported, match=r"at least 0, but is \(-1, 0\) on spatial axis 0"):
-        cj.conv_general_dilated(src, weights, (1,), [(-1, 0)])
-    with pytest.raises(convgrad.Unsupported, match=r"\(2,\) needs window_strides of 1, but they are \(2,\)"):
-        cj.conv_general_dilated(src, weights, (2,), [(0, 0)], lhs_dilation=(2,))
-    with pytest.raises(convgrad.Unsupported, match="_element_type must be that of lhs, bfloat16, but is float32"):
-        cj.conv(src.astype("bfloat16"), weights.astype("bfloat16"), (1,), "SAME", None, jnp.float32)
-    with pytest.raises(ValueError, match="feature dimension"):
-        cj.conv(src, integers((4, 3, 3)), (1,), "SAME")
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (convgrad.Unsupported, "lhs is int32: convert it",
+         lambda: cj.conv(src.astype("int32"), weights.astype("int32"), (1,), "SAME")),
+        (convgrad.Unsupported, "batch_group_count must be 1, but is 2",
+         lambda: cj.conv_general_dilated(src, weights, (1,), "SAME", batch_group_count=2)),
+        (convgrad.Unsupported, r"at least 0, but is \(-1, 0\) on spatial axis 0",
+         lambda: cj.conv_general_dilated(src, weights, (1,), [(-1, 0)])),
+        (convgrad.Unsupported, r"\(2,\) needs window_strides of 1",
+         lambda: cj.conv_general_dilated(src, weights, (2,), [(0, 0)], lhs_dilation=(2,))),
+        (convgrad.Unsupported, "_element_type must be that of lhs, bfloat16, but is float32",
+         lambda: cj.conv(src.astype("bfloat16"), weights.astype("bfloat16"), (1,), "SAME", None, jnp.float32)),
+        (ValueError, "feature dimension", lambda: cj.conv(src, integers((4, 3, 3)), (1,), "SAME")),
+    ]  # fmt: skip
+    for kind, message, call in wrong:
+        with pytest.raises(kind, match=message):
+            call()

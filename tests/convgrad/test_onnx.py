@@ -55,24 +55,17 @@ def evaluated(kind: str, attributes: dict[str, Any], *inputs: Any) -> Any:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", CONV)
-def test_conv(name: str, bias: bool) -> None:
-    """Every attribute of Conv means what ONNX's evaluator takes it to mean."""
-    attributes = CONV[name]
-    inputs = [integers(*X_SHAPE), integers(6, 4 // attributes.get("group", 1), *KERNEL), *([integers(6)] * bias)]
-    node, right = evaluated("Conv", attributes, *inputs)
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [*(("Conv", each) for each in CONV.values()), *(("ConvTranspose", each) for each in TRANSPOSED.values())],
+)
+def test_nodes(kind: str, attributes: dict[str, Any], bias: bool) -> None:
+    """Every attribute of Conv and ConvTranspose means what ONNX's evaluator takes it to mean."""
+    channels = (6, 4 // attributes.get("group", 1)) if kind == "Conv" else (4, 6)
+    inputs = [integers(*X_SHAPE), integers(*channels, *KERNEL), *([integers(6)] * bias)]
+    node, right = evaluated(kind, attributes, *inputs)
     np.testing.assert_array_equal(co.run(node, *inputs), right)
-    np.testing.assert_array_equal(co.run({"op_type": "Conv", "attributes": attributes}, *inputs), right)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", TRANSPOSED)
-def test_conv_transpose(name: str, bias: bool) -> None:
-    """So does every attribute of ConvTranspose."""
-    inputs = [integers(*X_SHAPE), integers(4, 6, *KERNEL), *([integers(6)] * bias)]
-    node, right = evaluated("ConvTranspose", TRANSPOSED[name], *inputs)
-    np.testing.assert_array_equal(co.run(node, *inputs), right)
-    np.testing.assert_array_equal(co.run({"op_type": "ConvTranspose", "attributes": TRANSPOSED[name]}, *inputs), right)
+    np.testing.assert_array_equal(co.run({"op_type": kind, "attributes": attributes}, *inputs), right)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -127,13 +120,10 @@ def test_gradients(kind: str) -> None:
             "strides": [2, 1], "pads_begin": [1, 0], "dilations": [1, 1], "data_format": "NCX",
             "weights_format": "IOX" if transposed else "OIX",
         }  # fmt: skip
+        op = "ConvTranspose" if transposed else "Convolution"
         right = {
-            "diff_src": naive.bwd_data(
-                "ConvTranspose" if transposed else "Convolution", dy, w, src_spatial=X_SHAPE[2:], **shared
-            ),
-            "diff_weights": naive.bwd_weights(
-                "ConvTranspose" if transposed else "Convolution", x, dy, kernel=KERNEL, **shared
-            ),
+            "diff_src": naive.bwd_data(op, dy, w, src_spatial=X_SHAPE[2:], **shared),
+            "diff_weights": naive.bwd_weights(op, x, dy, kernel=KERNEL, **shared),
             "diff_bias": dy.sum((0, 2, 3)),
         }
         assert found.keys() == right.keys()
@@ -143,30 +133,25 @@ def test_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "error", "says"),
+    ("kind", "attributes", "error", "says"),
     [
-        ({"op_type": "QLinearConv"}, convgrad.Unsupported, "Conv or ConvTranspose of ai.onnx, but is ai.onnx.QLinear"),
-        ({"op_type": "Conv", "domain": "com.x"}, convgrad.Unsupported, "but is com.x.Conv"),
-        ({"op_type": "Conv", "attributes": {"output_padding": [1, 1]}}, convgrad.Unsupported, "no attribute output_"),
-        ({"op_type": "Conv", "attributes": {"strides": [2]}}, convgrad.InvalidParams, "have 2 integers, but has 1"),
-        ({"op_type": "Conv", "attributes": {"strides": [0, 1]}}, convgrad.InvalidParams, "at least 1, but has 0"),
-        ({"op_type": "Conv", "attributes": {"pads": [0, 0, -1, 0]}}, convgrad.InvalidParams, "at least 0, but has -1"),
-        ({"op_type": "Conv", "attributes": {"kernel_shape": [3, 3]}}, convgrad.InvalidParams, r"\[3, 2\], but is \[3"),
-        ({"op_type": "Conv", "attributes": {"auto_pad": "SAME"}}, convgrad.InvalidParams, "auto_pad must be one of"),
-        (
-            {"op_type": "Conv", "attributes": {"auto_pad": "VALID", "pads": [1, 1, 1, 1]}},
-            convgrad.InvalidParams,
-            "must not be given together",
-        ),
-        (
-            {"op_type": "ConvTranspose", "attributes": {"output_shape": [99, 9]}},
-            convgrad.Unsupported,
-            r"\[99, 9\] is larger than what the kernel covers",
-        ),
-        ({"op_type": "Conv", "attributes": {"group": 3}}, convgrad.InvalidParams, "groups"),
+        ("QLinearConv", {}, convgrad.Unsupported, "Conv or ConvTranspose of ai.onnx, but is ai.onnx.QLinear"),
+        ("Conv", {"output_padding": [1, 1]}, convgrad.Unsupported, "no attribute output_"),
+        ("Conv", {"strides": [2]}, convgrad.InvalidParams, "have 2 integers, but has 1"),
+        ("Conv", {"strides": [0, 1]}, convgrad.InvalidParams, "at least 1, but has 0"),
+        ("Conv", {"pads": [0, 0, -1, 0]}, convgrad.InvalidParams, "at least 0, but has -1"),
+        ("Conv", {"kernel_shape": [3, 3]}, convgrad.InvalidParams, r"\[3, 2\], but is \[3"),
+        ("Conv", {"auto_pad": "SAME"}, convgrad.InvalidParams, "auto_pad must be one of"),
+        ("Conv", {"auto_pad": "VALID", "pads": [1] * 4}, convgrad.InvalidParams, "must not be given together"),
+        ("ConvTranspose", {"output_shape": [99, 9]}, convgrad.Unsupported, r"\[99, 9\] is larger than"),
+        ("Conv", {"group": 3}, convgrad.InvalidParams, "groups"),
     ],
 )
-def test_errors(node: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_errors(kind: str, attributes: dict[str, Any], error: type[Exception], says: str) -> None:
     """The error names the attribute or operator and both values."""
+    node = {"op_type": kind, "attributes": attributes}
+    inputs = integers(*X_SHAPE), integers(6, 4, *KERNEL)
     with pytest.raises(error, match=says):
-        co.run(node, integers(*X_SHAPE), integers(6, 4, *KERNEL))
+        co.run(node, *inputs)
+    with pytest.raises(convgrad.Unsupported, match=f"but is com.x.{kind}"):
+        co.run(node | {"domain": "com.x"}, *inputs)

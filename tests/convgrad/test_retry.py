@@ -85,17 +85,17 @@ def test_the_deadline_bounds_reading() -> None:
 
 def test_a_starting_service_is_waited_out() -> None:
     """While the service starts, attempts don't count, for as long as `startup` says; then they do."""
-    now = [0.0]
-    budget = Budget(Retry(attempts=2, startup=60.0, budget=5.0), clock=lambda: now[0])
+    clock = Clock()
+    began, budget = clock.now, Budget(Retry(attempts=2, startup=60.0, budget=5.0), clock=clock)
     starting = Overloaded("starting", data={"reason": "starting", "retry_after": 2.0})
     for _ in range(25):
-        now[0] += budget.wait_after(starting)
-    assert now[0] == 50.0
+        clock.now += budget.wait_after(starting)
+    assert clock.now == began + 50.0
     budget.wait_after(Overloaded("full", data={"reason": "queue"}))
     with pytest.raises(Overloaded, match="full"):
         budget.wait_after(Overloaded("full", data={"reason": "queue"}))
-    late = Budget(Retry(startup=60.0), clock=lambda: now[0])
-    now[0] += 59.0
+    late = Budget(Retry(startup=60.0), clock=clock)
+    clock.now += 59.0
     with pytest.raises(Overloaded, match="starting"):
         late.wait_after(starting)
     with pytest.raises(Overloaded, match="starting"):

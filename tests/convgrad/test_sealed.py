@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from convgrad import AsyncClient, Client, SealedCase
+from convgrad import Client, SealedCase
 from convgrad._check.cases import draw
 from convgrad._check.problems import Takes
 from engine.process import Engine
@@ -200,29 +198,3 @@ def test_a_fork_while_another_thread_judges() -> None:
             checks.answer(engine, "check.begin", {}, Stop())
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-@pytest.mark.parametrize("where", ["service", "process"])
-def test_asyncio(request: pytest.FixtureRequest, where: str) -> None:
-    """The async clients have the same methods."""
-
-    async def use(opened: AbstractAsyncContextManager[AsyncClient]) -> dict[str, Any]:
-        async with opened as client:
-            check = await client.begin_check(WEIGHTS, cases=2)
-            case = await client.next_case(check)
-            assert case is not None
-            result = await client.run(case.op, case.inputs, case.attributes)
-            assert (await client.submit_result(case, result)).passed
-            case = await client.next_case(check, seed=True)
-            assert case is not None
-            await client.submit_outcome(case, "unsupported")
-            assert await client.next_case(check) is None
-            document = await client.finish_check(check)
-            assert (await client.verify_signature(document))["valid"]
-            await client.drop_check(check)
-            return document
-
-    here = where == "process"
-    document = asyncio.run(use(convgrad.local() if here else AsyncClient(request.getfixturevalue("service").url)))
-    assert document["counts"] == {"not_given": 0, "passed": 1, "unsupported": 1}
-    assert document["verdict"] == "incomplete"

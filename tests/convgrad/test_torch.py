@@ -236,16 +236,15 @@ def test_copies_and_files(client: Recording) -> None:
     assert torch.equal(loaded(src), layer(src))
 
 
-def test_without_a_batch_and_with_an_output_size() -> None:
-    """An input without a batch gives an output without one; `output_size` chooses among the possible sizes."""
+def test_shapes_and_autocast() -> None:
+    """An input without a batch gives an output without one; `output_size` chooses among the possible sizes.
+
+    Under autocast a layer computes in the short type, as PyTorch's does, and its gradients are f32.
+    """
     layer = torch.nn.ConvTranspose2d(4, 6, 3, stride=2)
-    ours, src = ct.ConvTranspose2d.of(layer), torch.randn(4, 5, 3)
-    torch.testing.assert_close(ours(src), layer(src))
-    torch.testing.assert_close(ours(src, output_size=[12, 8]), layer(src, output_size=[12, 8]))
-
-
-def test_autocast() -> None:
-    """Under autocast a layer computes in the short type, as PyTorch's does, and its gradients are f32."""
+    single, one = ct.ConvTranspose2d.of(layer), torch.randn(4, 5, 3)
+    torch.testing.assert_close(single(one), layer(one))
+    torch.testing.assert_close(single(one, output_size=[12, 8]), layer(one, output_size=[12, 8]))
     _, ours, src = made("all", 2)
     with torch.autocast("cpu", torch.bfloat16):
         dst = ours(src)
@@ -257,22 +256,22 @@ def test_autocast() -> None:
 def test_errors_name_what_is_wrong() -> None:
     """Dtypes, paddings and shapes that are not supported are named, with what to do."""
     src, weights = torch.zeros(1, 2, 5), torch.zeros(3, 2, 3)
-    with pytest.raises(convgrad.Unsupported, match=r"float64, but the tensor is torch.complex64: convert it"):
-        ct.conv(src.to(torch.complex64), weights.to(torch.complex64))
-    with pytest.raises(convgrad.InvalidParams, match=r'"same" with stride 1, but is "same" with stride \(2,\)'):
-        ct.conv(src, weights, stride=2, padding="same")
-    with pytest.raises(convgrad.InvalidParams, match="stride must have 1 integer, but has 2"):
-        ct.conv(src, weights, stride=(2, 2))
-    with pytest.raises(convgrad.Unsupported, match="output_padding must be less than stride, or than stride plus"):
-        ct.conv_transpose(src, torch.zeros(2, 3, 3), dilation=4, output_padding=3)
-    with pytest.raises(convgrad.InvalidParams, match="weights must be f32 like src, but is f16"):
-        ct.conv(src, weights.half())
-    with pytest.raises(convgrad.InvalidParams, match="channels"):
-        ct.conv(src, torch.zeros(3, 4, 3))
-    with pytest.raises(ValueError, match="forward must be 'service' or 'torch', but is 'gpu'"):
-        ct.Backend(forward="gpu")
-    with pytest.raises(ValueError, match="algorithm must be direct, winograd, auto or None, but is 'fft'"):
-        ct.Backend(algorithm="fft")
+    wide, long = src.to(torch.complex64), torch.zeros(2, 3, 3)
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (convgrad.Unsupported, "tensor is torch.complex64: convert it", lambda: ct.conv(wide, wide)),
+        (convgrad.InvalidParams, r'is "same" with stride \(2,\)',
+         lambda: ct.conv(src, weights, stride=2, padding="same")),
+        (convgrad.InvalidParams, "stride must have 1 integer", lambda: ct.conv(src, weights, stride=(2, 2))),
+        (convgrad.Unsupported, "output_padding must be less than stride",
+         lambda: ct.conv_transpose(src, long, dilation=4, output_padding=3)),
+        (convgrad.InvalidParams, "must be f32 like src, but is f16", lambda: ct.conv(src, weights.half())),
+        (convgrad.InvalidParams, "channels", lambda: ct.conv(src, torch.zeros(3, 4, 3))),
+        (ValueError, "forward must be", lambda: ct.Backend(forward="gpu")),
+        (ValueError, "algorithm must be", lambda: ct.Backend(algorithm="fft")),
+    ]  # fmt: skip
+    for kind, message, call in wrong:
+        with pytest.raises(kind, match=message):
+            call()
 
 
 def test_the_algorithm_of_a_layer_and_of_all(client: Recording) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import shutil
 import weakref
@@ -126,65 +125,6 @@ def test_functions(backend: str, dynamic: bool) -> None:
     assert_same(whole(run, backend, dynamic=dynamic)(*given), run(*given))
 
 
-def resnet(width: int = 4) -> Any:
-    """Return ResNet-18 with the first layer for small images, and `width` channels at its beginning."""
-    nn = torch.nn
-
-    class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
-        """Two convolutions beside a shortcut."""
-
-        def __init__(self, channels: int, width: int, stride: int) -> None:
-            super().__init__()
-            self.path = nn.Sequential(
-                nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-                nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
-            )  # fmt: skip
-            self.shortcut = nn.Identity()
-            if stride > 1:
-                self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-        def forward(self, src: Any) -> Any:
-            """Compute the block."""
-            return torch.relu(self.path(src) + self.shortcut(src))
-
-    layers = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    channels = width
-    for factor, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
-        layers += [Block(channels, factor * width, stride), Block(factor * width, factor * width, 1)]
-        channels = factor * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
-
-
-@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_step_of_resnet(backend: str, form: Any, client: Recording) -> None:
-    """A ResNet-18 with replaced convolutions is one graph, of the same calls, and learns to the same bits."""
-    torch.manual_seed(0)
-    model = ct.replace(resnet().to(memory_format=form))
-    images, labels = torch.randn(2, 3, 16, 16).to(memory_format=form), torch.tensor([1, 7])
-    explained = torch._dynamo.explain(copy.deepcopy(model))(images)
-    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
-
-    def trained(network: Any, compiled: Any) -> tuple[list[Any], list[Any]]:
-        optimizer = torch.optim.SGD(network.parameters(), 0.1)
-        client.calls.clear()
-        losses = []
-        for _ in range(2):
-            optimizer.zero_grad()
-            losses.append(torch.nn.functional.cross_entropy(compiled(images), labels))
-            losses[-1].backward()
-            optimizer.step()
-        gradients = [values.grad for values in network.parameters()]
-        return [*losses, *gradients, *network.state_dict().values()], sorted(client.calls)
-
-    other = copy.deepcopy(model)
-    found, calls = trained(other, whole(other, backend))
-    right, expected = trained(model, model)
-    assert len(calls) == 2 * 2 * 20
-    assert calls == expected
-    assert all(torch.equal(one, another) for one, another in zip(found, right, strict=True))
-
-
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_operators_are_what_pytorch_demands(form: Any) -> None:
     """`opcheck` finds schemas, shapes and strides without data, and gradients to be right."""
@@ -209,19 +149,6 @@ def test_operators_are_what_pytorch_demands(form: Any) -> None:
         torch.library.opcheck(getattr(ops, f"_{operator.__name__}").default, given)
         needing = [each.clone().requires_grad_() if isinstance(each, torch.Tensor) else each for each in given]
         torch.library.opcheck(operator.default, needing)
-
-
-def test_autocast_within_the_graph() -> None:
-    """A compiled function that uses autocast computes in the short type, and its gradients are f32."""
-    _, ours, src = made("all", 2)
-
-    def run(src: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return ours(src)
-
-    assert_same([whole(run)(src)], [run(src)])
-    whole(run)(src).float().sum().backward()
-    assert ours.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -29,17 +29,13 @@ def test_every_error_of_httpx_has_a_class(cls: type[Exception]) -> None:
 @pytest.mark.parametrize(
     ("cls", "ours"),
     [
-        (httpx.ConnectError, convgrad.ConnectFailed),
-        (httpx.ConnectTimeout, convgrad.ConnectFailed),
-        (httpx.ReadTimeout, convgrad.TimedOut),
-        (httpx.PoolTimeout, convgrad.TimedOut),
-        (httpx.ReadError, convgrad.BrokenStream),
-        (httpx.WriteError, convgrad.BrokenStream),
-        (httpx.RemoteProtocolError, convgrad.BrokenStream),
-        (httpx.DecodingError, convgrad.ProtocolError),
+        (httpx.ConnectError, convgrad.ConnectFailed), (httpx.ConnectTimeout, convgrad.ConnectFailed),
+        (httpx.ReadTimeout, convgrad.TimedOut), (httpx.PoolTimeout, convgrad.TimedOut),
+        (httpx.ReadError, convgrad.BrokenStream), (httpx.WriteError, convgrad.BrokenStream),
+        (httpx.RemoteProtocolError, convgrad.BrokenStream), (httpx.DecodingError, convgrad.ProtocolError),
         (httpx.UnsupportedProtocol, convgrad.TransportError),
     ],
-)
+)  # fmt: skip
 def test_the_most_specific_class_wins(cls: type[Exception], ours: type[convgrad.ConvgradError]) -> None:
     """A timeout while connecting is a failed connection, not a timeout, and so on."""
     with pytest.raises(ours) as caught, translated():

@@ -40,9 +40,8 @@ def gradient(client: convgrad.Client, src: convgrad.Tensor, shape: Sequence[int]
 
 def watch(client: convgrad.Client, inputs: convgrad.Inputs) -> list[tuple[int, ...]]:
     with client.stream("Convolution", inputs, common, on_upload=lambda sent, total: print(sent / total)) as stream:
-        tiles = [event for event in stream if isinstance(event, convgrad.Tile)]
-        print(stream.result().dtype)
-    return [tile.shape for tile in tiles]
+        tiles = [event.shape for event in stream if isinstance(event, convgrad.Tile)]
+    return tiles
 
 
 async def at_once(count: int) -> list[np.ndarray]:

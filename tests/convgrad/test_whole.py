@@ -69,29 +69,20 @@ def test_a_truncated_reply_is_broken() -> None:
             whole.close()
 
 
+CHANGES: list[dict[str, Any]] = [
+    {"datatype": "FP64"}, {"datatype": ["FP32"]}, {"shape": None}, {"shape": [2, -3, -4]}, {"shape": [2, 3, 4.0]},
+    {"shape": [True, 24]}, {"shape": [24] + [1] * 64}, {"shape": [2, 3, 5]}, {"parameters": {}},
+    {"parameters": {"binary_data_size": "96"}}, {"shape": [2**60], "parameters": {"binary_data_size": 2**62}},
+]  # fmt: skip
+OUTPUTS: list[Any] = [[1], [{}, {}], 2 * json.loads(whole_of(ARRAY)[0])["outputs"]]
+
+
 @pytest.mark.parametrize(
     "head",
     [
-        b"{",
-        b"[]",
-        b"1",
-        b"[" * 100_000,
-        b"\xff",
-        b'{"outputs": []}',
-        json.dumps({"model_name": "Op", "outputs": [1]}).encode(),
-        json.dumps({"model_name": "Op", "outputs": [{}, {}]}).encode(),
-        json.dumps({"model_name": "Op", "outputs": 2 * json.loads(whole_of(ARRAY)[0])["outputs"]}).encode(),
-        whole_of(ARRAY, datatype="FP64")[0],
-        whole_of(ARRAY, datatype=["FP32"])[0],
-        whole_of(ARRAY, shape=None)[0],
-        whole_of(ARRAY, shape=[2, -3, -4])[0],
-        whole_of(ARRAY, shape=[2, 3, 4.0])[0],
-        whole_of(ARRAY, shape=[True, 24])[0],
-        whole_of(ARRAY, shape=[24] + [1] * 64)[0],
-        whole_of(ARRAY, shape=[2, 3, 5])[0],
-        whole_of(ARRAY, parameters={})[0],
-        whole_of(ARRAY, parameters={"binary_data_size": "96"})[0],
-        whole_of(ARRAY, shape=[2**60], parameters={"binary_data_size": 2**62})[0],
+        *(b"{", b"[]", b"1", b"[" * 100_000, b"\xff", b'{"outputs": []}'),
+        *(json.dumps({"model_name": "Op", "outputs": outputs}).encode() for outputs in OUTPUTS),
+        *(whole_of(ARRAY, **changes)[0] for changes in CHANGES),
     ],
 )
 def test_malformed_heads_are_rejected(head: bytes) -> None:

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/t
 ct = pytest.importorskip("convgrad.torch")
 
 SIZES = {1: (7,), 2: (6, 5), 3: (4, 5, 3)}
-TINY = {1: (5,), 2: (4, 3), 3: (3, 4, 3)}
 LAYERS: dict[str, tuple[bool, dict[str, Any]]] = {
     "plain": (False, {"kernel_size": 3, "bias": False}),
     "all": (False, {"kernel_size": 2, "stride": 2, "padding": 1, "dilation": 2, "groups": 2}),
@@ -52,10 +51,9 @@ class Recording(Client):
         return super().run_outputs(op, inputs, attributes, **more)
 
 
-def made(name: str, rank: int, dtype: Any = None, *, tiny: bool = False, **backend: Any) -> tuple[Any, Any, Any]:
+def made(name: str, rank: int, dtype: Any = None, **backend: Any) -> tuple[Any, Any, Any]:
     """Return a layer of PyTorch with small integer parameters, ours that took it over, and an input."""
-    n, shape, channels = (1, TINY[rank], (2, 2)) if tiny else (2, SIZES[rank], (4, 6))
-    channels = (4, 8) if name == "depthwise" else channels
+    n, shape, channels = 2, SIZES[rank], (4, 8) if name == "depthwise" else (4, 6)
     generator = torch.Generator().manual_seed(7)
     transposed, settings = LAYERS[name]
     kind = f"ConvTranspose{rank}d" if transposed else f"Conv{rank}d"

@@ -39,31 +39,25 @@ def test_ports_are_published_on_the_loopback_address(name: str) -> None:
 
 
 def test_internal_networks() -> None:
-    """Replicas and nodes are in networks that do not reach the outside, and in no others; the token is made in none."""
+    """Replicas and nodes are in networks that do not reach the outside, and in no others; the token is made in none.
+
+    The replicas trust the addresses of a network that only they and nginx are in.
+    """
     assert SERVICES["ray-token"]["network_mode"] == "none"
     assert all(COMPOSE["networks"][name]["internal"] for name in ("replicas", "metrics", "cluster"))
-    assert {name: SERVICES[name]["networks"] for name in ("replica-1", "replica-2", "ray-head", "ray-worker")} == {
-        "replica-1": ["replicas", "metrics"],
-        "replica-2": ["replicas", "metrics"],
-        "ray-head": ["cluster"],
-        "ray-worker": ["cluster"],
-    }
-
-
-def test_forwarded_addresses_are_believed_from_nginx_alone() -> None:
-    """The replicas trust the addresses of a network that only they and nginx are in."""
+    for names, networks in ((("replica-1", "replica-2"), ["replicas", "metrics"]), (RAY[1:], ["cluster"])):
+        assert [SERVICES[name]["networks"] for name in names] == [networks] * 2
     subnet = SERVICES["replica-1"]["environment"]["FORWARDED_ALLOW_IPS"]
     assert COMPOSE["networks"]["replicas"]["ipam"]["config"] == [{"subnet": subnet}]
-    assert {name for name, each in SERVICES.items() if "replicas" in each.get("networks", [])} == {
-        "nginx",
-        "replica-1",
-        "replica-2",
-    }
+    inside = {name for name, each in SERVICES.items() if "replicas" in each.get("networks", [])}
+    assert inside == {"nginx", "replica-1", "replica-2"}
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_stopping_takes_longer_than_draining(name: str) -> None:
-    """Docker kills a service only after its drain time."""
+    """Docker kills a service only after its drain time; compose sets only variables that the service knows."""
+    ours = {key for key in SERVICES[name]["environment"] if key.startswith("CONVGRAD_")}
+    assert {key.removeprefix("CONVGRAD_").lower() for key in ours} <= set(Settings.model_fields)
     grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     drain = SERVICES[name]["environment"].get("CONVGRAD_DRAIN_S", Settings.model_fields["drain_s"].default)
     assert grace >= float(drain) + 10
@@ -102,34 +96,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_fresh_clone_makes_its_own_token(folder: Path) -> None:
-    """Without a token from the user there is a random one, which stays."""
+def test_the_token(folder: Path) -> None:
+    """Without a token from the user there is a random one, which stays; his replaces it, without its line break."""
     token = token_made_in(folder)
     assert re.fullmatch(r"[0-9a-f]{48}\n", token)
     assert token_made_in(folder) == token
     (folder / "ray" / "token").unlink()
     assert token_made_in(folder) != token
-
-
-def test_a_given_token_wins(folder: Path) -> None:
-    """The token of the user replaces the random one, without the line break of its file."""
-    token_made_in(folder)
-    (folder / "secrets" / "ray_token").write_text("given\n\n", "utf-8")
+    secret = folder / "secrets" / "ray_token"
+    secret.write_text("given\n\n", "utf-8")
     assert token_made_in(folder) == "given\n"
-
-
-def test_a_secret_that_cannot_be_read_is_an_error(folder: Path) -> None:
-    """A token that is given and can't be read does not become a random one."""
-    (folder / "secrets" / "ray_token").unlink()
-    with pytest.raises(subprocess.CalledProcessError):
+    secret.unlink()
+    with pytest.raises(subprocess.CalledProcessError):  # one that can't be read does not become a random one
         token_made_in(folder)
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_variables_are_settings(name: str) -> None:
-    """Compose sets only variables that the service knows."""
-    ours = {key for key in SERVICES[name]["environment"] if key.startswith("CONVGRAD_")}
-    assert {key.removeprefix("CONVGRAD_").lower() for key in ours} <= set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("name", ["replica-1", "replica-2"])

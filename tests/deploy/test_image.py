@@ -5,29 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
-import convgrad
 from tests.live import LiveService
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-
-
-def test_labels_agree_with_the_project() -> None:
-    """The image is labelled with the project's name, version, licence, description and source."""
-    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', DOCKERFILE))
-    assert labels == {
-        "title": PROJECT["name"],
-        "description": PROJECT["description"].partition(":")[0],
-        "version": convgrad.__version__,
-        "licenses": PROJECT["license"],
-        "source": "$CONVGRAD_SOURCE",
-    }
 
 
 def test_what_is_copied_is_in_the_context() -> None:

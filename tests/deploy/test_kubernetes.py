@@ -63,7 +63,10 @@ def quantity(text: str) -> int:
     return int(text[:-2]) << {"Mi": 20, "Gi": 30}[text[-2:]]
 
 
-@pytest.mark.parametrize("name", ["base", "ray"])
+both = pytest.mark.parametrize("name", ["base", "ray"])
+
+
+@both
 def test_manifests_are_valid(name: str) -> None:
     """What Kustomize builds passes the schemas of Kubernetes, and so do the pods of the Ray cluster."""
     manifests = built(name)
@@ -77,7 +80,7 @@ def test_manifests_are_valid(name: str) -> None:
         validate(pod)
 
 
-@pytest.mark.parametrize("name", ["base", "ray"])
+@both
 def test_pods_are_restricted(name: str) -> None:
     """Each container runs as a user with no rights, on a read-only root, with limits; none gets the account's token."""
     for pod in pods(built(name)):
@@ -95,25 +98,19 @@ def test_pods_are_restricted(name: str) -> None:
             assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
 
 
-@pytest.mark.parametrize("name", ["base", "ray"])
+@both
 def test_pods_have_time_to_drain(name: str) -> None:
     """Kubernetes kills a pod only after its delay, the longest call and the five seconds that uvicorn may take."""
     spec = built(name)["Deployment", "convgrad"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     values = {each["name"]: each.get("value") for each in container["env"]}
+    ours = {name for name in values if name.startswith("CONVGRAD_")}
+    assert {name.removeprefix("CONVGRAD_").lower() for name in ours} <= set(Settings.model_fields)
     drain, delay = float(values["CONVGRAD_DRAIN_S"]), float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert drain >= Settings.model_fields["deadline_s"].default
     assert spec["terminationGracePeriodSeconds"] > drain + delay + 5
     probe = container["readinessProbe"]
     assert delay > probe["periodSeconds"] * probe["failureThreshold"]
-
-
-def test_variables_are_settings() -> None:
-    """The deployment sets only variables that the service knows."""
-    (deployment,) = documents(FOLDER / "base" / "deployment.yaml")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    names = {each["name"].removeprefix("CONVGRAD_").lower() for each in container["env"]}
-    assert names <= set(Settings.model_fields)
 
 
 def test_rays_ports_are_closed() -> None:

@@ -26,24 +26,14 @@ RIGHT = attributes(weights_format="IOX", groups=1)
 
 
 def test_a_call_is_prepared_once(preparer: Preparer) -> None:
-    """The same call gives the same object, also as callers in Python write it, with tuples for lists."""
+    """The same call gives the same object, also with tuples for lists; its deadline and limits are not shared."""
     first = preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
     assert preparer.prepare(GRADIENT, dict(RIGHT), gradient(), Options()) is first
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in RIGHT.items()}
     assert preparer.known(GRADIENT, tuples, gradient(), Options()) is first
-
-
-def test_a_deadline_is_of_one_call(preparer: Preparer) -> None:
-    """A call that differs by its deadline alone is known, and keeps its own deadline."""
-    first = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 7}))
-    second = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 8}))
-    assert second.computations is first.computations
-    assert (first.options.deadline_ms, second.options.deadline_ms) == (7, 8)
-
-
-def test_limits_are_not_shared(preparer: Preparer) -> None:
-    """What one set of limits allows is checked again for another one."""
-    preparer.prepare(GRADIENT, RIGHT, gradient(), Options())
+    hurried = preparer.prepare(GRADIENT, RIGHT, gradient(), parse_options({"deadline_ms": 7}))
+    assert hurried.computations is first.computations
+    assert (first.options.deadline_ms, hurried.options.deadline_ms) == (None, 7)
     with pytest.raises(ConvgradError, match="multiply-adds"):
         Preparer(ProcessLimits(2, work_limit=1)).prepare(GRADIENT, RIGHT, gradient(), Options())
 
@@ -81,16 +71,10 @@ def test_attributes_and_inputs_do_not_mix(preparer: Preparer) -> None:
 @pytest.mark.parametrize(
     ("given", "inputs"),
     [
-        (None, {}),
-        ({}, []),
-        ({"a": [np.int64(1)]}, {}),
-        ({"a": "x" * 65}, {}),
-        ({"a": [1] * 13}, {}),
-        ({str(index): 1 for index in range(17)}, {}),
-        ({"a": np.zeros(2)}, {}),
-        ({"a": [[np.int64(1)]]}, {}),
+        (None, {}), ({}, []), ({"a": [np.int64(1)]}, {}), ({"a": "x" * 65}, {}), ({"a": [1] * 13}, {}),
+        ({str(index): 1 for index in range(17)}, {}), ({"a": np.zeros(2)}, {}), ({"a": [[np.int64(1)]]}, {}),
     ],
-)
+)  # fmt: skip
 def test_unusual_calls_are_not_remembered(preparer: Preparer, given: Any, inputs: Any) -> None:
     """Calls that are large or not plain are not remembered, nor looked up, and are no error."""
     prepared, before = preparer.prepare(GRADIENT, RIGHT, gradient(), Options()), len(CACHE)

@@ -26,22 +26,15 @@ def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
 
 
-def test_the_given_folder_is_taken(environment: dict[str, str], tmp_path: Path) -> None:
-    """NUMBA_CACHE_DIR is used if it is writable; it is created if it does not exist."""
+def test_the_folder_that_is_chosen(environment: dict[str, str], tmp_path: Path) -> None:
+    """It is NUMBA_CACHE_DIR, created if need be, else in the user's cache, or, without a home, a temporary one."""
     given = str(tmp_path / "a" / "b")
     assert choose_folder(environment | {"NUMBA_CACHE_DIR": given}) == Path(given, folder_name())
     assert Path(given, folder_name()).is_dir()
-
-
-def test_without_a_setting_it_is_the_users_cache(environment: dict[str, str], tmp_path: Path) -> None:
-    """Without NUMBA_CACHE_DIR kernels are kept in the user's cache folder."""
     assert choose_folder(environment) == tmp_path / "home" / ".cache" / "convgrad" / folder_name()
-
-
-def test_without_a_home_it_is_a_temporary_folder(environment: dict[str, str], tmp_path: Path) -> None:
-    """A user without a home, as in a container, gets a folder below the temporary one."""
-    (tmp_path / "home").write_text("not a folder", encoding="utf-8")
-    assert choose_folder(environment) == tmp_path / f"convgrad-{os.getuid()}" / folder_name()
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    no_home = environment | {"HOME": str(tmp_path / "file")}
+    assert choose_folder(no_home) == tmp_path / f"convgrad-{os.getuid()}" / folder_name()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
@@ -94,30 +87,21 @@ def test_a_folder_that_can_only_be_read_is_copied(
 
 
 def test_an_archive_in_a_folder_that_can_be_written_is_unpacked_there(
-    environment: dict[str, str], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writable image cache has archives too: the matching one is unpacked, and is kept."""
-    (tmp_path / folder_name() / "sub").mkdir(parents=True)
-    (tmp_path / folder_name() / "sub" / "kernel").write_bytes(b"image")
-    archive = pack(str(tmp_path / folder_name()))
-    assert not (tmp_path / folder_name()).exists()
-    chosen = choose_folder(environment | {"NUMBA_CACHE_DIR": str(tmp_path)})
-    assert (chosen / "sub" / "kernel").read_bytes() == b"image"
-    assert archive.exists()
-
-
-def test_only_the_first_process_takes_unpacked_code_as_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first process trusts unpacked code to be complete: if it fails to load it, the next one compiles it."""
+    """The archive is kept. Only the first process trusts unpacked code: if it can't load it, the next one compiles."""
     folder = tmp_path / folder_name()
-    folder.mkdir()
-    (folder / "kernel").write_bytes(b"image")
-    pack(str(folder))
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "kernel").write_bytes(b"image")
+    archive = pack(str(folder))
+    assert not folder.exists()
     monkeypatch.setattr("kernels.emit.cache.cache_folder", lambda: str(folder))
     assert not is_unpacked()
-    choose_folder({"NUMBA_CACHE_DIR": str(tmp_path)})
-    assert is_unpacked()
-    choose_folder({"NUMBA_CACHE_DIR": str(tmp_path)})
-    assert not is_unpacked()
+    for unpacked in (True, False):
+        assert choose_folder({"NUMBA_CACHE_DIR": str(tmp_path)}) == folder
+        assert (folder / "sub" / "kernel").read_bytes() == b"image"
+        assert is_unpacked() is unpacked
+    assert archive.exists()
 
 
 def test_functions_of_others_are_cached_where_theirs_are() -> None:

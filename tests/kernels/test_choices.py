@@ -7,7 +7,7 @@ from math import exp, log
 import pytest
 
 from benchmarks import choices, fit
-from kernels.costs import COSTS, Costs
+from kernels.costs import COSTS
 
 pytestmark = pytest.mark.heavy
 
@@ -32,14 +32,3 @@ def test_the_chosen_paths_lose_little() -> None:
     assert len(found) > 100
     assert _mean(found) < 1.02
     assert max(found) < 1.5
-
-
-@pytest.mark.skipif(not MEASURED, reason="nothing was measured on this code path")
-def test_fitting_recovers_a_spoilt_constant() -> None:
-    """Starting from a constant that is half as large as it should be, the fit returns to where little is lost."""
-    spoilt = Costs(grouped=COSTS.grouped / 2)
-    layers = [layer for layer in MEASURED if not layer.problem.forward]
-    before = _mean(fit.regrets(layers, spoilt))
-    after = _mean(fit.regrets(layers, fit.fit(layers, spoilt)))
-    assert before > after + 0.01
-    assert after < _mean(fit.regrets(layers, COSTS)) + 0.002

@@ -48,14 +48,9 @@ def test_rounds_once_at_ties(dtype: str, data_format: str) -> None:
     digits = {"f16": 11, "bf16": 8}[dtype]
     targets = np.arange(1 << digits, 1 << (digits + 2))  # every tie in two binades, and its neighbours
     case = Case(
-        dtype=dtype,
-        n=8,
-        dst_channels=len(targets),
-        src_spatial=(1,),
-        dst_spatial=(1,),
-        kernel=(1,),
+        dtype=dtype, n=8, dst_channels=len(targets), src_spatial=(1,), dst_spatial=(1,), kernel=(1,),
         data_format=data_format,
-    )
+    )  # fmt: skip
     parts = np.stack([(targets + image) // 8 for image in range(8)])
     assert parts.max() <= 1 << digits
     shape = case.dst_shape

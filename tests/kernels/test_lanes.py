@@ -32,19 +32,12 @@ def _case(kernel: tuple[int, ...], stride: int = 1, dilation: int = 1, pads: int
 
 
 CASES = {
-    "3x3": _case((3, 3)),
-    "3x3, one vector": _case((3, 3), groups=16),
-    "3x3, no padding": _case((3, 3), pads=0),
-    "3x3 stride 2": _case((3, 3), stride=2),
-    "3x3 dilation 2": _case((3, 3), dilation=2, pads=2),
-    "3x3 far outside": _case((3, 3), pads=4),
-    "5x5": _case((5, 5), pads=2),
-    "2x3": _case((2, 3)),
-    "1x1": _case((1, 1), pads=0),
-    "1x1 stride 3, padding": _case((1, 1), stride=3),
-    "3": _case((3,)),
+    "3x3": _case((3, 3)), "3x3, one vector": _case((3, 3), groups=16), "3x3, no padding": _case((3, 3), pads=0),
+    "3x3 stride 2": _case((3, 3), stride=2), "3x3 dilation 2": _case((3, 3), dilation=2, pads=2),
+    "3x3 far outside": _case((3, 3), pads=4), "5x5": _case((5, 5), pads=2), "2x3": _case((2, 3)),
+    "1x1": _case((1, 1), pads=0), "1x1 stride 3, padding": _case((1, 1), stride=3), "3": _case((3,)),
     "3x3x3": _case((3, 3, 3)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

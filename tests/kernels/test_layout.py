@@ -1,10 +1,11 @@
-"""Tables for very many taps and slabs: the same as computed one by one, in few steps, with checks for a stop."""
+"""Tables for very many taps and slabs: as computed one by one, in few steps and rows, with checks for a stop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from kernels.forward import lists
 from kernels.forward.axes import Ints, axis_tables, tap_numbers
 from kernels.forward.records import Piece
 from kernels.gradient.geometry import Axis, geometry
-from kernels.gradient.tiles.schedule import Schedule, schedule
+from kernels.gradient.tiles.schedule import MOST_SLABS, Schedule, schedule
+from kernels.gradient.tiles.tables import MOST_RANGES
 from kernels.gradient.tiles.unit import _part
 from kernels.problem import Dims
-from tests.kernels.harness import problem_of
+from kernels.target import target
+from tests.kernels.harness import check, problem_of
 from tests.problems import WITH_WEIGHTS, Case, random_case
 
 
@@ -203,14 +206,56 @@ def _forward(case: Case) -> Case:
     return Case(op="ConvTranspose", src_spatial=case.dst_spatial, dst_spatial=case.src_spatial, kernel=case.kernel)
 
 
-def test_extreme_taps_are_listed_without_overflow() -> None:
-    """If shifts exceed 64 bits, taps outside have no positions, and all ranges are within the bounds of the axis."""
-    far = 1 << 60
+@pytest.mark.parametrize("vector", ["src", "dst"])
+def test_a_million_channels_and_sixteen_taps(vector: str) -> None:
+    """Each vector of channels has one row, starting where the previous one ends, and the number of walks is bounded."""
+    channels, taps = 1 << 20, 16
+    src, dst = (channels, 1) if vector == "src" else (1, channels)
+    case = Case(src_channels=src, dst_channels=dst, src_spatial=(taps,), dst_spatial=(1,), kernel=(taps,))
+    plan = schedule(problem_of(case))
+    tables = (*chain.from_iterable(each or () for each in plan.tables), plan.blocks, plan.scalar_lines)
+    assert len(plan.slabs) + sum(map(len, tables)) < channels
+    assert len(plan.tables[0][0]) <= MOST_RANGES
+    lanes = target().lanes * plan.blocks["vectors"].astype(int)
+    assert (plan.blocks["lane"] == np.cumsum(lanes) - lanes).all()
+
+
+def test_tables_of_very_many_tiles_and_slabs() -> None:
+    """The number of tiles times taps is unbounded, but their table is not, nor are there too many slabs."""
+    many = Case(src_channels=1 << 15, dst_channels=1 << 10, src_spatial=(64,), dst_spatial=(1,), kernel=(64,))
+    assert len(schedule(problem_of(many)).tables[0][0]) <= MOST_RANGES
+    long = Case(src_spatial=(1 << 17,), dst_spatial=(1,), kernel=(1 << 17,))
+    assert len(schedule(problem_of(long)).tables[0][0]) == 1 << 17
+    size = 1 << 28
+    padded = replace(long, dtype="bf16", src_channels=512, src_spatial=(1,), dst_spatial=(size,), kernel=(1,),
+                     pads_begin=(size - 1,))  # fmt: skip
+    assert len(schedule(problem_of(padded)).slabs) <= 2 * MOST_SLABS
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_tables_match_single_taps(stride: int) -> None:
+    """Ranges and windows of a long filter, found with tables, are the same as for each tap by itself."""
+    taps, dilation, pad, size = 201, 2, 350, 40
     case = Case(
-        src_spatial=(9,), dst_spatial=(5,), kernel=(70,), dilations=(far,), pads_begin=(2,), pads_end=(69 * far - 2,),
-        strides=(2,),
+        src_spatial=(stride * (size - 1) + (taps - 1) * dilation + 1 - pad - 30,), dst_spatial=(size,), kernel=(taps,),
+        strides=(stride,), dilations=(dilation,), pads_begin=(pad,), pads_end=(30,), src_channels=3, dst_channels=5,
     )  # fmt: skip
-    axis = schedule(problem_of(case)).axes[3]
-    assert axis.ranges[0] == (1, 5)
-    assert set(axis.ranges[1:]) == {(0, 0)}
-    assert axis.window(0, 5) == (0, 7)
+    problem = problem_of(case)
+    axis = schedule(problem).axes[3]
+    assert axis.ranges == tuple(problem.dims.tap_range(2, tap) for tap in range(taps))
+    for low in range(0, size, 7):
+        parts = [
+            Axis(axis.size, axis.wide, stride, (shift,), np.array([span]))
+            for shift, span in zip(axis.shifts, axis.ranges, strict=True)
+        ]
+        spans = [span for part in parts if (span := part.window(low, low + 5)) != (0, 0)]
+        assert axis.window(low, low + 5) == (min(a for a, _ in spans), max(b for _, b in spans))
+    check(case)
+
+
+def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there would be too many walks, all tiles share one, and the sums are exact."""
+    monkeypatch.setattr("kernels.gradient.tiles.tables.MOST_RANGES", 1)
+    case = Case(src_channels=3000, dst_channels=40, src_spatial=(13, 13), dst_spatial=(9, 9), kernel=(5, 5))
+    assert len(schedule(problem_of(case)).tables[0][0]) == 25
+    check(case)

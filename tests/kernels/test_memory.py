@@ -23,12 +23,8 @@ def test_tensors_between_forbidden_pages(seed: int) -> None:
     """
     root = Path(__file__).parents[2]
     command = [
-        sys.executable,
-        "-m",
-        "tests.kernels.guard_pages",
-        str(seed),
-        str(40 if target().imitated else some(150)),
-    ]
+        sys.executable, "-m", "tests.kernels.guard_pages", str(seed), str(40 if target().imitated else some(150)),
+    ]  # fmt: skip
     variables = {**os.environ, "MALLOC_PERTURB_": "128"}
     done = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]}\n{done.stderr[-2000:]}"

@@ -11,15 +11,19 @@ from kernels import plan
 from tests import naive
 from tests.kernels.harness import assert_same_bits, check, compute, problem_of
 from tests.problems import OPS, Case, random_case
-from tests.traps import TRAPS
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_random_problems(block: int) -> None:
-    """The reference matches the oracle's bits on integers."""
-    rng = np.random.default_rng([21, block])
-    for _ in range(60):
-        check(random_case(rng, macs=40_000), reference=True)
+@pytest.mark.parametrize("dtype", [None, "f64"])
+def test_random_problems(dtype: str | None) -> None:
+    """The reference matches the oracle's bits on integers: of f64 those that need more digits than f32 has."""
+    rng, seen = np.random.default_rng(21), set()
+    for _ in range(240):
+        case = random_case(rng, macs=40_000)
+        case = case if dtype is None else replace(case, dtype=dtype)
+        assert dtype is None or plan(problem_of(case)).kernel == "reference_f64", "no other kernel takes f64"
+        check(case, reference=True)
+        seen.add(case.op)
+    assert seen == set(OPS)
 
 
 def test_axes_of_one_position() -> None:
@@ -42,12 +46,6 @@ def test_axes_of_one_position() -> None:
             check(case.mirrored(), reference=True)
 
 
-@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
-def test_traps(trap: Case) -> None:
-    """The reference matches the oracle's bits on the named traps."""
-    check(trap, reference=True)
-
-
 def test_real_data_is_rounded_once() -> None:
     """The reference, a float64 sum in another order, differs by at most one unit in the last place."""
     rng = np.random.default_rng(22)
@@ -60,18 +58,6 @@ def test_real_data_is_rounded_once() -> None:
             np.testing.assert_array_max_ulp(got, expected, maxulp=1)
         else:
             assert_same_bits(got, expected, case)
-
-
-def test_f64_stays_f64() -> None:
-    """f64 in, f64 out: exact on integers whose products and sums need more digits than f32 has, for every operation."""
-    rng = np.random.default_rng(24)
-    seen = set()
-    for _ in range(120):
-        case = replace(random_case(rng, macs=20_000), dtype="f64")
-        assert plan(problem_of(case)).kernel == "reference_f64", "no other kernel takes f64"
-        check(case, reference=True)
-        seen.add(case.op)
-    assert seen == set(OPS)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

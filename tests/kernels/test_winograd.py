@@ -186,12 +186,8 @@ def test_bits_do_not_depend_on_the_target(forward: bool, named: dict[str, Any], 
 def test_a_transform_that_overflows(layout: str, forward: bool) -> None:
     """Finite sums stay finite where only the sums and differences of the transform overflow."""
     sizes: dict[str, Any] = {
-        "src_spatial": (8, 8),
-        "dst_spatial": (8, 8),
-        "src_channels": 16,
-        "dst_channels": 16,
-        "n": 1,
-    }
+        "src_spatial": (8, 8), "dst_spatial": (8, 8), "src_channels": 16, "dst_channels": 16, "n": 1,
+    }  # fmt: skip
     problem = _plain(forward, data_format=layout, bias=False, **({} if forward else sizes))
     rng = np.random.default_rng(9)
     src, other = (rng.choice([-1.0, 1.0], shape) for shape in problem.input_shapes)

@@ -17,12 +17,9 @@ FORWARD = "ConvTranspose"
 def attributes(spatial: int = 2, **changes: Any) -> dict[str, Any]:
     """Return attributes of an unpadded call with stride 1, in NCX; a change to None leaves the attribute out."""
     plain = {
-        "strides": [1] * spatial,
-        "pads_begin": [0] * spatial,
-        "pads_end": [0] * spatial,
-        "dilations": [1] * spatial,
+        "strides": [1] * spatial, "pads_begin": [0] * spatial, "pads_end": [0] * spatial, "dilations": [1] * spatial,
         "data_format": "NCX",
-    }
+    }  # fmt: skip
     return {name: value for name, value in (plain | changes).items() if value is not None}
 
 

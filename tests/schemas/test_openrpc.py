@@ -19,12 +19,9 @@ DOCUMENT = openrpc_document(version="1.2.3")
 def closed(needed: list[str], /, **properties: Any) -> dict[str, Any]:
     """Return the schema of an object with these members and no others except extensions."""
     return {
-        "type": "object",
-        "required": needed,
-        "properties": properties,
-        "patternProperties": {"^x-": {}},
+        "type": "object", "required": needed, "properties": properties, "patternProperties": {"^x-": {}},
         "additionalProperties": False,
-    }
+    }  # fmt: skip
 
 
 TEXT, FLAG = {"type": "string"}, {"type": "boolean"}
@@ -34,18 +31,13 @@ CONTENT = closed(["name", "schema"], name=TEXT, description=TEXT, summary=TEXT, 
 ERROR = closed(["code", "message"], code={"type": "integer"}, message=TEXT, data={})
 EXAMPLE = closed(["name", "params"], name=TEXT, description=TEXT, params={"type": "array"}, result={})
 METHOD = closed(
-    ["name", "params"],
-    name=TEXT,
-    description=TEXT,
-    summary=TEXT,
+    ["name", "params"], name=TEXT, description=TEXT, summary=TEXT,
     tags={"type": "array", "items": closed(["name"], name=TEXT)},
     paramStructure={"enum": ["by-position", "by-name", "either"]},
-    params={"type": "array", "items": {"oneOf": [CONTENT, REFERENCE]}},
-    result={"oneOf": [CONTENT, REFERENCE]},
-    errors={"type": "array", "items": {"oneOf": [ERROR, REFERENCE]}},
-    examples={"type": "array", "items": EXAMPLE},
+    params={"type": "array", "items": {"oneOf": [CONTENT, REFERENCE]}}, result={"oneOf": [CONTENT, REFERENCE]},
+    errors={"type": "array", "items": {"oneOf": [ERROR, REFERENCE]}}, examples={"type": "array", "items": EXAMPLE},
     deprecated=FLAG,
-)
+)  # fmt: skip
 META = closed(
     ["openrpc", "info", "methods"],
     openrpc={"const": "1.3.2"},

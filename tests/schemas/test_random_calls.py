@@ -46,24 +46,16 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
     n = draw(st.integers(0, 3))
     data_format, order = (draw(st.sampled_from(["NCX", "NXC"])), draw(st.sampled_from(["XIO", "OIX", "XOI", "IOX"])))
     attributes: dict[str, Any] = {
-        "strides": list(strides),
-        "pads_begin": list(begin),
-        "pads_end": list(end),
-        "dilations": list(dilations),
-        "groups": groups,
-        "data_format": data_format,
-        draw(st.sampled_from(["weights_format", "filter_format"])): order,
-    }
+        "strides": list(strides), "pads_begin": list(begin), "pads_end": list(end), "dilations": list(dilations),
+        "groups": groups, "data_format": data_format, draw(st.sampled_from(["weights_format", "filter_format"])): order,
+    }  # fmt: skip
     if operation.transposed and (operation.name == FORWARD or draw(st.booleans())):
         attributes["output_padding"] = list(extra)
     shape = weights_shape(*weights, kernel, order)
     every = tensors(
-        src=data_shape(n, i, src, data_format),
-        diff_dst=data_shape(n, o, dst, data_format),
-        weights=shape,
-        weights_shape=list(shape),
-        dst_shape=list(data_shape(n, i, src, data_format)),
-    )
+        src=data_shape(n, i, src, data_format), diff_dst=data_shape(n, o, dst, data_format), weights=shape,
+        weights_shape=list(shape), dst_shape=list(data_shape(n, i, src, data_format)),
+    )  # fmt: skip
     inputs = {row.name: every[row.name] for row in operation.inputs if row.name != "bias"}
     facts = {"n": n, "src_channels": i, "dst_channels": o, "src_spatial": src, "dst_spatial": dst, "kernel": kernel}
     facts |= {"pads_begin": begin, "pads_end": end, "groups": groups, "groups_axis": axis, "weights_shape": shape}

@@ -20,23 +20,15 @@ def message(**members: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", ["", "abc", 0, -7, 2**70, 1.5, None])
 def test_ids_keep_value_and_type(given: Any) -> None:
-    """An id is a string, a number or null, and is returned unchanged."""
+    """An id is a string, a number or null, and is returned unchanged; without one a request is a notification."""
     found = parse_message(message(id=given))
     assert found == Request("ops.list", None, given)
     assert isinstance(found, Request)
     assert type(found.id) is type(given)
-
-
-def test_without_an_id_it_is_a_notification() -> None:
-    """A request without id is a notification; one with a null id is not."""
-    bare = message()
-    del bare["id"]
-    found = parse_message(bare)
-    assert isinstance(found, Request)
-    assert found.is_notification
-    with_null = parse_message(message(id=None))
-    assert isinstance(with_null, Request)
-    assert not with_null.is_notification
+    assert not found.is_notification
+    bare = parse_message({name: value for name, value in message().items() if name != "id"})
+    assert isinstance(bare, Request)
+    assert bare.is_notification
 
 
 @pytest.mark.parametrize("given", [True, [], {}, math.nan, math.inf, "\ud800", "x" * 5000])
@@ -57,22 +49,14 @@ def test_params_by_position_or_by_name(params: Any) -> None:
 @pytest.mark.parametrize(
     ("payload", "rule", "found_id"),
     [
-        (message(jsonrpc="1.0"), "jsonrpc", 1),
-        (message(jsonrpc=2.0), "jsonrpc", 1),
-        ({"method": "x", "id": "a"}, "jsonrpc", "a"),
-        (message(method=1), "method", 1),
-        ({"jsonrpc": "2.0", "id": 4}, "method", 4),
-        ({"jsonrpc": "2.0"}, "method", None),
-        (message(params="bar"), "params", 1),
-        (message(params=None), "params", 1),
-        (message(params=3), "params", 1),
-        ([], "batch", None),
-        (3, "request", None),
-        (None, "request", None),
-        ("x", "request", None),
-        ([message()] * 1001, "batch", None),
+        (message(jsonrpc="1.0"), "jsonrpc", 1), (message(jsonrpc=2.0), "jsonrpc", 1),
+        ({"method": "x", "id": "a"}, "jsonrpc", "a"), ({"jsonrpc": "2.0", "id": 4}, "method", 4),
+        (message(method=1), "method", 1), ({"jsonrpc": "2.0"}, "method", None),
+        *((message(params=wrong), "params", 1) for wrong in ("bar", None, 3)),
+        *((wrong, "request", None) for wrong in (3, None, "x")),
+        ([], "batch", None), ([message()] * 1001, "batch", None),
     ],
-)
+)  # fmt: skip
 def test_invalid_requests(payload: Any, rule: str, found_id: Any) -> None:
     """An invalid request is answered with its id, or null if it has none."""
     found = parse_message(payload)
@@ -92,14 +76,11 @@ def test_a_mixed_batch() -> None:
 @pytest.mark.parametrize(
     ("params", "found"),
     [
-        (None, {}),
-        ([], {}),
-        ({}, {}),
-        ([{}], {"attributes": {}}),
+        (None, {}), ([], {}), ({}, {}), ([{}], {"attributes": {}}),
         ([1, 2, 3], {"attributes": 1, "inputs": 2, "options": 3}),
         ({"inputs": 2, "attributes": 1}, {"attributes": 1, "inputs": 2}),
     ],
-)
+)  # fmt: skip
 def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
     """The positional order is attributes, inputs, options."""
     assert bind_params(params, PARAMS) == found
@@ -108,24 +89,16 @@ def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("params", "where"),
     [
-        ([1, 2, 3, 4], ["params"]),
-        ({"attribute": 1}, ["attribute"]),
-        ({"inputs": 1}, ["attributes"]),
-        (None, ["attributes"]),
-        ({"\ud800": 1, "attributes": 1}, ["?"]),
+        ([1, 2, 3, 4], ["params"]), ({"attribute": 1}, ["attribute"]), ({"inputs": 1}, ["attributes"]),
+        (None, ["attributes"]), ({"\ud800": 1, "attributes": 1}, ["?"]),
     ],
-)
+)  # fmt: skip
 def test_params_that_do_not_fit(params: Any, where: list[str]) -> None:
     """A surplus, unknown or missing parameter is reported by its name."""
     with pytest.raises(InvalidParams) as caught:
         bind_params(params, PARAMS, required=("attributes",))
     assert where in [problem["loc"] for problem in caught.value.errors]
-
-
-def test_a_misspelt_param_gets_a_hint() -> None:
-    """The error for an unknown parameter suggests the intended one."""
-    with pytest.raises(InvalidParams, match="did you mean attributes"):
-        bind_params({"atributes": 1}, PARAMS)
+    assert ("did you mean attributes" in str(caught.value)) is (where == ["attribute"])
 
 
 def test_error_responses() -> None:

@@ -20,42 +20,28 @@ def read(value: Any) -> tuple[WireTensor | None, dict[tuple[str | int, ...], str
     return found, {tuple(each["loc"][2:]): each["msg"] for each in broken}
 
 
-def test_raw_bytes() -> None:
-    """A tensor of raw bytes has dtype, shape and data; the data is not checked."""
-    found, broken = read({"dtype": "bf16", "shape": [2, 3], "data": "not base64"})
-    assert not broken
-    assert found == WireTensor("bf16", (2, 3), "data", "not base64")
-    assert found.meta == TensorMeta("bf16", (2, 3))
+MARK = object()
+DUMPED = {"id": 0, "dtype": "f32", "shape": [1], "stride": [1], "layout_type": "strided", "property_type": "undef"}
 
 
-def test_an_npy_file() -> None:
-    """An npy file has its own shape; dtype is for types that it can't express."""
-    assert read({"npy": "AA"})[0] == WireTensor(None, None, "npy", "AA")
-    found, _ = read({"npy": "AA", "dtype": "bf16"})
-    assert found == WireTensor("bf16", None, "npy", "AA")
-    assert found.meta is None
-
-
-def test_tensors_without_data() -> None:
-    """Without data a tensor is a description, or even less, as in the head of a multipart body."""
-    assert read({"dtype": "f32", "shape": [0]})[0] == WireTensor("f32", (0,))
-    assert read({"dtype": "bf16"})[0] == WireTensor("bf16", None)
-    assert read({})[0] == WireTensor(None, None)
-
-
-def test_a_readers_object_may_replace_data() -> None:
-    """A body's reader may replace the text with any object of its own."""
-    mark = object()
-    found, broken = read({"dtype": "f32", "shape": [1], "data": mark})
-    assert not broken
-    assert found is not None
-    assert found.payload is mark
-
-
-def test_extra_members_of_dumps_are_accepted() -> None:
-    """The extra members of a dumped logical tensor are accepted."""
-    dumped = {"id": 0, "dtype": "f32", "shape": [1], "stride": [1], "layout_type": "strided", "property_type": "undef"}
-    assert read(dumped)[0] == WireTensor("f32", (1,))
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"dtype": "bf16", "shape": [2, 3], "data": "not base64"}, WireTensor("bf16", (2, 3), "data", "not base64")),
+        ({"dtype": "f32", "shape": [1], "data": MARK}, WireTensor("f32", (1,), "data", MARK)),
+        ({"npy": "AA"}, WireTensor(None, None, "npy", "AA")),
+        ({"npy": "AA", "dtype": "bf16"}, WireTensor("bf16", None, "npy", "AA")),
+        ({"dtype": "f32", "shape": [0]}, WireTensor("f32", (0,))),
+        ({"dtype": "bf16"}, WireTensor("bf16", None)),
+        ({}, WireTensor(None, None)),
+        (DUMPED, WireTensor("f32", (1,))),
+    ],
+)
+def test_tensors(value: Any, expected: WireTensor) -> None:
+    """A tensor is raw bytes, for which a body's reader may put an object, an npy file, or a description."""
+    assert read(value) == (expected, {})
+    described = None if expected.dtype is None or expected.shape is None else (expected.dtype, expected.shape)
+    assert expected.meta == (described and TensorMeta(*described))
 
 
 @pytest.mark.parametrize(

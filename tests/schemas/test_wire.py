@@ -32,12 +32,9 @@ def test_requests_mirror_the_table(name: str) -> None:
     given = {key: value if isinstance(value, list) else DATA for key, value in call["inputs"].items()}
     assert accepts(model, call | {"inputs": given, "options": {"encoding": "npy", "deadline_ms": 5}})
     wrongs: list[dict[str, Any]] = [
-        {"unknown": 1},
-        {"inputs": {"unknown": DATA}},
-        {"options": {"unknown": 1}},
-        {"attributes": {"data_format": "XNC"}},
-        *([{"attributes": {}}] if called.operation.convolves else []),
-    ]
+        {"unknown": 1}, {"inputs": {"unknown": DATA}}, {"options": {"unknown": 1}},
+        {"attributes": {"data_format": "XNC"}}, *([{"attributes": {}}] if called.operation.convolves else []),
+    ]  # fmt: skip
     for wrong in wrongs:
         assert not accepts(model, call | {"inputs": given} | wrong)
 

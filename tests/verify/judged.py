@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kernels import run_unit
+from kernels import Plan, run_unit
 from tests.kernels.harness import problem_of, stored
 from tests.problems import Case, Tensor
 from verify.unit import plan_verification, read_report
 
-__all__ = ["verify"]
+__all__ = ["memory_of", "verify"]
 
 
-def verify(case: Case, inputs: dict[str, Tensor], result: Tensor) -> dict[str, Any]:
-    """Return the report on a result."""
-    plan = plan_verification(problem_of(case))
-    output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+def memory_of(plan: Plan) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Return output and scratch for a verification."""
+    return np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+
+
+def verify(case: Case, inputs: dict[str, Tensor], result: Tensor, plan: Plan | None = None) -> dict[str, Any]:
+    """Return the report on a result, by any plan."""
+    plan = plan or plan_verification(problem_of(case))
+    output, scratch = memory_of(plan)
     tensors = [*map(stored, inputs.values()), stored(result)]
     for unit in plan.units:
         assert run_unit(plan, unit, tensors, output, scratch)

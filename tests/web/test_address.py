@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,35 +68,42 @@ def test_typed_numbers() -> None:
     assert found["again"] == f"#{text}"
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "src:0x0x9x9:1",
-        "src:0x0:1",
-        "dst:0x0x1x1:1",
-        "src:0x0x1x1:NaN",
-        "src:0x0x1x1:1e999",
-        "src:0x0x1x1:",
-        "src:0x0x1x1",
-        "src:-1x0x1x1:1",
-        "__proto__:0:1",
-        "",
-    ],
-)
-def test_typed_numbers_that_are_none(typed: str) -> None:
-    """What is no number of an input is no state, and the note says so."""
-    (found,) = ask([{"ask": "state", "text": f"#op=Convolution&typed={typed}"}])
-    assert found["note"].startswith("The address names no layer: typed ")
+HOSTILE = (
+    "op=<script>alert(1)</script>", "op=__proto__", "op=Convolution&src=1x2x3x4", "op=Convolution&src=-1x7",
+    "op=Convolution&src=99999999999x7", "op=Convolution&src=7x", "op=Convolution&at=dst:99",
+    "op=Convolution&at=window:0x0", "op=Convolution&constructor=1", "op=Convolution&__proto__=1x1",
+    "op=Convolution&kernel=3x3x3&src=7x7", "&&==&&", "%00%ff%c3%28", "x" * 5000,
+    *(f"op=Convolution&typed={typed}" for typed in (
+        "src:0x0x9x9:1", "src:0x0x99x0:1", "src:0x0:1", "dst:0x0x1x1:1", "src:0x0x1x1:NaN", "src:0x0x1x1:1e999",
+        "src:0x0x1x1:", "src:0x0x1x1", "src:-1x0x1x1:1", "__proto__:0:1", "",
+    )),
+)  # fmt: skip
+
+
+def test_addresses_that_are_no_state() -> None:
+    """An address that names no layer, or no number of an input, is the first layer, and the note says so."""
+    first, *others = ask([{"ask": "state", "text": f"#{text}" if text else ""} for text in ("", *HOSTILE)])
+    for text, found in zip(HOSTILE, others, strict=True):
+        assert found["note"].startswith("The address names no layer"), text
+        assert found["state"] == first["state"], text
+
+
+def test_the_questions_of_the_page() -> None:
+    """The layer and element behind each question of `docs/explorer.md` give the answer that the page shows."""
+    page = (Path(__file__).parents[2] / "docs" / "explorer.md").read_text(encoding="utf-8")
+    pattern = r"^### \d+\..*?\(http://127.0.0.1:8000/(#\S+)\).*?```text\n(.*?)\n```"
+    questions = re.findall(pattern, page, re.DOTALL | re.MULTILINE)
+    assert len(questions) > 5
+    for (state, answer), found in zip(
+        questions, ask([{"ask": "told", "text": each} for each, _ in questions]), strict=True
+    ):
+        assert found == {"note": "", "lines": answer.splitlines()}, state
 
 
 def test_the_first_layer_is_an_ordinary_3x3() -> None:
     """Without an address the layer is a convolution of 3 x 3 that keeps the size of src."""
     (found,) = ask([{"ask": "state", "text": ""}])
     layer = found["state"]["layer"]
-    assert (layer["op"], layer["kernel"], layer["strides"], layer["pads_begin"]) == (
-        "Convolution",
-        [3, 3],
-        [1, 1],
-        [1, 1],
-    )
+    assert (layer["op"], layer["kernel"]) == ("Convolution", [3, 3])
+    assert layer["strides"] == layer["pads_begin"] == [1, 1]
     assert read(found["again"].removeprefix("#")) == found["state"]

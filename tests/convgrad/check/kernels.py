@@ -195,13 +195,6 @@ def another_dtype(**given: Any) -> Array:
 
 
 @faulty
-def another_byte_order(**given: Any) -> Array:
-    """Return the bytes of each element in the other order."""
-    found = right(**given)
-    return found.astype(found.dtype.newbyteorder())
-
-
-@faulty
 def unaligned(src: Array, **given: Any) -> Array:
     """Lose a little where src is not aligned."""
     found = right(src=src, **given)
@@ -217,25 +210,11 @@ def partly(
 
 
 FAULTY: dict[str, set[str]] = {
-    "wrong_stride": {"wrong"},
-    "pad_off_by_one": {"wrong"},
-    "dilation_ignored": {"wrong"},
-    "group_offset": {"wrong"},
-    "channel_tail": {"wrong", "memory", "repeat"},
-    "partly": {"memory"},
-    "last_image": {"wrong"},
-    "bf16_sums": {"wrong"},
-    "tf32_inputs": {"wrong"},
-    "constant": {"wrong"},
-    "cached": {"zeros", "doubled", "wrong", "images", "channels"},
-    "input_modified": {"modified"},
-    "not_reproducible": {"repeat"},
-    "segfault": {"crashed"},
-    "hang": {"hung"},
-    "nan_masked": {"wrong"},
-    "raises": {"raised"},
-    "another_shape": {"shape"},
-    "another_dtype": {"dtype"},
-    "unaligned": {"alignment"},
-}
+    "wrong_stride": {"wrong"}, "pad_off_by_one": {"wrong"}, "dilation_ignored": {"wrong"}, "group_offset": {"wrong"},
+    "channel_tail": {"wrong", "memory", "repeat"}, "partly": {"memory"}, "last_image": {"wrong"},
+    "bf16_sums": {"wrong"}, "tf32_inputs": {"wrong"}, "constant": {"wrong"},
+    "cached": {"zeros", "doubled", "wrong", "images", "channels"}, "input_modified": {"modified"},
+    "not_reproducible": {"repeat"}, "segfault": {"crashed"}, "hang": {"hung"}, "nan_masked": {"wrong"},
+    "raises": {"raised"}, "another_shape": {"shape"}, "another_dtype": {"dtype"}, "unaligned": {"alignment"},
+}  # fmt: skip
 """The kinds of faults of which a check finds at least one in each kernel."""

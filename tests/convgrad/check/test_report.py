@@ -155,16 +155,8 @@ def test_the_command(service: LiveService, tmp_path: Path, capsys: pytest.Captur
     path = {name: str(tmp_path / name) for name in ("a.json", "b.json", "a.html", "a.xml", "scripts")}
     kernel = f"{KERNELS}:last_image"
     common = ["--url", service.url, "--cases", "20", "-q"]
-    written = [
-        "--report",
-        path["a.json"],
-        "--html",
-        path["a.html"],
-        "--junit",
-        path["a.xml"],
-        "--scripts",
-        path["scripts"],
-    ]
+    files = {"--report": "a.json", "--html": "a.html", "--junit": "a.xml", "--scripts": "scripts"}
+    written = [word for flag, name in files.items() for word in (flag, path[name])]
     assert main(["check", kernel, "--seed", "5", "--skip", "special,split", *common, *written]) == 1
     first = load(path["a.json"])
     assert (first["seed"], first["next"], len(first["cases"])) == (5, 20, 20)

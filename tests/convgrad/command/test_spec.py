@@ -31,20 +31,12 @@ def written(folder: Path, spec: Any) -> Path:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("strides=2,2", [2, 2]),
-        ("strides=2", [2]),
-        ("strides=2,", [2]),
-        ("strides=[2, 2]", [2, 2]),
-        ("groups=4", 4),
-        ("pads_begin=-1,0", [-1, 0]),
-        ("data_format=NCX", "NCX"),
-        ("auto_pad=same_upper", "same_upper"),
-        ("other=1,2", [1, 2]),
-        ('strides={"type": "s64[]", "value": [2]}', {"type": "s64[]", "value": [2]}),
-        ("text=a=b", "a=b"),
-        ("empty=", ""),
+        ("strides=2,2", [2, 2]), ("strides=2", [2]), ("strides=2,", [2]), ("strides=[2, 2]", [2, 2]), ("groups=4", 4),
+        ("pads_begin=-1,0", [-1, 0]), ("data_format=NCX", "NCX"), ("auto_pad=same_upper", "same_upper"),
+        ("other=1,2", [1, 2]), ('strides={"type": "s64[]", "value": [2]}', {"type": "s64[]", "value": [2]}),
+        ("text=a=b", "a=b"), ("empty=", ""),
     ],
-)
+)  # fmt: skip
 def test_attributes(text: str, value: Any) -> None:
     """Integers, lists, JSON and words are told apart; a single number for a list attribute is a list."""
     assert attribute(text) == (text.partition("=")[0], value)
@@ -94,15 +86,10 @@ def test_a_dumped_op(tmp_path: Path, dump: Any) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "{",
-        "[" * 100_000,
-        "[]",
-        '"text"',
-        {"graph": [DUMP, DUMP]},
-        {"op": "Op", "attributes": []},
+        "{", "[" * 100_000, "[]", '"text"', {"graph": [DUMP, DUMP]}, {"op": "Op", "attributes": []},
         {"op": "Op", "attribute": {}},
     ],
-)
+)  # fmt: skip
 def test_malformed_specs_are_rejected(tmp_path: Path, spec: Any) -> None:
     """A file in any other form is rejected with its name and the rule."""
     with pytest.raises(ValueError, match=r"op\.json must "):

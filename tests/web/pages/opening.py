@@ -11,9 +11,35 @@ import numpy as np
 import numpy.typing as npt
 from playwright.sync_api import FilePayload, Locator, Page
 
-__all__ = ["Opener", "button", "npy", "said", "saved", "violations"]
+__all__ = ["HOLD", "TILES", "Opener", "button", "npy", "said", "saved", "violations"]
 
 _AXE = Path(__file__).parents[3] / ".cache" / "web" / "node_modules" / "axe-core" / "axe.min.js"
+# Eight tiles of 28 MB, more than the buffers between service and page hold.
+TILES = "/#op=ConvTranspose&n=32&i=16&o=96&src=24x24&kernel=4x4&strides=2x2&output_padding=0x0"
+# Lets the next reply through until its second tile begins, then holds it until `release` is called.
+HOLD = """() => {
+  const { fetch } = globalThis;
+  globalThis.fetch = async (path, options) => {
+    const reply = await fetch(path, options);
+    if (!reply.headers.get("content-type")?.startsWith("application/x-tensor-stream")) return reply;
+    globalThis.fetch = fetch;
+    const held = new Promise((release) => {
+      globalThis.release = release;
+      options.signal.addEventListener("abort", release);
+    });
+    let [tiles, before] = [0, ""];
+    const some = new TransformStream({
+      async transform(chunk, stream) {
+        stream.enqueue(chunk);
+        const text = before + new TextDecoder("latin1").decode(chunk);
+        tiles += text.split('"type":"tile"').length - 1;
+        before = text.slice(-12);
+        if (tiles > 1) await held;
+      },
+    });
+    return new Response(reply.body.pipeThrough(some), reply);
+  };
+}"""
 
 
 class Opener(Protocol):

@@ -15,16 +15,9 @@ from tests.web.pages.opening import Opener
 
 # What Winograd's algorithm computes.
 WIDE = Case(
-    op="ConvolutionBackwardWeights",
-    src_channels=16,
-    dst_channels=16,
-    src_spatial=(6, 6),
-    dst_spatial=(6, 6),
-    kernel=(3, 3),
-    strides=(1, 1),
-    pads_begin=(1, 1),
-    pads_end=(1, 1),
-)
+    op="ConvolutionBackwardWeights", src_channels=16, dst_channels=16, src_spatial=(6, 6), dst_spatial=(6, 6),
+    kernel=(3, 3), strides=(1, 1), pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
 
 
 def test_it_shows_calls(open_page: Opener, http: httpx.Client) -> None:

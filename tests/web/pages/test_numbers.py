@@ -192,10 +192,8 @@ def executed(page: Page, language: str, folder: Path, output: str, dtype: str) -
         command = [sys.executable, "-c", text]
     else:
         command = ["bash", "-c", text]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
+    modules = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": modules}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     if result.exists():
@@ -220,30 +218,36 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("language", ["curl", "python", "rpc", "pytorch"])
-@pytest.mark.parametrize(("state", "output", "dtype"), CALLS, ids=[state.split("&")[0] for state, *_ in CALLS])
-def test_the_same_call(open_page: Opener, tmp_path: Path, state: str, output: str, dtype: str, language: str) -> None:
-    """What is shown, executed as it stands, gives the result of Run: bit for bit where the service computes it."""
+LANGUAGES = pytest.mark.parametrize("language", ["curl", "python", "rpc", "pytorch"])
+
+
+def same(page: Page, language: str, folder: Path, output: str, dtype: str) -> None:
+    """Check that the call shown, executed, gives the result of Run: bit for bit where the service computes it."""
     if language == "pytorch":
         pytest.importorskip("torch")
-    page = open_page(f"/#{state}")
-    ready(page)
     expected = run(page, output)
-    found = executed(page, language, tmp_path, output, dtype)
+    found = executed(page, language, folder, output, dtype)
     assert found.shape == expected.shape
     if language == "pytorch":
-        tolerance = {"f32": 1e-5, "f16": 2e-2, "bf16": 1e-1}[dtype]
-        assert np.allclose(found.astype("f4"), expected.astype("f4"), tolerance, tolerance)
+        tolerance = {"f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}[dtype]
+        assert np.allclose(found.astype("f4"), expected.astype("f4"), tolerance, 100 * tolerance)
     else:
         assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("language", ["curl", "python", "rpc", "pytorch"])
+@LANGUAGES
+@pytest.mark.parametrize(("state", "output", "dtype"), CALLS, ids=[state.split("&")[0] for state, *_ in CALLS])
+def test_the_same_call(open_page: Opener, tmp_path: Path, state: str, output: str, dtype: str, language: str) -> None:
+    """What is shown, executed as it stands, gives the result of Run."""
+    page = open_page(f"/#{state}")
+    ready(page)
+    same(page, language, tmp_path, output, dtype)
+
+
+@LANGUAGES
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_same_call_with_files(open_page: Opener, tmp_path: Path, dtype: str, language: str) -> None:
     """Inputs of many numbers are files: those that are chosen, whatever their names, and those that Run saves."""
-    if language == "pytorch":
-        pytest.importorskip("torch")
     page = open_page(f"/#op=Convolution&src=16x16&i=4&o=4&values=normal&dtype={dtype}")
     ready(page)
     weights = (np.arange(144).reshape(4, 4, 3, 3) - 70).astype(DTYPES[dtype])
@@ -255,21 +259,5 @@ def test_the_same_call_with_files(open_page: Opener, tmp_path: Path, dtype: str,
     expect(page.locator("[data-values=weights] .value").first).to_have_text("-70")
     src = saved(page, "src")
     np.save(tmp_path / "src.npy", src if dtype == "f32" else src.view("V2"))
-    expected = run(page, "dst")
     expect(page.locator("#code")).to_contain_text("src.npy")
-    found = executed(page, language, tmp_path, "dst", dtype)
-    if language == "pytorch":
-        tolerance = {"f32": 1e-4, "bf16": 1e-1}[dtype]
-        assert np.allclose(found.astype("f4"), expected.astype("f4"), tolerance, 100 * tolerance)
-    else:
-        assert found.tobytes() == expected.tobytes()
-
-
-def test_the_algorithm_is_in_the_call(open_page: Opener, tmp_path: Path) -> None:
-    """The algorithm that Run uses is that of the call."""
-    page = open_page("/#op=ConvolutionBackwardWeights&i=16&o=16&src=9x9&strides=1x1&values=random")
-    ready(page)
-    page.get_by_label("Algorithm").select_option("winograd")
-    expect(page.locator("#code")).to_contain_text('"algorithm": "winograd"')
-    page.locator("[data-code=python]").click()
-    expect(page.locator("#code")).to_contain_text('algorithm="winograd"')
+    same(page, language, tmp_path, "dst", dtype)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import closing, suppress
 from typing import Any
 
 import httpx
@@ -18,45 +14,14 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.live import LiveService
 from tests.naive import bwd_weights, round_to
-from tests.web.pages.opening import Opener, button, npy, said, saved, violations
+from tests.web.pages.opening import HOLD, TILES, Opener, button, npy, said, saved, violations
 
 LAYER = "/#op=ConvolutionBackwardWeights&n=2&i=3&o=4&src=9x9&strides=1x1"
 ATTRIBUTES: dict[str, Any] = {
-    "strides": [1, 1],
-    "pads_begin": [1, 1],
-    "pads_end": [1, 1],
-    "dilations": [1, 1],
-    "data_format": "NCX",
-    "weights_format": "OIX",
-    "weights_shape": [4, 3, 3, 3],
-}
+    "strides": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "dilations": [1, 1], "data_format": "NCX",
+    "weights_format": "OIX", "weights_shape": [4, 3, 3, 3],
+}  # fmt: skip
 SRC, DIFF_DST, DIFF_WEIGHTS = (2, 3, 9, 9), (2, 4, 9, 9), (4, 3, 3, 3)
-# Eight tiles of 28 MB, more than the buffers between service and page hold.
-TILES = "/#op=ConvTranspose&n=32&i=16&o=96&src=24x24&kernel=4x4&strides=2x2&output_padding=0x0"
-# Lets the next reply through until its second tile begins, then holds it until `release` is called.
-HOLD = """() => {
-  const { fetch } = globalThis;
-  globalThis.fetch = async (path, options) => {
-    const reply = await fetch(path, options);
-    if (!reply.headers.get("content-type")?.startsWith("application/x-tensor-stream")) return reply;
-    globalThis.fetch = fetch;
-    const held = new Promise((release) => {
-      globalThis.release = release;
-      options.signal.addEventListener("abort", release);
-    });
-    let [tiles, before] = [0, ""];
-    const some = new TransformStream({
-      async transform(chunk, stream) {
-        stream.enqueue(chunk);
-        const text = before + new TextDecoder("latin1").decode(chunk);
-        tiles += text.split('"type":"tile"').length - 1;
-        before = text.slice(-12);
-        if (tiles > 1) await held;
-      },
-    });
-    return new Response(reply.body.pipeThrough(some), reply);
-  };
-}"""
 
 
 def compute(page: Page, data: str = "normal") -> None:
@@ -92,6 +57,7 @@ def test_the_algorithm(open_page: Opener) -> None:
     expect(facts).to_contain_text("direct")
     direct = saved(page, "diff_weights")
     choice.select_option("winograd")
+    expect(page.locator("#code")).to_contain_text('"algorithm": "winograd"')
     compute(page, "random")
     expect(facts).to_contain_text("winograd")
     assert (saved(page, "diff_weights") == direct).all()
@@ -298,77 +264,3 @@ def test_axe_finds_nothing_in_results(open_page: Opener, dark: bool, width: int)
         summary.click()
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
-class Relay:
-    """A port that leads to the service until it is cut, and again once it is mended."""
-
-    def __init__(self, url: str) -> None:
-        self._service = ("127.0.0.1", int(url.rpartition(":")[2]))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._ends: list[socket.socket] = []
-        self._open = True
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._open:
-                client.close()
-                continue
-            service = socket.create_connection(self._service)
-            self._ends += [client, service]
-            for source, target in ((client, service), (service, client)):
-                threading.Thread(target=_copy, args=(source, target), daemon=True).start()
-
-    def cut(self) -> None:
-        """Close all connections, and every new one."""
-        self._open = False
-        while self._ends:
-            with suppress(OSError):
-                self._ends.pop().shutdown(socket.SHUT_RDWR)
-
-    def mend(self) -> None:
-        """Lead to the service again."""
-        self._open = True
-
-    def close(self) -> None:
-        """Stop."""
-        self._listener.close()
-        self.cut()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError), source:
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-
-
-@pytest.fixture
-def relay(service: LiveService) -> Iterator[Relay]:
-    """A port that leads to the service."""
-    with closing(Relay(service.url)) as relay:
-        yield relay
-
-
-def test_the_service_goes_away_during_a_run(open_page: Opener, relay: Relay, complaints: list[str]) -> None:
-    """The page says so, keeps file and fields, and finishes the run by itself once the service is back."""
-    page = open_page(f"{relay.url}{TILES}")
-    page.get_by_label("File of weights").set_input_files(npy(np.ones((16, 96, 4, 4), np.float32)))
-    page.evaluate(HOLD)
-    button(page, "Run").click()
-    expect(page.locator("run-layer heat-map .faint").first).to_be_attached()
-    relay.cut()
-    page.evaluate("release()")
-    expect(said(page)).to_contain_text("The service does not answer")
-    relay.mend()
-    expect(said(page)).to_have_text("Done.")
-    expect(page.locator("run-layer")).to_contain_text("mine.npy: f32 [16, 96, 4, 4]")
-    page.close()
-    expected = (f"request: {relay.url}/", "console: Failed to load resource")
-    assert [each for each in complaints if not each.startswith(expected)] == []
-    complaints.clear()
