@@ -81,7 +81,7 @@ def json(case: Case, path: str = "/v1/ops/") -> Send:
 def binary(case: Case, *, compressed: bool = False, numbers: bool = False) -> Send:
     """Return a function that calls a case through the binary API; the reply may be JSON numbers."""
     inputs = case.inputs()
-    output = {"name": oip.output_name(case), "parameters": {"binary_data": not numbers}}
+    output = {"name": case.output_name, "parameters": {"binary_data": not numbers}}
     content, headers = oip.body(oip.head(case, inputs, outputs=[output]), inputs)
     if compressed:
         content, headers = gzip.compress(content, 1), headers | {"content-encoding": "gzip", "accept-encoding": "gzip"}
@@ -156,7 +156,7 @@ def biases(nodes: int) -> Send:
 
 def verification(case: Case) -> Send:
     """Return a function that verifies a wrong result of a case."""
-    result = {oip.output_name(case): np.zeros(case.output_shape, np.float32)}
+    result = {case.output_name: np.zeros(case.output_shape, np.float32)}
     document = calls.document(case, case.inputs() | result)
     return lambda http: http.post(f"/v1/ops/{case.op}/verify", json=document)
 

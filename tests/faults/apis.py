@@ -69,7 +69,7 @@ def _oip(case: Case, inputs: Mapping[str, Array], options: dict[str, Any]) -> Co
     given = dict(inputs)
     head = oip.head(case, given)
     head["parameters"] |= options
-    outputs = [{"name": oip.output_name(case), "parameters": {"binary_data": True}}]
+    outputs = [{"name": case.output_name, "parameters": {"binary_data": True}}]
     content, headers = oip.body(head | {"outputs": outputs}, given)
     return f"/v2/models/{case.op}/infer", content, headers
 

@@ -85,7 +85,7 @@ def shared_infer(
             made.set_shared_memory(name, array.nbytes, at)
             tensors.append(made)
             at += array.nbytes
-        output = triton.InferRequestedOutput(oip.output_name(case))
+        output = triton.InferRequestedOutput(case.output_name)
         output.set_shared_memory(name, expected.nbytes, at)
         result = client.infer(case.op, tensors, outputs=[output], parameters=attributes)
         got = shm.get_contents_as_numpy(handle, DTYPES[case.dtype], expected.shape, offset + at).copy()
