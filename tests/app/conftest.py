@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from tests.app.resident import Resident, resident_service
+from tests.app.samples import SMALL, post
 
 
 @pytest.fixture(scope="session")
 def tight() -> Iterator[Resident]:
-    """A service in this process with small limits."""
+    """A service in this process with small limits, whose code is loaded: its first call takes longer than others."""
     with resident_service(
         workers=1,
         queue_length=2,
@@ -23,6 +24,8 @@ def tight() -> Iterator[Resident]:
         memory_limit=40 << 20,
         deadline_s=20.0,
     ) as resident:
+        with httpx.Client(base_url=resident.url, timeout=60.0) as client:
+            assert post(client, SMALL, SMALL.inputs()).status_code == 200
         yield resident
 
 

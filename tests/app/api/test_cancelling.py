@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.app import graph
 from tests.app.bare import rest_connection, rpc_connection
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SLOW, SMALL, SSE, document, read_tensor, rpc_request, same_bits
@@ -127,19 +128,16 @@ def verification() -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "ops.verify", "params": {"op": case.op, **params}, "id": "mine"}
 
 
-def graph() -> dict[str, Any]:
+def graph_of_one() -> dict[str, Any]:
     """Return the request for a graph of one slow node."""
-    sent, inputs = document(SLOW, SLOW.floats(), reference=True), SLOW.input_shapes
-    named = [{"id": number, "dtype": "f32", "shape": list(shape)} for number, shape in enumerate(inputs.values())]
-    result = {"id": 2, "dtype": "f32", "shape": list(SLOW.output_shape)}
-    node = {"id": 0, "kind": SLOW.op, "attrs": sent["attributes"], "inputs": named, "outputs": [result]}
+    sent = document(SLOW, SLOW.floats(), reference=True)
     tensors = {str(number): tensor for number, tensor in enumerate(sent["inputs"].values())}
-    params = {"graph": {"graph": [node]}, "inputs": tensors, "options": sent["options"]}
+    params = {"graph": graph.of_case(SLOW), "inputs": tensors, "options": sent["options"]}
     return {"jsonrpc": "2.0", "method": "graph.run", "params": params, "id": "mine"}
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
-@pytest.mark.parametrize("slow", [verification, graph], ids=["verification", "graph"])
+@pytest.mark.parametrize("slow", [verification, graph_of_one], ids=["verification", "graph"])
 def test_verifications_and_graphs_can_be_cancelled(
     tight: Resident, tight_http: httpx.Client, slow: Callable[[], dict[str, Any]], accept: str
 ) -> None:
