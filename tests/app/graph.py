@@ -29,13 +29,13 @@ def wrapped(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_case(case: Case) -> dict[str, Any]:
-    """Return the dump of a graph of one op, 7: 0, 1 -> 2."""
+    """Return the dump of a graph of one op, 7, whose tensors are numbered from 0; the last one is the result."""
     tensors = [
         {"id": number, "dtype": case.dtype, "shape": list(shape)}
         for number, shape in enumerate((*case.input_shapes.values(), case.output_shape))
     ]
     op = {"id": 7, "name": "dw", "kind": case.op, "attrs": wrapped(case.attributes())}
-    return {"graph": [op | {"inputs": tensors[:2], "outputs": tensors[2:]}]}
+    return {"graph": [op | {"inputs": tensors[:-1], "outputs": tensors[-1:]}]}
 
 
 def tensors(seed: int = 0) -> dict[int, Array]:

@@ -5,47 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import tritonclient.http as triton
 
 import convgrad
 from convgrad._cli import main
 from kernels.target import target
 from tests.app import graph, oip
-from tests.app.samples import FRAMES, SMALL, Array, document, frames, parts, post, read, read_tensor, same_bits
+from tests.app.everywhere import command, everywhere
+from tests.app.samples import FRAMES, SMALL, document, frames, parts, post, same_bits
 from tests.live import LiveService
 from tests.problems import Case
 
 pytestmark = pytest.mark.skipif(not target().compiles, reason="nothing is compiled")
 
 LAYER = Case(
-    op="ConvolutionBackwardWeights",
-    n=2,
-    src_channels=16,
-    dst_channels=20,
-    src_spatial=(9, 7),
-    dst_spatial=(9, 7),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
+    n=2, src_channels=16, dst_channels=20, src_spatial=(9, 7), dst_spatial=(9, 7), kernel=(3, 3), pads_begin=(1, 1),
     pads_end=(1, 1),
-)
-LARGE = replace(LAYER, src_channels=64, dst_channels=96, src_spatial=(57, 60), dst_spatial=(57, 60))
+)  # fmt: skip
 TURNED = replace(LAYER.mirrored(), data_format="NXC")
 STRIDED = replace(LAYER, strides=(2, 1), dst_spatial=(5, 7))
 RULE = "winograd takes strides of 1 in the last two axes; strides[0] is 2"
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A runtime folder of the test's own, with a short name, because it will hold sockets."""
-    with TemporaryDirectory(prefix="cg") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield
 
 
 @pytest.fixture
@@ -53,41 +36,6 @@ def client(service: LiveService) -> Iterator[convgrad.Client]:
     """Give the Python client of the service."""
     with convgrad.Client(service.url) as client:
         yield client
-
-
-def node(case: Case) -> dict[str, Any]:
-    """Return a case as a dumped graph of one op: 0, 1 -> 2."""
-    kinds: dict[type, str] = {list: "s64[]", int: "s64", str: "string"}
-    attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in case.attributes().items()}
-    tensors = [
-        {"id": number, "dtype": case.dtype, "shape": list(shape)}
-        for number, shape in enumerate((*case.input_shapes.values(), case.output_shape))
-    ]
-    op = {"id": 7, "name": "dw", "kind": case.op, "attrs": attributes, "inputs": tensors[:2], "outputs": tensors[2:]}
-    return {"graph": [op]}
-
-
-def everywhere(service: LiveService, case: Case, inputs: dict[str, Array], **options: Any) -> dict[str, Array]:
-    """Return the result of a case by each API and client."""
-    with (
-        httpx.Client(base_url=service.url, timeout=60.0) as http,
-        convgrad.Client(service.url) as client,
-        triton.InferenceServerClient(service.url.removeprefix("http://")) as inference,
-    ):
-        sent, attributes = document(case, inputs, **options), case.attributes()
-        rpc = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": case.op, "params": sent}).json()
-        parameters = attributes | options
-        inferred = inference.infer(case.op, oip.triton_inputs(case, inputs), parameters=parameters)
-        by_id = dict(enumerate(inputs.values()))
-        return {
-            "multipart": read(post(http, case, inputs, FRAMES, **options)),
-            "json": read(http.post(f"/v1/ops/{case.op}", json=sent)),
-            "rpc": read_tensor(rpc["result"]["outputs"][case.output_name]),
-            "binary": inferred.as_numpy(case.output_name),
-            "numbers": oip.read(oip.post_json(http, case, inputs, parameters=parameters), case.dtype),
-            "client": client.run(case.op, inputs, attributes, **options),
-            "graph": client.run_graph(node(case), by_id, **options)[2],
-        }
 
 
 @pytest.mark.parametrize(
@@ -126,7 +74,7 @@ def test_the_reply_says_which_it_was(http: httpx.Client, client: convgrad.Client
     names = ["diff_src", "diff_weights", "diff_bias"]
     of_each = client.run_detailed(LAYER.op, several, named, outputs=names, algorithm="winograd").stats["outputs"]
     assert [of_each[name]["algorithm"] for name in names] == ["winograd", "winograd", "direct"]
-    sent = graph.body(dict(enumerate(inputs.values())), graph=node(LAYER), options={"algorithm": "winograd"})
+    sent = graph.body(dict(enumerate(inputs.values())), graph=graph.of_case(LAYER), options={"algorithm": "winograd"})
     (told,) = http.post("/v1/graphs", json=sent).json()["nodes"]
     assert (told["stats"]["algorithm"], told["resolved"]["algorithm"]) == ("winograd", "winograd")
 
@@ -147,7 +95,7 @@ def refusals(http: httpx.Client, case: Case) -> dict[str, httpx.Response]:
     shapes = {name: {"dtype": case.dtype, "shape": list(array.shape)} for name, array in inputs.items()}
     sent, url = document(case, inputs, **chosen), f"/v1/ops/{case.op}"
     result = {case.output_name: document(case, {case.output_name: case.expected(inputs)})["inputs"]}
-    dumped, by_id = node(case), dict(enumerate(inputs.values()))
+    dumped, by_id = graph.of_case(case), dict(enumerate(inputs.values()))
     return {
         "parts": http.post(url, files=parts(case, inputs, **chosen)),
         "json": http.post(url, json=sent),
@@ -215,7 +163,7 @@ def test_validate_says_what_it_costs(client: convgrad.Client) -> None:
     forward = replace(LAYER, op="Convolution")
     told = client.validate(forward.op, forward.inputs(), forward.attributes())["plan"]["winograd"]
     assert (told["gmac"], told["exact_product"]) == (winograd["gmac"], 2**24 // (36 * 16))
-    (one,) = client.validate_graph(node(LAYER), algorithm="winograd")["nodes"]
+    (one,) = client.validate_graph(graph.of_case(LAYER), algorithm="winograd")["nodes"]
     assert (one["algorithm"], one["resolved"]["algorithm"]) == ("winograd", "winograd")
 
 
@@ -227,10 +175,10 @@ def test_a_graph_needs_a_convolution_for_winograd(client: convgrad.Client) -> No
     ):
         client.validate_graph(dumped, algorithm="winograd")
     added = replace(LAYER, op="BiasAdd", src_channels=20, bias=True)
-    dumped = node(added)
+    dumped = graph.of_case(added)
     with pytest.raises(convgrad.InvalidParams, match=r"winograd computes convolutions .*; BiasAdd computes dst"):
         client.validate_graph(dumped, algorithm="winograd")
-    dumped["graph"] += node(LAYER)["graph"]
+    dumped["graph"] += graph.of_case(LAYER)["graph"]
     dumped["graph"][-1]["id"] = 8
     for tensor in (*dumped["graph"][-1]["inputs"], *dumped["graph"][-1]["outputs"]):
         tensor["id"] += 100
@@ -252,11 +200,7 @@ def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVGRAD_URL", service.url)
     inputs = LAYER.floats()
-    for name, array in inputs.items():
-        np.save(f"{name}.npy", array)
-    call = [LAYER.op, "--src", "src.npy", "--diff-dst", "diff_dst.npy"]
-    for name, value in LAYER.attributes().items():
-        call += ["--attr", f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
+    call = command(LAYER, inputs)
     assert main(["run", *call, "-o", "direct.npy"]) == 0
     assert main(["run", *call, "-o", "winograd.npy", "--algorithm", "winograd"]) == 0
     assert not same_bits(np.load("direct.npy"), np.load("winograd.npy"))
