@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ LAYER = Case(
 TURNED = replace(LAYER.mirrored(), data_format="NXC")
 STRIDED = replace(LAYER, strides=(2, 1), dst_spatial=(5, 7))
 RULE = "winograd takes strides of 1 in the last two axes; strides[0] is 2"
-
-
-@pytest.fixture
-def client(service: LiveService) -> Iterator[convgrad.Client]:
-    """Give the Python client of the service."""
-    with convgrad.Client(service.url) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
