@@ -24,29 +24,15 @@ BLOCK = bytearray(4 << 20)
 
 # 25.7 MB in, and 8.3 MB out.
 DEEP = Case(
-    op="ConvolutionBackwardWeights",
-    n=16,
-    src_channels=64,
-    dst_channels=64,
-    src_spatial=(56, 56),
-    dst_spatial=(56, 56),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
-    pads_end=(1, 1),
-)
+    n=16, src_channels=64, dst_channels=64, src_spatial=(56, 56), dst_spatial=(56, 56), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
 WIDE = calls.doubled(180, 4, 16)
 # 160,000 numbers in and 64,000 out: JSON of more than a megabyte.
 PLAIN = Case(
-    op="ConvTranspose",
-    src_channels=16,
-    dst_channels=4,
-    src_spatial=(100, 100),
-    dst_spatial=(126, 127),
-    kernel=(27, 28),
-    weights_format="IOX",
-    groups_axis="O",
-)
-
+    op="ConvTranspose", src_channels=16, dst_channels=4, src_spatial=(100, 100), dst_spatial=(126, 127),
+    kernel=(27, 28), weights_format="IOX", groups_axis="O",
+)  # fmt: skip
 # Its verification has 4,096 units.
 TAPS = Case(op="ConvolutionBackwardWeights", src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64))
 
@@ -105,10 +91,8 @@ def nested_in_a_form(case: Case) -> Send:
     (first, array), (second, other) = case.inputs().items()
     document = calls.request_object(case)
     document["inputs"][first] |= {"shape": list(array.shape), "data": calls.numbers(array)}
-    form = [
-        calls.part("request", dumps(document).encode(), calls.JSON),
-        calls.part(second, calls.npy(other), calls.NPY),
-    ]
+    request = calls.part("request", dumps(document).encode(), calls.JSON)
+    form = [request, calls.part(second, calls.npy(other), calls.NPY)]
     return lambda http: http.post("/v1/ops/" + case.op, files=form)
 
 
@@ -144,7 +128,7 @@ def biases(nodes: int) -> Send:
             "id": at,
             "kind": "BiasAdd",
             "inputs": [tensor(at, 1, 1), tensor(at + 1, 1)],
-            "outputs": [{"id": at + 2, "dtype": "f32"}],
+            "outputs": [tensor(at + 2, 1, 1)],
         }
         for at in numbers
     ]

@@ -103,10 +103,7 @@ def _npy(
     return b"\x93NUMPY" + version + (size or len(text)).to_bytes(2 if version[0] == 1 else 4, "little") + text
 
 
-def _npy_text(kind: str) -> str:
-    return base64.b64encode(npy_file(kind, [1, 1, 4], bytes(16))).decode()
-
-
+_FILE = base64.b64encode(npy_file("f32", [1, 1, 4], bytes(16))).decode()
 _GIVEN = {
     name: in_json({"dtype": "f32", "shape": list(array.shape), "data": array.tobytes()})
     for name, array in INPUTS.items()
@@ -252,6 +249,9 @@ _VALUES: list[Row] = [
         others={"oip": _wrong("inputs", "src", "shape")}),
     Row("dtype: a number", _wrong("inputs", "src", "dtype"), tensors={"src": {"dtype": 1}}, apis=_TEXT),
     Row("data: a number", _wrong(*_SRC_DATA), tensors={"src": {"data": 1}}, apis=_TEXT),
+    Row("winograd", _wrong("options", "algorithm"), members={"options": {"algorithm": "winograd"}},
+        apis=(*_SINGLE, "graph")),
+    Row("winograd, inferred", _wrong("options", "algorithm"), attributes={"algorithm": "winograd"}, apis=("oip",)),
     *(Row(f"options: {options}", _wrong("options", *options), members={"options": options}, apis=_TEXT)
       for options in _OPTIONS),
     *(Row(f"inputs: {str(inputs)[:50]}", _wrong("inputs", *loc), members={"inputs": inputs}, apis=("json", "rpc"))
@@ -260,14 +260,14 @@ _VALUES: list[Row] = [
           ({"src": {}}, ["src", "dtype"]), ({"src": {"dtype": "f32", "data": ""}}, ["src", "shape"]),
           ({"src": {"shape": [1], "data": ""}}, ["src", "dtype"]),
           ({"src": {"npy": "AAAA"}}, ["src", "npy"]),
-          ({"src": {"dtype": "bf16", "npy": _npy_text("f32")}}, ["src", "npy"]),
-          ({"src": {"shape": [1, 1, 4], "npy": _npy_text("f32")}}, ["src", "shape"]),
+          ({"src": {"dtype": "bf16", "npy": _FILE}}, ["src", "npy"]),
+          ({"src": {"shape": [1, 1, 4], "npy": _FILE}}, ["src", "shape"]),
       ]),
     *(Row(f"weights_shape: {str(shape)[:50]}", _wrong("inputs", "weights_shape", *loc), apis=("json", "rpc"),
           members={"inputs": {**_GIVEN, "weights_shape": shape}})
       for shape, loc in [
           *(([1, 1, size], [2]) for size in ("3", 3.0, True, 2**31, -3)), (5, []), ("1, 1, 3", []),
-          ({"dtype": "f32", "shape": [1], "data": "AAAAAA=="}, []), ({"npy": _npy_text("f32")}, []),
+          ({"dtype": "f32", "shape": [1], "data": "AAAAAA=="}, []), ({"npy": _FILE}, []),
           ({"dtype": "s32", "shape": [3]}, []),
       ]),
 ]  # fmt: skip

@@ -13,9 +13,9 @@ import pytest
 import convgrad
 from convgrad._cli import main
 from kernels.target import target
-from tests.app import graph, oip
+from tests.app import graph
 from tests.app.everywhere import command, everywhere
-from tests.app.samples import FRAMES, SMALL, document, frames, parts, post, same_bits
+from tests.app.samples import FRAMES, SMALL, frames, post, same_bits
 from tests.live import LiveService
 from tests.problems import Case
 
@@ -80,40 +80,6 @@ def test_auto_is_never_refused(client: convgrad.Client, case: Case) -> None:
     assert same_bits(found.array, client.run(case.op, inputs, case.attributes()))
 
 
-def refusals(http: httpx.Client, case: Case) -> dict[str, httpx.Response]:
-    """Return the reply of each API to a case with `winograd`."""
-    inputs = case.inputs()
-    chosen: dict[str, Any] = {"algorithm": "winograd"}
-    shapes = {name: {"dtype": case.dtype, "shape": list(array.shape)} for name, array in inputs.items()}
-    sent, url = document(case, inputs, **chosen), f"/v1/ops/{case.op}"
-    result = {case.output_name: document(case, {case.output_name: case.expected(inputs)})["inputs"]}
-    dumped, by_id = graph.of_case(case), dict(enumerate(inputs.values()))
-    return {
-        "parts": http.post(url, files=parts(case, inputs, **chosen)),
-        "json": http.post(url, json=sent),
-        "validate": http.post(f"{url}/validate", json=sent | {"inputs": shapes}),
-        "verify": http.post(f"{url}/verify", json=sent | {"inputs": sent["inputs"] | result[case.output_name]}),
-        "rpc": http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": case.op, "params": sent}),
-        "binary": oip.post_binary(http, case, inputs, parameters=case.attributes() | chosen),
-        "numbers": oip.post_json(http, case, inputs, parameters=case.attributes() | chosen),
-        "graph": http.post("/v1/graphs", json=graph.body(by_id, graph=dumped, options=chosen)),
-        "validate graph": http.post("/v1/graphs/validate", json={"graph": dumped, "options": chosen}),
-    }
-
-
-def test_every_api_refuses_what_winograd_cannot_take(http: httpx.Client) -> None:
-    """The error has the attribute, the rule, both numbers, and the option's place."""
-    found = refusals(http, STRIDED)
-    statuses = {api: reply.status_code for api, reply in found.items()}
-    assert statuses == dict.fromkeys(found, 422) | {"rpc": 200, "binary": 400, "numbers": 400}
-    assert [api for api, reply in found.items() if RULE not in reply.text] == []
-    for api in ("parts", "json", "validate", "verify", "graph", "validate graph"):
-        (error,) = found[api].json()["errors"]
-        assert (error["loc"], error["type"]) == (["options", "algorithm"], "algorithm"), api
-    assert '"code":-32602' in found["rpc"].text
-    assert "node 7 (dw): " in found["graph"].text
-
-
 @pytest.mark.parametrize(
     ("case", "rules"),
     [
@@ -176,15 +142,6 @@ def test_a_graph_needs_a_convolution_for_winograd(client: convgrad.Client) -> No
         tensor["id"] += 100
     told = client.validate_graph(dumped, algorithm="winograd")["nodes"]
     assert {each["id"]: each["algorithm"] for each in told} == {7: "direct", 8: "winograd"}
-
-
-def test_the_reference_is_direct(http: httpx.Client) -> None:
-    """With `reference` the algorithm may be `auto`, which is direct, and not `winograd`."""
-    reply = post(http, LAYER, LAYER.inputs(), reference=True, algorithm="auto")
-    assert reply.json()["stats"]["algorithm"] == "direct"
-    reply = post(http, LAYER, LAYER.inputs(), reference=True, algorithm="winograd")
-    (error,) = reply.json()["errors"]
-    assert (reply.status_code, error["loc"], error["type"]) == (422, ["options", "algorithm"], "conflict")
 
 
 def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks.startup import memory_mib
 from tests.app.bare import connected
-from tests.app.samples import NPY, SMALL, post, read, same_bits
+from tests.app.samples import SMALL
+from tests.faults.machine import right
 from tests.live import LiveService, running_service
 
 pytestmark = pytest.mark.heavy
@@ -59,13 +60,6 @@ def metric(service: LiveService, series: str) -> float:
     """Return the value of a metric, 0 if there is none, read over a connection that is counted itself."""
     page = httpx.get(f"{service.url}/metrics", timeout=30).text
     return float((re.findall(rf"^convgrad_{re.escape(series)} (\S+)$", page, re.MULTILINE) or ["0"])[0])
-
-
-def right(service: LiveService) -> bool:
-    """Return whether a call returns the right result."""
-    inputs = SMALL.inputs()
-    with httpx.Client(base_url=service.url, timeout=60) as http:
-        return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
 
 
 def asked(service: LiveService, path: str, length: int) -> tuple[str, bytes]:

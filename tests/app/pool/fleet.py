@@ -25,21 +25,10 @@ PATIENCE_S = 60.0
 COMPILING_S = 280.0
 
 TINY = ConvProblem(
-    op="ConvolutionBackwardWeights",
-    dtype="f32",
-    n=2,
-    src_channels=4,
-    dst_channels=6,
-    groups=1,
-    src_spatial=(8, 8),
-    dst_spatial=(6, 6),
-    kernel=(3, 3),
-    strides=(1, 1),
-    dilations=(1, 1),
-    pads_begin=(0, 0),
-    data_format="NCX",
+    op="ConvolutionBackwardWeights", dtype="f32", n=2, src_channels=4, dst_channels=6, groups=1, src_spatial=(8, 8),
+    dst_spatial=(6, 6), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(0, 0), data_format="NCX",
     weights_format="OIX",
-)
+)  # fmt: skip
 
 
 class Fleet:

@@ -18,31 +18,15 @@ from app.pool.buffers import SegmentPool
 from app.pool.engine import Job
 from app.pool.jobs import FairQueue, JobRun
 from convgrad._errors import Cancelled, DeadlineExceeded
-from kernels import ConvProblem, Plan, Unit
-
-PROBLEM = ConvProblem(
-    op="ConvolutionBackwardWeights",
-    dtype="f32",
-    n=1,
-    src_channels=1,
-    dst_channels=1,
-    groups=1,
-    src_spatial=(1,),
-    dst_spatial=(1,),
-    kernel=(1,),
-    strides=(1,),
-    dilations=(1,),
-    pads_begin=(0,),
-    data_format="NCX",
-    weights_format="OIX",
-)
+from kernels import Plan, Unit
+from tests.app.pool.fleet import TINY
 
 
 def plan_of(units_of_stages: Sequence[int]) -> Plan:
     """Return a plan with this many units in each stage."""
     stages = [stage for stage, count in enumerate(units_of_stages) for _ in range(count)]
     units = tuple(Unit(index, stage, None, None, 1) for index, stage in enumerate(stages))
-    return Plan(PROBLEM, "none", units, len(units_of_stages), 0, ())
+    return Plan(TINY, "none", units, len(units_of_stages), 0, ())
 
 
 def job_of(pool: SegmentPool, *units_of_stages: int) -> Job:

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.pool.buffers import SegmentPool
-from app.pool.local import LocalEngine
 from convgrad._errors import DeadlineExceeded, ShuttingDown
 from kernels import ConvProblem, box, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
@@ -172,13 +170,6 @@ def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
         assert two.segments.stats().used == 0
 
     two.run(scenario())
-
-
-def test_an_engine_before_its_start() -> None:
-    """An engine that was not started is not ready and its warm-up has not progressed."""
-    engine = LocalEngine(SegmentPool(1 << 20), workers=1)
-    assert not engine.ready
-    assert engine.progress() == 0.0
 
 
 def test_stop_leaves_no_process_and_no_descriptor() -> None:
