@@ -273,28 +273,6 @@ def test_two_listeners_shut_down_cleanly() -> None:
     assert not [line for line in service.log if "Traceback" in line or "Error" in line]
 
 
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [(["--port", "x"], "--port x:"), (["--queue-length", "0"], "--queue-length 0:"), (["--nope"], "nope")],
-)
-def test_wrong_flags_are_explained(flags: list[str], word: str) -> None:
-    """A wrong flag or value ends the program with status 2 and a line that names it."""
-    done = subprocess.run([sys.executable, "-m", "app", *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert word in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_taken_port_is_explained(service: LiveService) -> None:
-    """If the port is in use, the program exits with an error status and without a traceback."""
-    port = service.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "app", "--port", port]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode not in (0, 2)
-    assert "in use" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_json_logs_have_the_request(tmp_path: Path) -> None:
     """With --log-format json each line is an object; a request's line has its id, address, status and outcome."""
     with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url) as http:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,6 @@ from app.settings import Settings
 from convgrad import Client, Unauthorised
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
-from tests.live import running_service
 
 KEY = "cg_the-key-of-this-test"
 APIS = [
@@ -144,43 +139,3 @@ def test_public_addresses_need_a_setting() -> None:
             Settings(host=host)
         Settings(host=host, public=True)
         Settings(host=host, keys="x")  # type: ignore[arg-type]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [
-        (["--host", "0.0.0.0"], "--keys-file"),
-        (["--keys-file", "/none/such"], "--keys-file"),
-        (["--tls-key", "/none/such"], "--tls-key"),
-        (["--tls-certificate", "/none/such"], "--tls-certificate"),
-    ],
-)
-def test_a_service_that_cannot_be_safe_does_not_start(flags: list[str], word: str) -> None:
-    """One line says what is missing, and the status is 2."""
-    done = subprocess.run(
-        [sys.executable, "-m", "app", *flags], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, word in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
-def test_tls(tmp_path: Path) -> None:
-    """With a certificate the service speaks HTTPS; the log of a call has the name of its key, never the key."""
-    certificate, key, keys = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "keys"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", *subject]
-    command = ["openssl", "req", "-x509", *options, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    keys.write_text(f"tester {digest(KEY)}\n")
-    flags = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--keys-file", str(keys)]
-    with running_service(*flags, "--host", "127.0.0.1") as service:
-        assert service.url.startswith("https://")
-        trust = ssl.create_default_context(cafile=str(certificate))
-        headers = {"x-api-key": KEY}
-        with httpx.Client(base_url=service.url, verify=trust, headers=headers, timeout=60) as http:
-            inputs = SMALL.inputs()
-            assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
-    log = "".join(service.log)
-    assert "key=tester" in log
-    assert KEY not in log
