@@ -16,6 +16,7 @@ import pytest
 from tests.app import oip
 from tests.app import samples as calls
 from tests.app.resident import Resident, resident_service
+from tests.faults.apis import prepare
 from tests.problems import Case
 
 BOUND_S = 0.005
@@ -49,35 +50,19 @@ def resident() -> Iterator[Resident]:
         gc.unfreeze()
 
 
-def multipart(case: Case, accept: str) -> Send:
-    """Return a function that calls a case by multipart."""
-    inputs = case.inputs()
-    return lambda http: calls.post(http, case, inputs, accept)
+def prepared(api: str, case: Case) -> Send:
+    """Return a function that calls a case."""
+    call = prepare(api, case, case.inputs(), np.empty(0))
+    return lambda http: http.post(call.path, content=call.content, headers=call.headers)
 
 
-def json(case: Case, path: str = "/v1/ops/") -> Send:
-    """Return a function that calls a case in JSON with base64."""
-    document = calls.document(case, case.inputs())
-    if path == "/rpc":
-        call = {"jsonrpc": "2.0", "id": 1, "method": case.op, "params": document}
-        return lambda http: http.post(path, json=call)
-    return lambda http: http.post(path + case.op, json=document)
-
-
-def binary(case: Case, *, compressed: bool = False, numbers: bool = False) -> Send:
-    """Return a function that calls a case through the binary API; the reply may be JSON numbers."""
+def compressed(case: Case, *, numbers: bool = False) -> Send:
+    """Return a function that calls a case through the binary API, compressed; the reply may be JSON numbers."""
     inputs = case.inputs()
     output = {"name": case.output_name, "parameters": {"binary_data": not numbers}}
     content, headers = oip.body(oip.head(case, inputs, outputs=[output]), inputs)
-    if compressed:
-        content, headers = gzip.compress(content, 1), headers | {"content-encoding": "gzip", "accept-encoding": "gzip"}
+    content, headers = gzip.compress(content, 1), headers | {"content-encoding": "gzip", "accept-encoding": "gzip"}
     return lambda http: oip.post(http, case.op, content, headers)
-
-
-def numbers(case: Case) -> Send:
-    """Return a function that calls a case with its tensors as JSON numbers."""
-    inputs = case.inputs()
-    return lambda http: oip.post_json(http, case, inputs)
 
 
 def nested(case: Case, accept: str = calls.JSON) -> Send:
@@ -145,16 +130,13 @@ def verification(case: Case) -> Send:
     return lambda http: http.post(f"/v1/ops/{case.op}/verify", json=document)
 
 
-FORMS = (calls.JSON, calls.NPY, calls.SSE, calls.FRAMES)
 WAYS: dict[str, Send] = {
-    **{f"multipart to {accept}": multipart(WIDE, accept) for accept in FORMS},
-    "large multipart": multipart(DEEP, calls.FRAMES),
-    "large JSON": json(DEEP),
-    "large JSON-RPC": json(DEEP, "/rpc"),
-    "large binary": binary(DEEP),
-    "compressed": binary(WIDE, compressed=True),
-    "compressed numbers": binary(PLAIN, compressed=True, numbers=True),
-    "numbers": numbers(PLAIN),
+    **{f"multipart, {api}": prepared(api, WIDE) for api in ("rest npy", "rest events", "rest frames")},
+    "multipart to JSON": lambda http: calls.post(http, WIDE, WIDE.inputs()),
+    **{f"large, {api}": prepared(api, DEEP) for api in ("rest frames", "rest json", "rpc json", "oip binary")},
+    "compressed": compressed(WIDE),
+    "compressed numbers": compressed(PLAIN, numbers=True),
+    "numbers": lambda http: oip.post_json(http, PLAIN, PLAIN.inputs()),
     "nested numbers": nested(PLAIN),
     "nested numbers to events": nested(PLAIN, calls.SSE),
     "nested numbers in a form": nested_in_a_form(PLAIN),

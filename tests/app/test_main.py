@@ -21,7 +21,7 @@ import pytest
 import convgrad
 from app.http.sockets import listen
 from tests.app.bare import connected, replies
-from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
+from tests.app.samples import FRAMES, JSON, LONG, SMALL, frames, parts, post, read, same_bits
 from tests.live import LiveService, running_service
 
 pytestmark = pytest.mark.heavy
@@ -49,31 +49,6 @@ def own() -> Iterator[LiveService]:
     """A service that the test may stop."""
     with running_service("--workers", "2", "--drain-s", "60") as service:
         yield service
-
-
-def test_sigterm_drains(own: LiveService, http: httpx.Client) -> None:
-    """After SIGTERM /readyz and new calls get 503, the running call returns the right bits, and no process is left."""
-    below = children(own.pid)
-    assert below
-    inputs = LONG.inputs()
-    with httpx.Client(base_url=own.url, timeout=60) as client:
-        headers = {"accept": FRAMES}
-        with client.stream("POST", f"/v1/ops/{LONG.op}", files=parts(LONG, inputs), headers=headers) as running:
-            stream = running.iter_raw()
-            first = next(stream)
-            own.process.send_signal(signal.SIGTERM)
-            while (ready := client.get("/readyz")).status_code == 200:
-                pass  # the signal has not been handled yet
-            assert ready.json()["status"] == "draining"
-            assert client.get("/healthz").status_code == 200
-            refused = post(client, SMALL, SMALL.inputs())
-            assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
-            assert "retry-after" in refused.headers
-            body = first + b"".join(stream)
-    response = httpx.Response(200, content=body)
-    assert same_bits(read_frames(response), read(post(http, LONG, inputs, NPY)))
-    assert own.process.wait(30) == 0
-    assert not [pid for pid in below if alive(pid)]
 
 
 def interrupt_twice(service: LiveService, first: signal.Signals, second: signal.Signals) -> set[int]:
@@ -189,30 +164,6 @@ def test_what_the_drain_does_not_wait_for_is_answered() -> None:
         assert (status, json.loads(upload)["code"]) == (503, "shutting_down")
         assert service.process.wait(30) == 0
         assert not [line for line in service.log if "Traceback" in line]
-
-
-def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> None:
-    """If every worker is killed with -9 in the middle of a call, the right answer still arrives."""
-    inputs = LONG.inputs()
-    with httpx.Client(base_url=own.url, timeout=120) as client:
-        headers = {"accept": FRAMES}
-        with client.stream("POST", f"/v1/ops/{LONG.op}", files=parts(LONG, inputs), headers=headers) as running:
-            stream = running.iter_raw()
-            first = next(stream)
-            for pid in children(own.pid):
-                if not children_or_none(pid):
-                    os.kill(pid, signal.SIGKILL)
-            body = first + b"".join(stream)
-    got = read_frames(httpx.Response(200, content=body))
-    assert same_bits(got, read(post(http, LONG, inputs, NPY)))
-
-
-def children_or_none(pid: int) -> set[int]:
-    """Return the descendants of a process, none if it has exited."""
-    try:
-        return children(pid)
-    except FileNotFoundError:
-        return set()
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

@@ -123,12 +123,13 @@ def test_a_dry_run_prints_the_settings() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--wokers", "2"], "--wokers is not a flag of convgrad serve"),
         (["--keys", ";"], "there is no key, and every call would be rejected: "),
         (["--tls-certificate", __file__], "certificate, key and CAs must be PEM files that belong together: "),
     ],
 )
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "start"])
-def test_a_file_that_cannot_be_used_ends_the_process(flags: list[str], message: str, dry: list[str]) -> None:
+def test_what_cannot_be_used_ends_the_process(flags: list[str], message: str, dry: list[str]) -> None:
     """A start and a dry run end with status 2 and the same line."""
     done = run(*dry, *flags)
     assert (done.returncode, done.stdout) == (2, "")

@@ -20,13 +20,13 @@ from tests.app.resident import Resident
 from tests.app.samples import JSON
 from tests.live import LiveService
 
-PATHS = ["/openapi.json", "/openrpc.json", "/v1/ops", "/v1/ops/BiasAdd", "/docs", "/machine"]
+PATHS = ["/openapi.json", "/openrpc.json", "/v1/ops", "/v1/ops/BiasAdd", "/docs", "/machine", "/web/base.css"]
 PLAIN = {"accept-encoding": "identity"}
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_document_that_the_client_holds_is_not_sent_again(http: httpx.Client, path: str) -> None:
-    """A document has a length and a tag, which gets 304; gzip has another tag."""
+    """A document has a length and a tag, which gets 304, also if it is weak or in a list; gzip has another tag."""
     plain = http.get(path, headers=PLAIN)
     assert int(plain.headers["content-length"]) == len(plain.content)
     head = http.head(path, headers=PLAIN)
@@ -37,8 +37,11 @@ def test_a_document_that_the_client_holds_is_not_sent_again(http: httpx.Client, 
     assert packed.headers["etag"] != plain.headers["etag"]
     for reply in (plain, packed):
         headers = PLAIN if reply is plain else {"accept-encoding": "gzip"}
-        again = http.get(path, headers={**headers, "if-none-match": reply.headers["etag"]})
-        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", reply.headers["etag"])
+        tag = reply.headers["etag"]
+        for held in (tag, f"W/{tag}", f'"other", {tag}'):
+            again = http.get(path, headers={**headers, "if-none-match": held})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert http.get(path, headers={**headers, "if-none-match": '"other"'}).status_code == 200
 
 
 def test_descriptions_are_those_of_the_name(http: httpx.Client) -> None:

@@ -86,30 +86,6 @@ def test_a_body_over_the_limit(tight_http: httpx.Client, path: str, declared: bo
         assert problem(response, 413, "too_large")["limit"] == 4 << 20
 
 
-@pytest.mark.parametrize(
-    ("reason", "spatial", "channels", "loc"),
-    [
-        ("work", (4000, 4000), 64, ["inputs", "src"]),
-        ("output", (8, 8), 4096, ["outputs", "diff_weights"]),
-        ("memory", (1200, 1200), 4, ["inputs", "src"]),
-    ],
-)
-def test_work_output_and_memory_have_limits(
-    tight_http: httpx.Client, reason: str, spatial: tuple[int, int], channels: int, loc: list[str]
-) -> None:
-    """A call that is too expensive is rejected based on its shapes, with the reason, both numbers and the tensor."""
-    attributes = {
-        "strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "data_format": "NCX",
-        "weights_format": "OIX", "weights_shape": [channels, channels, 3, 3],
-    }  # fmt: skip
-    tensor = {"dtype": "f32", "shape": [1, channels, *spatial]}
-    body = {"attributes": attributes, "inputs": {"src": tensor, "diff_dst": tensor}}
-    found = problem(tight_http.post("/v1/ops/ConvolutionBackwardWeights/validate", json=body), 413, "too_large")
-    assert (found["reason"], found["loc"]) == (reason, loc)
-    assert found["value"] > found["limit"]
-    assert f": {loc[1]} is (" in found["detail"]
-
-
 @pytest.mark.parametrize("wrong", [{"attributes": {"strides": [0, 1]}}, {"options": {"encoding": "x"}}])
 def test_wrong_attributes_are_refused_while_tensors_come(tight: Resident, wrong: dict[str, Any]) -> None:
     """The error is sent once attributes and options are read, without waiting for the tensors."""

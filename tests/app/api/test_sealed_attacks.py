@@ -24,7 +24,6 @@ from app.pool.buffers import SegmentPool
 from convgrad import Overloaded
 from convgrad._cli import main
 from engine.sealed.checks import SealedCase
-from engine.sealed.signing import Signer
 from tests.app.api import cheats
 from tests.app.bare import connected, written
 from tests.app.pool.fleet import Frozen
@@ -189,18 +188,6 @@ def test_signed_documents_have_no_other_members(resident: Resident, client: conv
     path = tmp_path / "twice.json"
     path.write_text('{"passed": true, ' + json.dumps(document)[1:], encoding="utf-8")
     assert main(["check", "--verify-signature", str(path), "--url", resident.url, "--api-key", KEY]) == 2
-
-
-def test_every_member_is_signed() -> None:
-    """Changing, adding or removing a member anywhere in a document invalidates it."""
-    signer = Signer("a key of sixteen bytes")
-    document = {"passed": True, "takes": {"ops": ["BiasAdd"]}, "cases": [{"case": 0, "status": "passed"}]}
-    signed = signer.signed(document)
-    for place in (signed, signed["takes"], signed["cases"][0], signed["signature"]):
-        place["x"] = None
-        assert signer.verified(signed)["reason"] == "changed"
-        del place["x"]
-        assert signer.verified(signed)["valid"]
 
 
 def run(resident: Resident, command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -38,24 +38,6 @@ def test_a_page_and_its_files(http: httpx.Client, page: str) -> None:
     assert not re.search(r"<style|<script>| on\w+=| style=|https?://", http.get(page).text)
 
 
-def test_head(http: httpx.Client) -> None:
-    """HEAD has the headers of GET and no body."""
-    for path in PATHS:
-        head, get = http.head(path), http.get(path)
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["content-length"] == get.headers["content-length"]
-
-
-def test_a_file_that_the_browser_holds_is_not_sent_again(http: httpx.Client) -> None:
-    """The tag of a file, also as a weak one or in a list, gets 304 without content; another tag gets the file."""
-    plain = {"accept-encoding": "identity"}
-    tag = http.get("/web/base.css", headers=plain).headers["etag"]
-    for held in (tag, f"W/{tag}", f'"other", {tag}'):
-        reply = http.get("/web/base.css", headers={"if-none-match": held, **plain})
-        assert (reply.status_code, reply.content, reply.headers["etag"]) == (304, b"", tag)
-    assert http.get("/web/base.css", headers={"if-none-match": '"other"', **plain}).status_code == 200
-
-
 def test_compression(http: httpx.Client) -> None:
     """A client that decodes gzip gets the file compressed under a tag of its own; one that refuses it gets it plain."""
     tags = set()

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from app.http.authentication import FREE_PAGES
 from app.settings import Settings
-from convgrad import Client, Unauthorised
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
 
@@ -106,17 +104,6 @@ def test_tensors_without_a_valid_key_are_not_read(http: httpx.Client) -> None:
     params = document(SMALL, SMALL.inputs()) | {"more": "x" * 70_000}
     reply = rpc(http, SMALL.op, params)
     assert (reply["id"], reply["error"]["code"]) == (None, -32005)
-
-
-def test_the_client_sends_its_key(locked: tuple[Resident, Path]) -> None:
-    """The Python client works with the key, and raises the right error without one."""
-    ones = {"src": np.ones((1, 1, 2, 2), np.float32), "diff_dst": np.ones((1, 1, 2, 2), np.float32)}
-    attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0],
-                  "weights_shape": [1, 1, 1, 1], "data_format": "NCX", "weights_format": "OIX"}  # fmt: skip
-    with Client(locked[0].url, api_key=KEY) as client:
-        assert client.run("ConvolutionBackwardWeights", ones, attributes).tolist() == [[[[4.0]]]]
-    with Client(locked[0].url) as client, pytest.raises(Unauthorised):
-        client.run("ConvolutionBackwardWeights", ones, attributes)
 
 
 def test_keys_change_without_a_restart(locked: tuple[Resident, Path], http: httpx.Client) -> None:

@@ -94,13 +94,6 @@ def test_a_much_larger_block_is_not_wasted_on_a_small_call(pool: SegmentPool) ->
     assert pool.acquire(64 * _KIB).id != large.id
 
 
-def test_a_segment_may_be_empty(pool: SegmentPool) -> None:
-    """An empty tensor has a segment with an empty, writeable view."""
-    view = pool.acquire(0).view
-    assert len(view) == 0
-    assert not view.readonly
-
-
 def test_a_released_segment_gives_no_view(pool: SegmentPool) -> None:
     """Using a segment after its release is an error; releasing it twice is not."""
     segment = pool.acquire(10)
