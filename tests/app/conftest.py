@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from tests.app.pool.fleet import Fleet
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import SMALL, post
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function: on the event loop of its `Fleet` if it has one, else on a new one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    fleet = next((each for each in given.values() if isinstance(each, Fleet)), None)
+    run = asyncio.run if fleet is None else fleet.run
+    run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -220,11 +220,7 @@ def _assemble(output: dict[str, Any], boxes: list[tuple[list[int], list[int], by
     return result
 
 
-READERS: dict[str, Callable[[httpx.Response], Array]] = {
-    JSON: read_json,
-    SSE: read_events,
-    FRAMES: read_frames,
-}
+READERS: dict[str, Callable[[httpx.Response], Array]] = {JSON: read_json, SSE: read_events, FRAMES: read_frames}
 
 
 def read(response: httpx.Response) -> Array:

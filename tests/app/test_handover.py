@@ -79,10 +79,7 @@ def test_connections_are_refused_while_starting() -> None:
     flags = ("--port", str(main), "--ops-port", str(ops), "--listen-when-ready", "true")
     url = f"http://127.0.0.1:{main}"
     seen = []
-    with (
-        running_service(*flags, wait=False) as service,
-        httpx.Client(base_url=f"http://127.0.0.1:{ops}") as operator,
-    ):
+    with running_service(*flags, wait=False) as service, httpx.Client(base_url=f"http://127.0.0.1:{ops}") as operator:
         answers(service, operator)
         while (said := operator.get("/readyz")).status_code == 503:
             status = said.json()["status"]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import ByteSize, ValidationError
+from pydantic import ByteSize
 
 from app.settings import Settings, many_workers, read_settings, unknown_variables
 from convgrad._command.exits import UsageError
@@ -38,16 +38,6 @@ def test_flags_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPa
     settings, dry_run = read_settings(["--queue-length", "9"])
     assert not dry_run
     assert (settings.queue_length, settings.port) == (9, 1234)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"port": 70000}, {"queue_length": 0}, {"deadline_s": 0}, {"engine": "gpu"}, {"log_format": "xml"}, {"nope": 1}],
-)
-def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
-    """A value out of range, or an unknown name, is an error."""
-    with pytest.raises(ValidationError):
-        Settings(**wrong)  # type: ignore[arg-type]
 
 
 def test_defaults_depend_on_the_container() -> None:

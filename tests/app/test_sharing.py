@@ -11,7 +11,7 @@ import pytest
 from app.sharing import Shared
 
 
-def test_all_who_wait_share_one_making() -> None:
+async def test_all_who_wait_share_one_making() -> None:
     """Requests at once get the same value, which was made once; so do later ones."""
     made: list[object] = []
 
@@ -20,12 +20,9 @@ def test_all_who_wait_share_one_making() -> None:
         made.append(object())
         return made[-1]
 
-    async def run() -> None:
-        shared = Shared(make)
-        assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {made[0]}
-        assert await shared.get() is made[0]
-
-    asyncio.run(run())
+    shared = Shared(make)
+    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {made[0]}
+    assert await shared.get() is made[0]
     assert len(made) == 1
 
 
@@ -73,7 +70,7 @@ def test_the_first_to_ask_may_leave() -> None:
     asyncio.run(run())
 
 
-def test_a_failure_is_not_kept() -> None:
+async def test_a_failure_is_not_kept() -> None:
     """All who wait get the error; the next request tries again."""
     answers: Iterator[str | MemoryError] = iter([MemoryError(), "made"])
 
@@ -83,13 +80,10 @@ def test_a_failure_is_not_kept() -> None:
             raise answer
         return answer
 
-    async def run() -> None:
-        shared = Shared(make)
-        failed = await asyncio.gather(shared.get(), shared.get(), return_exceptions=True)
-        assert [type(each) for each in failed] == [MemoryError, MemoryError]
-        assert await shared.get() == "made"
-
-    asyncio.run(run())
+    shared = Shared(make)
+    failed = await asyncio.gather(shared.get(), shared.get(), return_exceptions=True)
+    assert [type(each) for each in failed] == [MemoryError, MemoryError]
+    assert await shared.get() == "made"
 
 
 def test_event_loops_do_not_wait_for_each_other() -> None:

@@ -54,7 +54,7 @@ def test_descriptions_are_those_of_the_name(http: httpx.Client) -> None:
     assert http.get("/v1/ops/Deconvolution").status_code == 404
 
 
-def test_a_document_is_made_once_and_in_a_thread() -> None:
+async def test_a_document_is_made_once_and_in_a_thread() -> None:
     """Requests at once and later ones have the bytes of one making, which does not block the event loop."""
     makers: list[int] = []
 
@@ -62,12 +62,9 @@ def test_a_document_is_made_once_and_in_a_thread() -> None:
         makers.append(threading.get_ident())
         return b"document"
 
-    async def run() -> None:
-        document = Document(make, JSON)
-        first = await asyncio.gather(*(document.content() for _ in range(100)))
-        assert {id(content) for content in (*first, await document.content())} == {id(first[0])}
-
-    asyncio.run(run())
+    document = Document(make, JSON)
+    first = await asyncio.gather(*(document.content() for _ in range(100)))
+    assert {id(content) for content in (*first, await document.content())} == {id(first[0])}
     assert len(makers) == 1
     assert makers[0] != threading.get_ident()
 

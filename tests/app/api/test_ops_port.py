@@ -35,10 +35,7 @@ def address_of(url: str) -> tuple[str | None, int | None]:
 def test_operators_need_no_key_and_callers_do() -> None:
     """Health and metrics need no key on their port, which has no other page; on the main port /metrics needs one."""
     flags = ("--workers", "1", "--ops-port", "0")
-    with (
-        running_service(*flags, CONVGRAD_KEYS=f"tester {digest(KEY)}") as service,
-        httpx.Client(timeout=60) as http,
-    ):
+    with running_service(*flags, CONVGRAD_KEYS=f"tester {digest(KEY)}") as service, httpx.Client(timeout=60) as http:
         ops = where(service)
         assert ops.startswith("http://127.0.0.1:")
         with httpx.Client(base_url=service.url, headers={"x-api-key": KEY}, timeout=60) as caller:

@@ -55,8 +55,7 @@ def test_no_acceptable_form_is_406(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "expected"),
-    [("*/*", JSON), ("application/*;q=0.5, application/x-npy", NPY), ("text/*", SSE)],
+    ("accept", "expected"), [("*/*", JSON), ("application/*;q=0.5, application/x-npy", NPY), ("text/*", SSE)]
 )
 def test_the_accept_header_chooses(http: httpx.Client, accept: str, expected: str) -> None:
     """Quality values and wildcards select the form of the reply."""

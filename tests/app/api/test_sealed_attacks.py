@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -150,23 +149,19 @@ def test_declined_cases(client: convgrad.Client) -> None:
     assert [entry["status"] for entry in document["cases"]] == ["passed", "unsupported", "passed"]
 
 
-def test_finished_checks_hold_no_place() -> None:
+async def test_finished_checks_hold_no_place() -> None:
     """However many checks were finished, new ones begin; the latest documents are kept, of each owner and of all."""
-
-    async def use() -> None:
-        checks = SealedChecks(None, SegmentPool(1 << 20), SealedLimits(checks=2))
-        finished = []
-        for number in range(300):
-            finished.append(checks.begin({}, f"owner {number // 3}", "key"))
-            checks.finish(finished[-1])
-        kept = [index for index, check in enumerate(finished) if check.id in checks._checks]
-        assert kept == [number for number in range(300) if number % 3]  # two of each owner
-        for number in range(100):
-            for _ in range(2):
-                checks.finish(checks.begin({}, f"another owner {number}", "key"))
-        assert len(checks._checks) == 256
-
-    asyncio.run(use())
+    checks = SealedChecks(None, SegmentPool(1 << 20), SealedLimits(checks=2))
+    finished = []
+    for number in range(300):
+        finished.append(checks.begin({}, f"owner {number // 3}", "key"))
+        checks.finish(finished[-1])
+    kept = [index for index, check in enumerate(finished) if check.id in checks._checks]
+    assert kept == [number for number in range(300) if number % 3]  # two of each owner
+    for number in range(100):
+        for _ in range(2):
+            checks.finish(checks.begin({}, f"another owner {number}", "key"))
+    assert len(checks._checks) == 256
 
 
 def test_signed_documents_have_no_other_members(resident: Resident, client: convgrad.Client, tmp_path: Path) -> None:

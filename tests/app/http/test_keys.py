@@ -20,10 +20,7 @@ from tests.app.samples import digest, wait_for
 def test_lines_are_read() -> None:
     """Comments and empty lines are skipped; a limit is optional."""
     text = f"# who\n\na {digest('1')}  # first\nb\t{digest('2')} calls=3\n"
-    assert parse_keys(text) == (
-        Key("a", hashlib.sha256(b"1").digest()),
-        Key("b", hashlib.sha256(b"2").digest(), 3),
-    )
+    assert parse_keys(text) == (Key("a", hashlib.sha256(b"1").digest()), Key("b", hashlib.sha256(b"2").digest(), 3))
     assert parse_keys(f"a {digest('1')}; b {digest('2')} calls=3") == parse_keys(text)
 
 

@@ -18,11 +18,7 @@ from app.intake.lease import Lease
 from app.intake.multipart import MultipartBody
 from app.intake.requests import read_request_object
 from app.pool.buffers import SegmentPool
-from convgrad._errors import (
-    ConvgradError,
-    InvalidParams,
-    TooLarge,
-)
+from convgrad._errors import ConvgradError, InvalidParams, TooLarge
 from schemas.tables import find_operation
 from tests.app.intake.support import (
     ATTRIBUTES,

@@ -213,18 +213,14 @@ def test_idle_blocks_release_their_descriptors(pool: SegmentPool) -> None:
             os.close(number)
 
 
-def test_large_segments_are_created_off_the_event_loop(pool: SegmentPool) -> None:
+async def test_large_segments_are_created_off_the_event_loop(pool: SegmentPool) -> None:
     """`acquire_async` returns the same as `acquire`, new or reused, and rejects the same requests."""
-
-    async def scenario() -> None:
-        first = await pool.acquire_async(3 * _MIB)
-        first.view[-1] = 1
-        with pytest.raises(Overloaded):
-            await pool.acquire_async(3 * _MIB)
-        first.release()
-        assert (await pool.acquire_async(3 * _MIB)).id == first.id
-
-    asyncio.run(scenario())
+    first = await pool.acquire_async(3 * _MIB)
+    first.view[-1] = 1
+    with pytest.raises(Overloaded):
+        await pool.acquire_async(3 * _MIB)
+    first.release()
+    assert (await pool.acquire_async(3 * _MIB)).id == first.id
 
 
 def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:

@@ -219,23 +219,19 @@ def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
     assert asyncio.run(read()) == [second, first, None, None]
 
 
-def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
+async def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
     """A reader that wants the whole result is told only once: when the last unit is done."""
-
-    async def scenario() -> None:
-        run = JobRun(job_of(pool, 2))
-        run.job.state.each = False
-        reader = asyncio.create_task(run.next())
-        first, second = run.take(), run.take()
-        await asyncio.sleep(0)
-        run.done(first)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not reader.done()
-        run.done(second)
-        assert await reader is None
-
-    asyncio.run(scenario())
+    run = JobRun(job_of(pool, 2))
+    run.job.state.each = False
+    reader = asyncio.create_task(run.next())
+    first, second = run.take(), run.take()
+    await asyncio.sleep(0)
+    run.done(first)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not reader.done()
+    run.done(second)
+    assert await reader is None
 
 
 def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None:
@@ -250,18 +246,14 @@ def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None
     assert queue.sole() is second
 
 
-def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
+async def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
     """A waiting reader gets the job's error as soon as it fails."""
-
-    async def scenario() -> None:
-        run = JobRun(job_of(pool, 1))
-        reader = asyncio.create_task(run.next())
-        await asyncio.sleep(0)
-        run.fail(DeadlineExceeded("late"))
-        with pytest.raises(DeadlineExceeded):
-            await reader
-
-    asyncio.run(scenario())
+    run = JobRun(job_of(pool, 1))
+    reader = asyncio.create_task(run.next())
+    await asyncio.sleep(0)
+    run.fail(DeadlineExceeded("late"))
+    with pytest.raises(DeadlineExceeded):
+        await reader
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -14,18 +14,7 @@ from jsonrpclib.jsonrpc import MultiCall, ProtocolError, TransportError
 
 from schemas.tables import OPERATIONS, find_operation
 from tests.app import graph
-from tests.app.samples import (
-    CASES,
-    JSON,
-    SMALL,
-    SSE,
-    Array,
-    document,
-    messages,
-    read_events,
-    read_tensor,
-    same_bits,
-)
+from tests.app.samples import CASES, JSON, SMALL, SSE, Array, document, messages, read_events, read_tensor, same_bits
 from tests.live import LiveService
 from tests.problems import Case
 
@@ -141,15 +130,6 @@ def test_notifications_have_no_answer(http: httpx.Client, accept: str) -> None:
         assert (response.status_code, response.content) == (204, b"")
 
 
-def test_the_methods_about_operations(http: httpx.Client) -> None:
-    """ops.list, ops.describe and rpc.discover return the same content as the corresponding pages."""
-    assert rpc(http, request("ops.list", {})).json()["result"] == http.get("/v1/ops").json()
-    for params in ({"op": "ConvTranspose-1"}, ["ConvTranspose-1"]):
-        answer = rpc(http, request("ops.describe", params)).json()
-        assert answer["result"] == http.get("/v1/ops/ConvTranspose-1").json()
-    assert rpc(http, request("rpc.discover", [])).json()["result"] == http.get("/openrpc.json").json()
-
-
 def test_every_method_is_in_the_document(http: httpx.Client) -> None:
     """Every method that rpc.discover lists can be called."""
     methods = rpc(http, request("rpc.discover", [])).json()["result"]["methods"]
@@ -234,11 +214,7 @@ def test_content_types(http: httpx.Client, content_type: str | None, status: int
 
 @pytest.mark.parametrize(
     ("accept", "kind"),
-    [
-        ("application/json-rpc", "application/json-rpc"),
-        ("application/json, text/event-stream", JSON),
-        ("text/*", SSE),
-    ],
+    [("application/json-rpc", "application/json-rpc"), ("application/json, text/event-stream", JSON), ("text/*", SSE)],
 )
 def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kind: str) -> None:
     """Accept selects JSON or a stream; a client that accepts both gets JSON."""

@@ -76,18 +76,12 @@ EXAMPLES = {
     ),
     "notification 1": ('{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}', None),
     "notification 2": ('{"jsonrpc": "2.0", "method": "foobar"}', None),
-    "non-existent method": (
-        '{"jsonrpc": "2.0", "method": "foobar", "id": "1"}',
-        ERROR % (*NOT_FOUND, '"1"'),
-    ),
+    "non-existent method": ('{"jsonrpc": "2.0", "method": "foobar", "id": "1"}', ERROR % (*NOT_FOUND, '"1"')),
     "invalid JSON": (
         '{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]',
         ERROR % (-32700, "Parse error", "null"),
     ),
-    "invalid request": (
-        '{"jsonrpc": "2.0", "method": 1, "params": "bar"}',
-        ERROR % (*INVALID, "null"),
-    ),
+    "invalid request": ('{"jsonrpc": "2.0", "method": 1, "params": "bar"}', ERROR % (*INVALID, "null")),
     "batch, invalid JSON": (
         """[
           {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
@@ -95,10 +89,7 @@ EXAMPLES = {
         ]""",
         ERROR % (-32700, "Parse error", "null"),
     ),
-    "empty array": (
-        "[]",
-        ERROR % (*INVALID, "null"),
-    ),
+    "empty array": ("[]", ERROR % (*INVALID, "null")),
     "invalid batch, not empty": ("[1]", f"[{ERROR % (*INVALID, 'null')}]"),
     "invalid batch": ("[1,2,3]", f"[{', '.join([ERROR % (*INVALID, 'null')] * 3)}]"),
     "batch": (
