@@ -11,21 +11,6 @@ import pytest
 from app.sharing import Shared
 
 
-async def test_all_who_wait_share_one_making() -> None:
-    """Requests at once get the same value, which was made once; so do later ones."""
-    made: list[object] = []
-
-    async def make() -> object:
-        await asyncio.sleep(0)
-        made.append(object())
-        return made[-1]
-
-    shared = Shared(make)
-    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {made[0]}
-    assert await shared.get() is made[0]
-    assert len(made) == 1
-
-
 def test_a_value_is_made_again_after_its_time_only() -> None:
     """Requests that come too soon wait, share the next making, and get what is newer than themselves."""
     times: list[float] = []

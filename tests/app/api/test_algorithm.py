@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
 import convgrad
-from convgrad._cli import main
 from kernels.target import target
 from tests.app import graph
-from tests.app.everywhere import command, everywhere
+from tests.app.everywhere import everywhere
 from tests.app.samples import FRAMES, SMALL, frames, post, same_bits
 from tests.live import LiveService
 from tests.problems import Case
@@ -142,20 +139,3 @@ def test_a_graph_needs_a_convolution_for_winograd(client: convgrad.Client) -> No
         tensor["id"] += 100
     told = client.validate_graph(dumped, algorithm="winograd")["nodes"]
     assert {each["id"]: each["algorithm"] for each in told} == {7: "direct", 8: "winograd"}
-
-
-def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """`--algorithm` of `run` and `validate`, or else the spec's option, chooses."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CONVGRAD_URL", service.url)
-    inputs = LAYER.floats()
-    call = command(LAYER, inputs)
-    assert main(["run", *call, "-o", "direct.npy"]) == 0
-    assert main(["run", *call, "-o", "winograd.npy", "--algorithm", "winograd"]) == 0
-    assert not same_bits(np.load("direct.npy"), np.load("winograd.npy"))
-    capsys.readouterr()
-    assert main(["validate", *call, "--algorithm", "winograd", "--json"]) == 0
-    assert '"algorithm": "winograd"' in capsys.readouterr().out
-    assert main(["validate", *call, "--algorithm", "winograd", "--attr", "strides=2,1", "--src", "f32:2,16,9,7",
-                 "--diff-dst", "f32:2,20,5,7"]) == 3  # fmt: skip
-    assert RULE in capsys.readouterr().err

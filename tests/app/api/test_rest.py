@@ -12,11 +12,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app import graph
 from tests.app.everywhere import FORMS
 from tests.app.samples import (
     FRAMES,
-    JSON,
     NPY,
     SMALL,
     SSE,
@@ -78,15 +76,6 @@ def test_stats_say_what_was_done(http: httpx.Client) -> None:
     assert stats["gmac"] == pytest.approx(SMALL.macs / 1e9)
 
 
-def test_a_dumped_op_is_a_request(http: httpx.Client) -> None:
-    """An op object as dumped by oneDNN Graph is accepted as the request part."""
-    inputs = SMALL.inputs()
-    dump = {"kind": SMALL.op, "attrs": graph.wrapped(SMALL.attributes()), "inputs": [], "outputs": []}
-    files = parts(SMALL, inputs)
-    files[0] = ("request", ("op.json", json.dumps(dump).encode(), JSON))
-    assert same_bits(read(http.post(f"/v1/ops/{SMALL.op}", files=files)), SMALL.expected(inputs))
-
-
 def test_progress_comes_before_tiles_and_the_response_last(http: httpx.Client) -> None:
     """An event stream has progress, tiles, and finally the response with a checksum."""
     response = post(http, SMALL, SMALL.inputs(), SSE)
@@ -123,16 +112,6 @@ def test_concurrent_calls_do_not_mix(http: httpx.Client) -> None:
     with ThreadPoolExecutor(8) as pool:
         for got, expected in pool.map(run, cases):
             assert same_bits(got, expected)
-
-
-def test_validate_describes_the_call_without_computing(http: httpx.Client) -> None:
-    """`validate` takes tensors without data, and returns the resolved attributes, output, plan and cost."""
-    inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
-    body = {"attributes": SMALL.attributes(), "inputs": inputs}
-    reply = http.post(f"/v1/ops/{SMALL.op}/validate", json=body).json()
-    assert reply["outputs"] == {"diff_weights": {"dtype": "f32", "shape": list(SMALL.weights_shape)}}
-    assert reply["resolved"]["strides"] == [2, 2]
-    assert reply["plan"]["gmac"] == pytest.approx(SMALL.macs / 1e9)
 
 
 def test_a_request_id_is_echoed(http: httpx.Client) -> None:

@@ -13,6 +13,7 @@ import pytest
 import convgrad
 from convgrad._cli import main
 from kernels.registry import compute
+from kernels.target import target
 from tests.app import oip
 from tests.app.everywhere import command, everywhere
 from tests.app.samples import CASES, SMALL, document, parts, same_bits
@@ -23,6 +24,9 @@ from tests.problems import OPS, Case, random_case
 
 WIDE = replace(SMALL, dtype="f64")
 UNEVEN = replace(SMALL, n=8)
+WINOGRAD = Case(
+    n=2, src_channels=16, dst_channels=20, src_spatial=(9, 7), dst_spatial=(7, 5), kernel=(3, 3),
+)  # fmt: skip
 URL = f"/v1/ops/{SMALL.op}"
 
 
@@ -122,14 +126,28 @@ def test_options_that_exclude_each_other(
     assert [error["loc"] for error in reply.json()["errors"]] == [loc]
 
 
-@pytest.mark.parametrize(("flag", "case"), [("--reference", WIDE), ("--reproducible", UNEVEN)])
+COMMANDS: list[tuple[Case, dict[str, Any], list[str]]] = [
+    (WIDE, {"reference": True}, ["--reference"]),
+    (UNEVEN, {"reproducible": True}, ["--reproducible"]),
+    (WINOGRAD, {"algorithm": "auto"}, ["--algorithm", "auto"]),
+]
+if target().compiles:
+    COMMANDS.append((WINOGRAD, {"algorithm": "winograd"}, ["--algorithm", "winograd"]))
+
+
+@pytest.mark.parametrize(("case", "options", "flags"), COMMANDS)
 def test_the_command(
-    service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, case: Case
+    service: LiveService,
+    client: convgrad.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: Case,
+    options: dict[str, Any],
+    flags: list[str],
 ) -> None:
     """`convgrad run` reads and writes .npy files, of float64 too, and has a flag for each option."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVGRAD_URL", service.url)
     inputs = case.floats()
-    right = compute(problem_of(case), *map(stored, inputs.values()), reference=True)
-    assert main(["run", *command(case, inputs), "-o", "dw.npy", flag]) == 0
-    assert same_bits(np.load("dw.npy"), right)
+    assert main(["run", *command(case, inputs), "-o", "dw.npy", *flags]) == 0
+    assert same_bits(np.load("dw.npy"), client.run(case.op, inputs, case.attributes(), **options))

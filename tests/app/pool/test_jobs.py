@@ -137,19 +137,6 @@ def test_only_short_units(pool: SegmentPool) -> None:
     assert queue.next(short=True) is short
 
 
-def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
-    """No unit of a stage is handed out while the stage before is incomplete."""
-    run = JobRun(job_of(pool, 2, 1))
-    first, second = run.take(), run.take()
-    assert run.waiting == 0
-    run.done(second)
-    assert run.waiting == 0
-    run.done(first)
-    assert run.waiting == 1
-    run.done(run.take())
-    assert run.over
-
-
 def test_a_job_may_be_a_part_of_its_plan(pool: SegmentPool) -> None:
     """Only the units that are named run, in the order of their stages; a stage may have none."""
     job = job_of(pool, 2, 2)
