@@ -118,7 +118,7 @@ def test_while_kernels_are_compiled(tmp_path: Path) -> None:
     """Each API says how far it is and when to try again; two interrupts end the service quietly."""
     with running_service("--workers", "1", wait=False, NUMBA_CACHE_DIR=str(tmp_path)) as service:
         assert service.listens.wait(60)
-        with httpx.Client(base_url=service.url) as http:
+        with httpx.Client(base_url=service.url, timeout=60) as http:
             problem = http.post(f"/v1/ops/{SMALL.op}", json={})
             call = {"jsonrpc": "2.0", "id": 1, "method": SMALL.op, "params": {}}
             rpc = http.post("/rpc", json=call).json()["error"]
@@ -172,7 +172,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     with running_service("--uds", str(path)) as service:
         assert service.url == f"unix:{path}"
         transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://localhost") as http:
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as http:
             inputs = SMALL.inputs()
             assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
 
@@ -226,7 +226,7 @@ def test_two_listeners_shut_down_cleanly() -> None:
 
 def test_json_logs_have_the_request(tmp_path: Path) -> None:
     """With --log-format json each line is an object; a request's line has its id, address, status and outcome."""
-    with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url) as http:
+    with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url, timeout=60) as http:
         http.post("/v1/ops/none", headers={"x-request-id": "abc"})
         post(http, SMALL, SMALL.inputs(), JSON)
     lines = [json.loads(line) for line in service.log]
@@ -239,7 +239,7 @@ def test_only_trusted_proxies_set_the_address() -> None:
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
     with running_service("--workers", "1", "--log-format", "json") as service:
         for name, transport in (("proxy", None), ("caller", elsewhere)):
-            with httpx.Client(base_url=service.url, transport=transport) as http:
+            with httpx.Client(base_url=service.url, transport=transport, timeout=60) as http:
                 http.get("/v1/ops", headers={"x-request-id": name, "x-forwarded-for": "203.0.113.9"})
     found = {line.get("request_id"): line.get("address") for line in map(json.loads, service.log)}
     assert (found["proxy"], found["caller"]) == ("203.0.113.9", "127.0.0.2")

@@ -65,7 +65,10 @@ def test_nothing_outlives_a_killed_server() -> None:
         members = family.members()
         pidfds = [os.pidfd_open(pid) for pid in members]
         family.strike(family.workers()[0], signal.SIGSTOP)
-        with httpx.Client(base_url=service.url, timeout=60) as client, httpx.Client(base_url=service.url) as other:
+        with (
+            httpx.Client(base_url=service.url, timeout=60) as client,
+            httpx.Client(base_url=service.url, timeout=60) as other,
+        ):
             headers = call.headers | {"accept": SSE}
             with client.stream("POST", call.path, content=call.content, headers=headers) as reply:
                 stream = reply.iter_raw()

@@ -40,7 +40,7 @@ def quick(*flags: str, **options: Any) -> AbstractContextManager[LiveService]:
 def said(service: LiveService, status: str) -> dict[str, Any]:
     """Poll /readyz until it reports this status; return that page."""
     until = time.monotonic() + PATIENCE_S
-    with httpx.Client() as http:
+    with httpx.Client(timeout=60) as http:
         while time.monotonic() < until:
             if service.url:
                 reply = http.get(f"{service.url}/readyz")
@@ -71,7 +71,7 @@ def test_processes_that_may_not_be_started() -> None:
         assert page["cause"].startswith(
             "the fork server can't be started: Resource temporarily unavailable; raise the process limit"
         )
-        with httpx.Client(base_url=service.url) as http:
+        with httpx.Client(base_url=service.url, timeout=60) as http:
             assert "convgrad_failed 1.0" in http.get("/metrics").text
             refused = post(http, SMALL, SMALL.inputs())
             assert (refused.status_code, refused.json()["reason"]) == (503, "failed")

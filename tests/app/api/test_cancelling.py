@@ -95,8 +95,8 @@ def test_a_call_of_another_address_is_not_cancelled() -> None:
     with (
         resident_service(workers=1) as resident,
         streaming(resident, rpc_request(SLOW, SLOW.floats(), 1, reference=True)) as response,
-        httpx.Client(base_url=resident.url, transport=elsewhere) as other,
-        httpx.Client(base_url=resident.url) as same,
+        httpx.Client(base_url=resident.url, transport=elsewhere, timeout=60) as other,
+        httpx.Client(base_url=resident.url, timeout=60) as same,
     ):
         (call,) = resident.service.calls
         cancel(other, 1)

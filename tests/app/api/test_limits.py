@@ -110,7 +110,7 @@ def test_a_client_that_leaves_stops_its_batch(tight: Resident, accept: str) -> N
 @pytest.mark.parametrize("accept", [SSE, FRAMES, NPY])
 def test_a_client_that_does_not_read_does_not_stop_the_others(tight: Resident, accept: str) -> None:
     """While one reader stalls, another call is answered."""
-    with rest_connection(tight.url, SMALL, accept), httpx.Client(base_url=tight.url) as client:
+    with rest_connection(tight.url, SMALL, accept), httpx.Client(base_url=tight.url, timeout=60) as client:
         inputs = SMALL.inputs()
         assert same_bits(read(post(client, SMALL, inputs)), SMALL.expected(inputs))
 

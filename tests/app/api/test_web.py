@@ -113,6 +113,6 @@ def test_docs_needs_no_key() -> None:
     key = "team-a sha256:" + "0" * 64
     with running_service("--keys", key, "--workers", "1", wait=False) as service:
         service.ready.wait(280)
-        with httpx.Client(base_url=service.url) as http:
+        with httpx.Client(base_url=service.url, timeout=60) as http:
             assert {http.get(path).status_code for path in DOCS} == {200}
             assert http.get("/v1/ops").status_code == 401

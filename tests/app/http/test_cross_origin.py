@@ -105,7 +105,7 @@ def test_own_pages_and_programs_may_send_files(
 
 def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
     """Only origins in CONVGRAD_CORS may call, and only names in CONVGRAD_ALLOWED_HOSTS are answered."""
-    with httpx.Client(base_url=open_to_one.url) as http:
+    with httpx.Client(base_url=open_to_one.url, timeout=60) as http:
         good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
         assert http.post("/rpc", json={}, headers=good).status_code == 200
         exposed = http.get("/v2", headers=good).headers["access-control-expose-headers"]

@@ -17,7 +17,7 @@ THIRD = ["text/*", "application/*;q=0.3, text/event-stream;q=0.4", "text/event-s
 THIRD += ["application/x-npy;q=2, text/event-stream;q=0.1", "nonsense,,;q=1,text/event-stream"]
 
 
-@pytest.mark.parametrize(("number", "accepts"), enumerate([FIRST, SECOND, THIRD]))
+@pytest.mark.parametrize(("number", "accepts"), [(0, FIRST), (1, SECOND), (2, THIRD)])
 def test_the_best_offer_is_chosen(number: int, accepts: list[str | None]) -> None:
     """Quality decides, then the order of the offers; an offer's quality is that of its most specific range."""
     assert [choose(accept, OFFERS) for accept in accepts] == [OFFERS[number]] * len(accepts)
