@@ -21,7 +21,7 @@ import pytest
 import convgrad
 from app.http.sockets import listen
 from tests.app.bare import connected, replies
-from tests.app.samples import FRAMES, JSON, LONG, SMALL, frames, parts, post, read, same_bits
+from tests.app.samples import FRAMES, LONG, SMALL, frames, parts, post, read, same_bits
 from tests.live import LiveService, running_service
 
 pytestmark = pytest.mark.heavy
@@ -224,22 +224,16 @@ def test_two_listeners_shut_down_cleanly() -> None:
     assert not [line for line in service.log if "Traceback" in line or "Error" in line]
 
 
-def test_json_logs_have_the_request(tmp_path: Path) -> None:
-    """With --log-format json each line is an object; a request's line has its id, address, status and outcome."""
-    with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url, timeout=60) as http:
-        http.post("/v1/ops/none", headers={"x-request-id": "abc"})
-        post(http, SMALL, SMALL.inputs(), JSON)
-    lines = [json.loads(line) for line in service.log]
-    (wrong,) = [line for line in lines if line.get("request_id") == "abc"]
-    assert (wrong["address"], wrong["status"], wrong["outcome"]) == ("127.0.0.1", 404, "unknown_operation")
+def test_json_logs_have_the_request() -> None:
+    """With --log-format json each line is an object; a request's line has its id, address, status and outcome.
 
-
-def test_only_trusted_proxies_set_the_address() -> None:
-    """A proxy on this machine may set the caller's address; other callers may not."""
+    A proxy on this machine may set the caller's address; other callers may not.
+    """
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
     with running_service("--workers", "1", "--log-format", "json") as service:
         for name, transport in (("proxy", None), ("caller", elsewhere)):
             with httpx.Client(base_url=service.url, transport=transport, timeout=60) as http:
-                http.get("/v1/ops", headers={"x-request-id": name, "x-forwarded-for": "203.0.113.9"})
-    found = {line.get("request_id"): line.get("address") for line in map(json.loads, service.log)}
-    assert (found["proxy"], found["caller"]) == ("203.0.113.9", "127.0.0.2")
+                http.post("/v1/ops/none", headers={"x-request-id": name, "x-forwarded-for": "203.0.113.9"})
+    found = {line.get("request_id"): line for line in map(json.loads, service.log)}
+    assert (found["proxy"]["status"], found["proxy"]["outcome"]) == (404, "unknown_operation")
+    assert (found["proxy"]["address"], found["caller"]["address"]) == ("203.0.113.9", "127.0.0.2")

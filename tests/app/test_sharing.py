@@ -11,48 +11,38 @@ import pytest
 from app.sharing import Shared
 
 
-def test_a_value_is_made_again_after_its_time_only() -> None:
+async def test_a_value_is_made_again_after_its_time_only() -> None:
     """Requests that come too soon wait, share the next making, and get what is newer than themselves."""
     times: list[float] = []
+    loop, every = asyncio.get_running_loop(), 0.05
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
+    async def make() -> float:
+        times.append(loop.time())
+        return times[-1]
 
-        async def make() -> float:
-            times.append(loop.time())
-            return times[-1]
-
-        every = 0.05
-        shared = Shared(make, every)
-        first = await shared.get()
-        asked = loop.time()
-        second = await asyncio.gather(*(shared.get() for _ in range(100)))
-        assert set(second) == {times[1]}
-        assert times[1] >= max(asked, first + every)
-
-    asyncio.run(run())
+    shared = Shared(make, every)
+    first = await shared.get()
+    asked = loop.time()
+    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {times[1]}
+    assert times[1] >= max(asked, first + every)
     assert len(times) == 2
 
 
-def test_the_first_to_ask_may_leave() -> None:
+async def test_the_first_to_ask_may_leave() -> None:
     """A request that ends while the value is made does not end the making for the others."""
+    may_end = asyncio.Event()
 
-    async def run() -> None:
-        may_end = asyncio.Event()
+    async def make() -> str:
+        await may_end.wait()
+        return "made"
 
-        async def make() -> str:
-            await may_end.wait()
-            return "made"
-
-        shared = Shared(make)
-        first, second = (asyncio.create_task(shared.get()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.wait([first])
-        may_end.set()
-        assert await second == "made"
-
-    asyncio.run(run())
+    shared = Shared(make)
+    first, second = (asyncio.create_task(shared.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    may_end.set()
+    assert await second == "made"
 
 
 async def test_a_failure_is_not_kept() -> None:

@@ -16,7 +16,7 @@ from tests.app.samples import SSE
 from tests.faults.apis import APIS
 from tests.faults.chaos import CALLS, Tally, family_service, prepare_all
 from tests.faults.draining import drain
-from tests.faults.leaving import LONG, MOMENTS, busy, idle, leave, prepared, seconds_until, sent
+from tests.faults.leaving import LONG, MOMENTS, idle, leave, prepared, seconds_until
 
 pytestmark = pytest.mark.heavy
 
@@ -35,16 +35,6 @@ def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, api: str, m
     leave(resident, api, moment)
     # a unit that was sent ahead may begin, and stop, after the first moment without one
     seconds_until(resident, lambda: None, lambda: idle(resident))
-
-
-def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
-    """Soon after a call that would compute for seconds is cancelled, no worker has a unit."""
-    seconds_until(resident, lambda: None, lambda: idle(resident))
-    with sent(resident, prepared("rest npy", LONG)):
-        resident.until(lambda: busy(resident), 30)
-        (call,) = resident.service.calls
-        seconds_until(resident, call.cancel, lambda: not busy(resident))
-    resident.run(resident.service.idle())
 
 
 def test_a_drain_loses_no_call() -> None:

@@ -59,32 +59,21 @@ def test_a_cancelled_stream_ends_with_its_error(
 
 
 @pytest.mark.parametrize(
-    ("request_id", "headers"), [("other", {"x-session-id": "a"}), ("mine", {"x-session-id": "b"}), ("mine", {})]
+    ("other", "session"),
+    [(1, "b"), (1, ""), *((other, "a") for other in ("other", True, "1", 1.5, 1 << 64, [1], None))],
 )
-def test_only_the_call_of_the_same_session_is_cancelled(
-    tight: Resident, tight_http: httpx.Client, request_id: Any, headers: dict[str, str]
+def test_only_the_call_of_the_same_session_and_id_is_cancelled(
+    tight: Resident, tight_http: httpx.Client, other: Any, session: str
 ) -> None:
-    """With another id, another session or no session, the call is not cancelled."""
-    body = rpc_request(SLOW, SLOW.floats(), "mine", reference=True)
+    """With another id, session or none, the call goes on; JSON's `true` is no id, although Python's equals 1."""
+    body = rpc_request(SLOW, SLOW.floats(), 1, reference=True)
     with streaming(tight, body, **{"X-Session-ID": "a"}) as response:
         (call,) = tight.service.calls
-        cancel(tight_http, request_id, **headers)
+        cancel(tight_http, other, **({"x-session-id": session} if session else {}))
         assert not call.cancelled
-        cancel(tight_http, "mine", **{"x-session-id": "a"})
+        cancel(tight_http, 1, **{"x-session-id": "a"})
         *_, last = events(response)
     assert call.cancelled
-    assert last["error"]["code"] == -32002
-
-
-@pytest.mark.parametrize("other", [True, "1", 1.5, 1 << 64, [1], None])
-def test_ids_of_another_type_are_other_ids(tight: Resident, tight_http: httpx.Client, other: Any) -> None:
-    """A call is cancelled by its own id; JSON's `true` is none, although Python's equals 1."""
-    with streaming(tight, rpc_request(SLOW, SLOW.floats(), 1, reference=True)) as response:
-        (call,) = tight.service.calls
-        cancel(tight_http, other)
-        assert not call.cancelled
-        cancel(tight_http, 1)
-        *_, last = events(response)
     assert (last["id"], last["error"]["code"]) == (1, -32002)
 
 

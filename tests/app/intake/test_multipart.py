@@ -34,7 +34,6 @@ from tests.app.intake.support import (
     read_parts,
     reading,
     request,
-    text,
 )
 
 
@@ -73,15 +72,6 @@ def test_bf16_is_two_bytes_with_a_declared_dtype(written_as: str) -> None:
     assert found == {name: array.tobytes() for name, array in made.items()}
 
 
-@pytest.mark.parametrize("written_as", ["V2", "u2"])
-def test_two_bytes_without_a_name_are_refused(written_as: str) -> None:
-    """Two void bytes are not assumed to be bf16."""
-    made = arrays()["src"].astype(ml_dtypes.bfloat16)
-    with pytest.raises(InvalidParams, match="bf16") as caught:
-        read_parts(multipart(parts(src=npy(made.view(written_as)))))
-    assert caught.value.errors[0]["loc"] == ["inputs", "src"]
-
-
 @pytest.mark.parametrize("kind", ["<i4", "<i8", ">i8"])
 @pytest.mark.parametrize("last", [True, False])
 def test_the_weights_shape_may_be_a_part(kind: str, last: bool) -> None:
@@ -103,14 +93,6 @@ def test_old_names_are_parts_too() -> None:
     assert read_parts(body, called=find_operation("ConvolutionBackpropFilters-1")) == expected()
 
 
-def test_a_tensor_may_stay_in_the_request() -> None:
-    """One tensor in base64 and one in a part are a complete call."""
-    src = arrays()["src"]
-    tensor = {"dtype": "f32", "shape": list(src.shape), "data": text(src.tobytes())}
-    body = multipart([("request", request({"src": tensor})), parts()[2]])
-    assert read_parts(body) == expected()
-
-
 def test_a_described_optional_input_is_waited_for() -> None:
     """An optional input that the request describes only by its dtype may be the last part."""
     called = find_operation("ConvTranspose")
@@ -119,12 +101,6 @@ def test_a_described_optional_input_is_waited_for() -> None:
     files = {"src": np.ones((1, 2, 3), "f4"), "weights": np.ones((2, 1, 2), "f4"), "bias": np.ones(1, "f4")}
     body = multipart([("request", json.dumps(head).encode()), *((name, npy(array)) for name, array in files.items())])
     assert read_parts(body, called=called) == {name: array.tobytes() for name, array in files.items()}
-
-
-def test_an_empty_batch_has_no_bytes() -> None:
-    """An empty batch is a call like any other."""
-    files = {name: npy(array) for name, array in arrays(n=0).items()}
-    assert read_parts(multipart(parts(**files))) == {"src": b"", "diff_dst": b""}
 
 
 def test_a_request_part_has_a_limit() -> None:

@@ -36,11 +36,6 @@ def expected(dtype: str = "f4") -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in arrays(dtype).items()}
 
 
-def test_raw_bytes_are_the_tensor() -> None:
-    """Base64 of little-endian bytes in C order is decoded unchanged."""
-    assert read_object(call()) == expected()
-
-
 @pytest.mark.parametrize("kind", ["<f4", ">f4"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_file_in_base64_is_a_tensor(kind: str, order: Any) -> None:

@@ -17,7 +17,7 @@ import uvloop
 from app.pool.buffers import Segment, SegmentPool
 from app.pool.engine import Job
 from app.pool.local import LocalEngine
-from kernels import ConvProblem, Plan, Unit, plan, storage_dtype
+from kernels import ConvProblem, Plan, Unit, compute, plan, storage_dtype
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -111,6 +111,13 @@ class Fleet:
         """Plan and run a problem; return its result."""
         result, _ = await self.finish(self.job(plan(problem, workers=self.count, **options), inputs))
         return result
+
+    async def check(self, problem: ConvProblem = TINY, **options: Any) -> None:
+        """Run a problem, and compare its result with that of this process."""
+        inputs = random_inputs(problem)
+        np.testing.assert_array_equal(
+            await self.compute(problem, inputs, **options), compute(problem, *inputs, **options)
+        )
 
 
 @contextmanager

@@ -63,14 +63,13 @@ async def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
 
 async def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
     """Even with every worker dead the engine is ready: a new job waits for their replacements."""
-    inputs = random_inputs(TINY)
     pids = two.pids
     for pid in pids:
         kill(pid)
     for pid in pids:
         await gone(pid)
     assert two.engine.ready
-    np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+    await two.check()
 
 
 async def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
@@ -110,7 +109,6 @@ async def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
 @pytest.mark.parametrize(("number", "deaths"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 6)])
 async def test_a_unit_that_crashes_workers_fails_its_job(two: Fleet, number: signal.Signals, deaths: int) -> None:
     """The second crash with the same unit, or the sixth kill, raises WorkerLost; the next job gets a complete pool."""
-    inputs = random_inputs(TINY)
     old = two.pids  # how a worker ended is unknown once its fork server has died
     for pid in old:
         kill(pid)
@@ -128,7 +126,7 @@ async def test_a_unit_that_crashes_workers_fails_its_job(two: Fleet, number: sig
     with pytest.raises(WorkerLost) as caught:
         await running
     assert caught.value.data == {"unit": 0}
-    np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+    await two.check()
     await two.whole()
 
 
@@ -146,8 +144,7 @@ async def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
         await reading
     assert not two.busy()
     assert two.pids == pids
-    inputs = random_inputs(TINY)
-    np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+    await two.check()
     assert two.pids == pids
 
 
@@ -184,13 +181,12 @@ async def test_a_worker_that_does_not_answer(strict: Fleet) -> None:
         with pytest.raises(DeadlineExceeded):
             await running
         await gone(victim)
-    np.testing.assert_array_equal(await strict.compute(TINY, inputs), compute(TINY, *inputs))
+    await strict.check()
     await strict.whole()
 
 
 async def test_a_worker_that_is_paused(strict: Fleet) -> None:
     """A worker that a machine pauses goes on with its unit, however long that took; others compute meanwhile."""
-    inputs = random_inputs(TINY)
     await strict.whole()
     before, deaths = strict.pids, strict.counters["deaths"]
     job = strict.job(plan(SLOW, reference=True), random_inputs(SLOW))
@@ -202,7 +198,7 @@ async def test_a_worker_that_is_paused(strict: Fleet) -> None:
             os.kill(pid, signal.SIGCONT)
         frozen.pids &= set(strict.busy())
         for _ in range(20):
-            np.testing.assert_array_equal(await strict.compute(TINY, inputs), compute(TINY, *inputs))
+            await strict.check()
         assert not running.done()
     result, _ = await running
     np.testing.assert_array_equal(result, compute(SLOW, *random_inputs(SLOW), reference=True))
@@ -211,18 +207,17 @@ async def test_a_worker_that_is_paused(strict: Fleet) -> None:
 
 async def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
     """Workers outlive the process that forked them, and its successor replaces them."""
-    inputs = random_inputs(TINY)
     pids, fork_server = two.pids, two.engine.snapshot()["fork_server"]
     kill(fork_server["pid"])
     await gone(fork_server["pid"])
-    np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+    await two.check()
     assert two.pids == pids
     victim = two.workers[0]["pid"]
     kill(victim)
     await two.until(lambda: victim not in two.pids)
     await two.whole()
     assert two.engine.snapshot()["fork_server"]["restarts"] == fork_server["restarts"] + 1
-    np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+    await two.check()
 
 
 async def test_a_fork_server_that_dies_with_a_request(two: Fleet) -> None:
@@ -296,8 +291,7 @@ async def test_a_kernel_that_raises_fails_its_job_alone(two: Fleet, caplog: pyte
         await two.finish(two.job(broken, random_inputs(TINY)))
     assert "StopIteration" not in str(caught.value)
     assert "StopIteration" in caplog.text
-    inputs = random_inputs(TINY)
-    np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+    await two.check()
     assert two.pids == pids
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -170,27 +169,6 @@ def test_bad_params_are_listed_by_place(http: httpx.Client, method: str, params:
     error = rpc(http, request(method, params)).json()["error"]
     assert error["code"] == -32602
     assert loc in [entry["loc"] for entry in error["data"]["errors"]]
-
-
-@pytest.mark.parametrize("accept", [JSON, SSE])
-def test_errors_are_answers(http: httpx.Client, accept: str) -> None:
-    """Errors have status 200 and the request's id; in a stream they are the last event."""
-    case = replace(SMALL, dtype="f32")
-    f64 = {name: array.astype("f8") for name, array in case.inputs().items()}
-    params = document(case, f64, as_npy=True)
-    for tensor in params["inputs"].values():
-        del tensor["dtype"]
-    response = rpc(http, request(case.op, params, "x"), accept)
-    answer = response.json() if accept == JSON else next(messages(response.text))
-    assert response.status_code == 200
-    assert (answer["id"], answer["error"]["code"]) == ("x", -32004)
-
-
-def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
-    """A call whose deadline of one millisecond passes before its megabytes have arrived is -32001."""
-    inputs = MEGABYTES.inputs()
-    answer = rpc(http, request(MEGABYTES.op, document(MEGABYTES, inputs, deadline_ms=1))).json()
-    assert answer["error"]["code"] == -32001
 
 
 @pytest.mark.parametrize(
