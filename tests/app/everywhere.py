@@ -34,8 +34,13 @@ def everywhere(service: LiveService, case: Case, inputs: dict[str, Array], **opt
             call = {"jsonrpc": "2.0", "id": 1, "method": case.op, "params": sent}
             answer = http.post("/rpc", json=call).json()
             assert "result" in answer, answer["error"]
-            found[f"{form} to {encoding}"] = read(http.post(path, json=sent))
-            found[f"rpc, {form} to {encoding}"] = read_tensor(answer["result"]["outputs"][output])
+            replies = {form: http.post(path, json=sent).json(), f"rpc, {form}": answer["result"]}
+            for name, tensor in ((name, reply["outputs"][output]) for name, reply in replies.items()):
+                assert ("npy" in tensor, isinstance(tensor.get("data"), list)) == (
+                    encoding == "npy",
+                    encoding == "list",
+                )
+                found[f"{name} to {encoding}"] = read_tensor(tensor)
         found["rpc to events"] = read_events(http.post("/rpc", json=call, headers={"accept": SSE}))
         wanted = [triton.InferRequestedOutput(output, binary_data=False)]
         binary = oip.triton_inputs(case, inputs)

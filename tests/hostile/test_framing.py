@@ -10,10 +10,11 @@ import pytest
 
 from app.http.protocol import MAX_HEAD
 from tests.app import oip
+from tests.app.bare import connected
 from tests.app.resident import Resident
 from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits
 from tests.hostile.apis import INPUTS, TINY
-from tests.hostile.wire import chunked, connect, head, read_all, request, status, talk
+from tests.hostile.wire import chunked, head, read_all, request, status, talk
 from tests.live import LiveService
 
 REST = f"/v1/ops/{TINY.op}"
@@ -115,7 +116,7 @@ def test_chunked_bodies(service: LiveService, body: bytes, expected: int) -> Non
 @pytest.mark.parametrize("piece", [b"x: " + b"a" * 1000 + b"\r\n", b"a" * 1000], ids=["many", "long"])
 def test_a_head_without_end(service: LiveService, piece: bytes) -> None:
     """A head without an end is rejected once it is too long; the rest is not parsed."""
-    with connect(service.url) as sock:
+    with connected(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ")
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
             sock.sendall(piece * 100_000)
@@ -123,7 +124,7 @@ def test_a_head_without_end(service: LiveService, piece: bytes) -> None:
 
 def test_a_long_head_is_answered(service: LiveService) -> None:
     """A client that sends a head that is too long and waits for the answer gets one."""
-    with connect(service.url) as sock:
+    with connected(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
         for _ in range(17):  # only the last one is too much: the service does not close a connection while data arrives
             sock.sendall(b"a" * 1000)
@@ -183,7 +184,7 @@ def test_targets(service: LiveService, method: str, target: str, expected: int) 
 )
 def test_trailers_and_extensions_without_end(service: LiveService, start: bytes, piece: bytes) -> None:
     """Trailers and extensions of chunks without an end are rejected like heads without an end."""
-    with connect(service.url) as sock:
+    with connected(service.url) as sock:
         sock.sendall(head("/rpc", b"transfer-encoding: chunked") + b"1\r\n{\r\n" + start)
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
             sock.sendall(piece * 2000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,6 @@ from tests.app.samples import (
     SMALL,
     SSE,
     Array,
-    document,
     frames,
     messages,
     parts,
@@ -35,18 +33,6 @@ LARGE = Case(
     src_channels=640, dst_channels=1024, src_spatial=(4, 4), dst_spatial=(4, 4), kernel=(3, 3), pads_begin=(1, 1),
     pads_end=(1, 1),
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("form", ["base64", "npy", "list"])
-@pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
-def test_json_in_and_out(http: httpx.Client, encoding: str, form: str) -> None:
-    """A JSON call takes tensors as raw base64, as .npy files or as numbers, and returns them as requested."""
-    case = replace(SMALL, dtype="bf16")
-    inputs = case.inputs()
-    body = document(case, inputs, as_npy=form == "npy", as_numbers=form == "list", encoding=encoding)
-    response = http.post(f"/v1/ops/{case.op}", json=body)
-    assert same_bits(read(response), case.expected(inputs))
-    assert ("npy" in response.json()["outputs"]["diff_weights"]) == (encoding == "npy")
 
 
 @pytest.mark.parametrize("accept", FORMS)

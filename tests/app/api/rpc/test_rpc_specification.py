@@ -11,7 +11,6 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.api.rpc import methods as rpc_methods
 from app.api.rpc.methods import Method
 from app.api.rpc.routes import answer_rpc
 from app.calls.service import Service
@@ -29,7 +28,7 @@ def method(function: Callable[..., Any], *names: str) -> Method:
     return lambda params: function(*(params or ()))
 
 
-METHODS = {
+METHODS: Mapping[str, Method] = {
     "subtract": method(lambda minuend, subtrahend: minuend - subtrahend, "minuend", "subtrahend"),
     "sum": method(lambda *numbers: sum(numbers)),
     "update": method(lambda *_: None),
@@ -39,13 +38,13 @@ METHODS = {
 }
 
 
-def post(body: bytes, methods: Mapping[str, Method] = METHODS) -> httpx.Response:
-    """Send a body to an API with these methods; no worker is started, because they don't need any."""
+def post(body: bytes) -> httpx.Response:
+    """Send a body to an API with our methods; no worker is started, because they don't need any."""
     pool = SegmentPool(1 << 24)
     service = Service(Settings(), LocalEngine(pool, workers=1), pool)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_rpc(exchange_of(scope), service, methods)
+        await answer_rpc(exchange_of(scope), service, METHODS)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=Exchanges(answer, Limits(1 << 30)))
@@ -155,16 +154,3 @@ def test_a_long_batch_keeps_its_order() -> None:
     answers = post(json.dumps(batch).encode()).json()
     assert [answer["result"] for answer in answers] == list(range(1000))
     assert post(json.dumps([*batch, batch[0]]).encode()).json()["error"]["code"] == -32600
-
-
-def test_a_refusal_has_the_id_of_its_call() -> None:
-    """Calls that are rejected are answered under their ids, and other methods as always."""
-    tensor = {"dtype": "f32", "shape": [100_000], "data": "AAAA" * 133_333 + "AA=="}
-    call = {"jsonrpc": "2.0", "method": "ConvTranspose", "params": {"inputs": {"src": tensor}}}
-    other = {"jsonrpc": "2.0", "method": "ops.describe", "params": ["ConvTranspose"], "id": "c"}
-    batch = json.dumps([call | {"id": "a"}, call, call | {"id": "b"}, other]).encode()
-    first, second, third = post(batch, rpc_methods.METHODS).json()
-    for answer, request_id in ((first, "a"), (second, "b")):
-        assert (answer["id"], answer["error"]["code"]) == (request_id, -32000)
-        assert answer["error"]["data"]["retry_after"] > 0
-    assert third["result"]["op"] == "ConvTranspose"
