@@ -459,7 +459,7 @@ _OF_OIP: list[tuple[str, Answer, dict[str, Any], dict[str, Any]]] = [
       for inputs in (None, [1], [{"shape": [1]}], [{"name": "a"}] * 65)),
     ("an unknown input", _wrong("inputs", "srcs", "shape"), {"inputs": [{"name": "srcs"}]}, {}),
     ("an input twice", _wrong("inputs", "src"),
-     {"inputs": [{"name": "src", "shape": [1], "datatype": "FP32"}] * 2}, {}),
+     {"inputs": [{"name": "src", "shape": [1, 1, 4], "datatype": "FP32", "data": [0] * 4}] * 2}, {}),
     ("no shape", _wrong("inputs", "src", "shape"), {}, {"shape": None}),
     ("no datatype", _wrong("inputs", "src", "datatype"), {}, {"datatype": 0}),
     *((f"binary_data_size: {size!r}", _wrong("inputs", "src"), {}, {"parameters": {"binary_data_size": size}})

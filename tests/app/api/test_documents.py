@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
+import time
 from contextlib import ExitStack
 
 import httpx
@@ -19,6 +20,8 @@ from tests.app.samples import JSON
 from tests.live import LiveService
 
 PATHS = ["/openapi.json", "/openrpc.json", "/v1/ops", "/v1/ops/BiasAdd", "/docs", "/machine", "/web/base.css"]
+EVERY_S = 0.05
+"""How often the service makes its metrics at most."""
 PLAIN = {"accept-encoding": "identity"}
 
 
@@ -70,14 +73,18 @@ async def test_a_document_is_made_once_and_in_a_thread() -> None:
 
 
 def test_metrics_are_made_once_for_all_who_ask(service: LiveService) -> None:
-    """64 requests at once get the metrics of at most two makings: the second is for those who came after the first."""
+    """64 requests at once get the metrics of two makings: the second is for those who came after the first.
+
+    On a busy machine they come later, and there are more makings, but none sooner than the service makes them again.
+    """
     with ExitStack() as stack:
         sockets = [stack.enter_context(connected(service.url)) for _ in range(64)]
+        began = time.monotonic()
         for sock in sockets:
             sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answers = [replies(sock, 1)[0] for sock in sockets]
     assert {status for status, _ in answers} == {200}
-    assert len({body for _, body in answers}) <= 2
+    assert len({body for _, body in answers}) <= 2 + (time.monotonic() - began) / EVERY_S
 
 
 def test_a_client_that_does_not_read_holds_little(tight: Resident) -> None:
