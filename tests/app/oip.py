@@ -14,16 +14,10 @@ from tests.problems import Case
 
 OIP = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f64": "FP64"}
 OLD_NAMES = {
-    "src": "input_forward",
-    "diff_dst": "output_delta",
-    "weights_shape": "filter_shape",
-    "diff_weights": "filter_delta",
-    "weights_format": "filter_format",
-    "weights": "filter",
-    "diff_src": "input_delta",
-    "dst_shape": "output_shape",
+    "src": "input_forward", "diff_dst": "output_delta", "weights_shape": "filter_shape", "diff_weights": "filter_delta",
+    "weights_format": "filter_format", "weights": "filter", "diff_src": "input_delta", "dst_shape": "output_shape",
     "diff_bias": "bias_delta",
-}
+}  # fmt: skip
 HEAD_LENGTH = "Inference-Header-Content-Length"
 
 

@@ -89,14 +89,9 @@ def _read_stream(response: httpx.Response) -> Array:
 
 
 APIS: dict[str, Build] = {
-    "rest json": _rest_json,
-    "rest npy": _multipart(NPY),
-    "rest events": _multipart(SSE),
-    "rest frames": _multipart(FRAMES),
-    "rpc json": _rpc(JSON),
-    "rpc events": _rpc(SSE),
-    "oip binary": _oip,
-}
+    "rest json": _rest_json, "rest npy": _multipart(NPY), "rest events": _multipart(SSE),
+    "rest frames": _multipart(FRAMES), "rpc json": _rpc(JSON), "rpc events": _rpc(SSE), "oip binary": _oip,
+}  # fmt: skip
 """The APIs and the forms of their replies, with the function that prepares a call for each."""
 
 

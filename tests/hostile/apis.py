@@ -40,15 +40,10 @@ _TEXT = ("json", "validate", "verify", "rpc", "batch", "graph")
 
 _RPC_CODE = {cls.code: reply.rpc_code for cls, reply in MAPPING.items()}
 _PAGES = {
-    "json": f"/v1/ops/{TINY.op}",
-    "validate": f"/v1/ops/{TINY.op}/validate",
-    "verify": f"/v1/ops/{TINY.op}/verify",
-    "parts": f"/v1/ops/{TINY.op}",
-    "rpc": "/rpc",
-    "batch": "/rpc",
-    "oip": f"/v2/models/{TINY.op}/infer",
+    "json": f"/v1/ops/{TINY.op}", "validate": f"/v1/ops/{TINY.op}/validate", "verify": f"/v1/ops/{TINY.op}/verify",
+    "parts": f"/v1/ops/{TINY.op}", "rpc": "/rpc", "batch": "/rpc", "oip": f"/v2/models/{TINY.op}/infer",
     "graph": "/v1/graphs",
-}
+}  # fmt: skip
 _RESULT, _IDS = "diff_weights", {"src": "0", "diff_dst": "1"}
 
 RAW = "@raw@"

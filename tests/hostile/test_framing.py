@@ -37,17 +37,9 @@ def test_valid_requests_by_hand(service: LiveService) -> None:
 
 
 LENGTHS = [
-    b"10",
-    b"-1",
-    b"+44",
-    b"0x2c",
-    b"44, 44",
-    b"",
-    "٤٤".encode(),
-    b"1" + b"0" * 5000,
-    b"0" * 5000 + b"44",
+    b"10", b"-1", b"+44", b"0x2c", b"44, 44", b"", "٤٤".encode(), b"1" + b"0" * 5000, b"0" * 5000 + b"44",
     b"%d" % 2**64,
-]
+]  # fmt: skip
 CODINGS = [b"identity", b"xchunked", b"chunked, gzip"]
 RIGHT = b"content-length: 44"
 

@@ -16,15 +16,9 @@ from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post
 
 KEY = "cg_the-key-of-this-test"
 APIS = [
-    ("POST", "/v1/ops/ConvTranspose"),
-    ("GET", "/v1/ops"),
-    ("POST", "/v2/models/ConvTranspose/infer"),
-    ("GET", "/v2"),
-    ("GET", "/nowhere"),
-    ("GET", "/v2/models/stats"),
-    ("GET", "/healthz/"),
-    ("GET", "/rpc/"),
-]
+    ("POST", "/v1/ops/ConvTranspose"), ("GET", "/v1/ops"), ("POST", "/v2/models/ConvTranspose/infer"), ("GET", "/v2"),
+    ("GET", "/nowhere"), ("GET", "/v2/models/stats"), ("GET", "/healthz/"), ("GET", "/rpc/"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
