@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from tests.app.pool.fleet import Fleet
 from tests.app.resident import Resident, resident_service
+from tests.app.samples import SMALL, post
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function: on the event loop of its `Fleet` if it has one, else on a new one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    fleet = next((each for each in given.values() if isinstance(each, Fleet)), None)
+    run = asyncio.run if fleet is None else fleet.run
+    run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture(scope="session")
 def tight() -> Iterator[Resident]:
-    """A service in this process with small limits."""
+    """A service in this process with small limits, whose code is loaded: its first call takes longer than others."""
     with resident_service(
         workers=1,
         queue_length=2,
@@ -23,6 +39,8 @@ def tight() -> Iterator[Resident]:
         memory_limit=40 << 20,
         deadline_s=20.0,
     ) as resident:
+        with httpx.Client(base_url=resident.url, timeout=60.0) as client:
+            assert post(client, SMALL, SMALL.inputs()).status_code == 200
         yield resident
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests import naive
 from tests.app.samples import Array
+from tests.problems import Case
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "graph.json"
 SHAPES = {0: (2, 3, 8, 8), 1: (4, 3, 3, 3), 3: (4, 5, 4, 4), 5: (2, 5, 16, 16)}
@@ -19,6 +20,22 @@ SHAPES = {0: (2, 3, 8, 8), 1: (4, 3, 3, 3), 3: (4, 5, 4, 4), 5: (2, 5, 16, 16)}
 def dump() -> Any:
     """Return the example: Convolution 0, 1 -> 2; ConvTranspose 2, 3 -> 4; its weight gradient 2, 5 -> 6."""
     return json.loads(EXAMPLE.read_text(encoding="utf-8"))
+
+
+def wrapped(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes as oneDNN Graph dumps them."""
+    kinds: dict[type, str] = {list: "s64[]", int: "s64", str: "string"}
+    return {name: {"type": kinds[type(value)], "value": value} for name, value in attributes.items()}
+
+
+def of_case(case: Case) -> dict[str, Any]:
+    """Return the dump of a graph of one op, 7, whose tensors are numbered from 0; the last one is the result."""
+    tensors = [
+        {"id": number, "dtype": case.dtype, "shape": list(shape)}
+        for number, shape in enumerate((*case.input_shapes.values(), case.output_shape))
+    ]
+    op = {"id": 7, "name": "dw", "kind": case.op, "attrs": wrapped(case.attributes())}
+    return {"graph": [op | {"inputs": tensors[:-1], "outputs": tensors[-1:]}]}
 
 
 def tensors(seed: int = 0) -> dict[int, Array]:

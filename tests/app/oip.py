@@ -14,22 +14,11 @@ from tests.problems import Case
 
 OIP = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f64": "FP64"}
 OLD_NAMES = {
-    "src": "input_forward",
-    "diff_dst": "output_delta",
-    "weights_shape": "filter_shape",
-    "diff_weights": "filter_delta",
-    "weights_format": "filter_format",
-    "weights": "filter",
-    "diff_src": "input_delta",
-    "dst_shape": "output_shape",
+    "src": "input_forward", "diff_dst": "output_delta", "weights_shape": "filter_shape", "diff_weights": "filter_delta",
+    "weights_format": "filter_format", "weights": "filter", "diff_src": "input_delta", "dst_shape": "output_shape",
     "diff_bias": "bias_delta",
-}
+}  # fmt: skip
 HEAD_LENGTH = "Inference-Header-Content-Length"
-
-
-def output_name(case: Case) -> str:
-    """Return the name of a case's one output."""
-    return case.output_name
 
 
 def tensor(name: str, array: Array, datatype: str, *, binary: bool = True) -> triton.InferInput:
@@ -46,11 +35,11 @@ def triton_inputs(case: Case, inputs: dict[str, Array], *, binary: bool = True) 
 
 def infer(client: Any, case: Case, inputs: dict[str, Array], *, binary: bool = True, **more: Any) -> Array:
     """Return the result of a case computed through tritonclient's synchronous client."""
-    outputs = [triton.InferRequestedOutput(output_name(case), binary_data=binary)]
+    outputs = [triton.InferRequestedOutput(case.output_name, binary_data=binary)]
     json_too = binary or case.dtype == "bf16"  # tritonclient itself rejects BF16 in JSON requests
     sent = triton_inputs(case, inputs, binary=json_too)
     result = client.infer(case.op, sent, outputs=outputs, parameters=case.attributes(), **more)
-    found: Array = result.as_numpy(output_name(case))
+    found: Array = result.as_numpy(case.output_name)
     return found
 
 

@@ -10,6 +10,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -30,75 +31,59 @@ FRAMES = "application/x-tensor-stream"
 DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype(ml_dtypes.bfloat16), "f64": np.dtype("<f8")}
 
 SMALL = Case(
-    name="small",
-    op="ConvTransposeBackwardWeights",
-    n=2,
-    src_channels=4,
-    dst_channels=6,
-    groups=2,
-    src_spatial=(5, 4),
-    dst_spatial=(9, 8),
-    kernel=(3, 2),
-    strides=(2, 2),
-    pads_begin=(1, 0),
-    pads_end=(1, 0),
-    output_padding=(0, 0),
-    weights_format="IOX",
-    groups_axis="O",
-)
+    name="small", op="ConvTransposeBackwardWeights", n=2, src_channels=4, dst_channels=6, groups=2,
+    src_spatial=(5, 4), dst_spatial=(9, 8), kernel=(3, 2), strides=(2, 2), pads_begin=(1, 0), pads_end=(1, 0),
+    weights_format="IOX", groups_axis="O",
+)  # fmt: skip
+_FORWARD = Case(
+    op="ConvTranspose", n=2, src_channels=3, dst_channels=4, src_spatial=(5, 4), dst_spatial=(6, 5), kernel=(2, 2),
+    weights_format="XOI", groups_axis="O", bias=True,
+)  # fmt: skip
+_CONVOLUTION = Case(
+    op="ConvolutionBackwardWeights", n=2, src_channels=4, dst_channels=6, src_spatial=(9,), dst_spatial=(4,),
+    kernel=(3,), strides=(2,), data_format="NXC", weights_format="XIO",
+)  # fmt: skip
+_BIAS = Case(op="BiasAdd", n=2, src_channels=3, dst_channels=3, src_spatial=(4, 5), dst_spatial=(4, 5), kernel=(1, 1))
+CASES = {
+    case.op: case
+    for case in (
+        SMALL,
+        replace(SMALL, op="ConvTransposeBackwardData"),
+        _FORWARD,
+        _CONVOLUTION,
+        replace(_CONVOLUTION, op="Convolution", bias=True),
+        replace(_CONVOLUTION, op="ConvolutionBackwardData"),
+        replace(_BIAS, bias=True),
+        replace(_BIAS, op="BiasAddBackward"),
+    )
+}
+"""A small call of each operation."""
 
 
 def doubled(size: int, src_channels: int, dst_channels: int, n: int = 1) -> Case:
     """Return a call that doubles both sides of its images: little work for many bytes."""
     return Case(
-        op="ConvTranspose",
-        n=n,
-        src_channels=src_channels,
-        dst_channels=dst_channels,
-        src_spatial=(size, size),
-        dst_spatial=(2 * size, 2 * size),
-        kernel=(2, 2),
-        strides=(2, 2),
-        weights_format="IOX",
-        groups_axis="O",
-    )
+        op="ConvTranspose", n=n, src_channels=src_channels, dst_channels=dst_channels, src_spatial=(size, size),
+        dst_spatial=(2 * size, 2 * size), kernel=(2, 2), strides=(2, 2), weights_format="IOX", groups_axis="O",
+    )  # fmt: skip
+
+
+def square(n: int, src_channels: int, dst_channels: int, src: int, dst: int) -> Case:
+    """Return the weight gradient of square images without padding: much work for few bytes if `dst` is small."""
+    return Case(
+        n=n, src_channels=src_channels, dst_channels=dst_channels, src_spatial=(src, src), dst_spatial=(dst, dst),
+        kernel=(src - dst + 1, src - dst + 1),
+    )  # fmt: skip
 
 
 # A result larger than any socket buffer.
 LARGE = doubled(1024, 1, 1)
-
 # Tenths of a second of work for the reference kernel.
-SLOW = Case(
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=48,
-    dst_channels=128,
-    src_spatial=(40, 40),
-    dst_spatial=(20, 20),
-    kernel=(21, 21),
-)
-
+SLOW = square(4, 48, 128, 40, 20)
 # Some tens of milliseconds of work for one worker with the reference kernel, with few bytes and early tiles.
-HEAVY = Case(
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=32,
-    dst_channels=96,
-    src_spatial=(40, 40),
-    dst_spatial=(32, 32),
-    kernel=(9, 9),
-)
-
+HEAVY = square(4, 32, 96, 40, 32)
 # A few seconds for two workers.
-LONG = Case(
-    op="ConvolutionBackwardWeights",
-    n=2,
-    src_channels=128,
-    dst_channels=128,
-    src_spatial=(64, 64),
-    dst_spatial=(32, 32),
-    kernel=(33, 33),
-)
+LONG = square(2, 128, 128, 64, 32)
 
 
 def npy(array: Array) -> bytes:
@@ -235,11 +220,7 @@ def _assemble(output: dict[str, Any], boxes: list[tuple[list[int], list[int], by
     return result
 
 
-READERS: dict[str, Callable[[httpx.Response], Array]] = {
-    JSON: read_json,
-    SSE: read_events,
-    FRAMES: read_frames,
-}
+READERS: dict[str, Callable[[httpx.Response], Array]] = {JSON: read_json, SSE: read_events, FRAMES: read_frames}
 
 
 def read(response: httpx.Response) -> Array:

@@ -16,6 +16,7 @@ import pytest
 from tests.app import oip
 from tests.app import samples as calls
 from tests.app.resident import Resident, resident_service
+from tests.faults.apis import prepare
 from tests.problems import Case
 
 BOUND_S = 0.005
@@ -24,29 +25,15 @@ BLOCK = bytearray(4 << 20)
 
 # 25.7 MB in, and 8.3 MB out.
 DEEP = Case(
-    op="ConvolutionBackwardWeights",
-    n=16,
-    src_channels=64,
-    dst_channels=64,
-    src_spatial=(56, 56),
-    dst_spatial=(56, 56),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
-    pads_end=(1, 1),
-)
+    n=16, src_channels=64, dst_channels=64, src_spatial=(56, 56), dst_spatial=(56, 56), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
 WIDE = calls.doubled(180, 4, 16)
 # 160,000 numbers in and 64,000 out: JSON of more than a megabyte.
 PLAIN = Case(
-    op="ConvTranspose",
-    src_channels=16,
-    dst_channels=4,
-    src_spatial=(100, 100),
-    dst_spatial=(126, 127),
-    kernel=(27, 28),
-    weights_format="IOX",
-    groups_axis="O",
-)
-
+    op="ConvTranspose", src_channels=16, dst_channels=4, src_spatial=(100, 100), dst_spatial=(126, 127),
+    kernel=(27, 28), weights_format="IOX", groups_axis="O",
+)  # fmt: skip
 # Its verification has 4,096 units.
 TAPS = Case(op="ConvolutionBackwardWeights", src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64))
 
@@ -63,35 +50,19 @@ def resident() -> Iterator[Resident]:
         gc.unfreeze()
 
 
-def multipart(case: Case, accept: str) -> Send:
-    """Return a function that calls a case by multipart."""
+def prepared(api: str, case: Case) -> Send:
+    """Return a function that calls a case."""
+    call = prepare(api, case, case.inputs(), np.empty(0))
+    return lambda http: http.post(call.path, content=call.content, headers=call.headers)
+
+
+def compressed(case: Case, *, numbers: bool = False) -> Send:
+    """Return a function that calls a case through the binary API, compressed; the reply may be JSON numbers."""
     inputs = case.inputs()
-    return lambda http: calls.post(http, case, inputs, accept)
-
-
-def json(case: Case, path: str = "/v1/ops/") -> Send:
-    """Return a function that calls a case in JSON with base64."""
-    document = calls.document(case, case.inputs())
-    if path == "/rpc":
-        call = {"jsonrpc": "2.0", "id": 1, "method": case.op, "params": document}
-        return lambda http: http.post(path, json=call)
-    return lambda http: http.post(path + case.op, json=document)
-
-
-def binary(case: Case, *, compressed: bool = False, numbers: bool = False) -> Send:
-    """Return a function that calls a case through the binary API; the reply may be JSON numbers."""
-    inputs = case.inputs()
-    output = {"name": oip.output_name(case), "parameters": {"binary_data": not numbers}}
+    output = {"name": case.output_name, "parameters": {"binary_data": not numbers}}
     content, headers = oip.body(oip.head(case, inputs, outputs=[output]), inputs)
-    if compressed:
-        content, headers = gzip.compress(content, 1), headers | {"content-encoding": "gzip", "accept-encoding": "gzip"}
+    content, headers = gzip.compress(content, 1), headers | {"content-encoding": "gzip", "accept-encoding": "gzip"}
     return lambda http: oip.post(http, case.op, content, headers)
-
-
-def numbers(case: Case) -> Send:
-    """Return a function that calls a case with its tensors as JSON numbers."""
-    inputs = case.inputs()
-    return lambda http: oip.post_json(http, case, inputs)
 
 
 def nested(case: Case, accept: str = calls.JSON) -> Send:
@@ -105,10 +76,8 @@ def nested_in_a_form(case: Case) -> Send:
     (first, array), (second, other) = case.inputs().items()
     document = calls.request_object(case)
     document["inputs"][first] |= {"shape": list(array.shape), "data": calls.numbers(array)}
-    form = [
-        calls.part("request", dumps(document).encode(), calls.JSON),
-        calls.part(second, calls.npy(other), calls.NPY),
-    ]
+    request = calls.part("request", dumps(document).encode(), calls.JSON)
+    form = [request, calls.part(second, calls.npy(other), calls.NPY)]
     return lambda http: http.post("/v1/ops/" + case.op, files=form)
 
 
@@ -144,7 +113,7 @@ def biases(nodes: int) -> Send:
             "id": at,
             "kind": "BiasAdd",
             "inputs": [tensor(at, 1, 1), tensor(at + 1, 1)],
-            "outputs": [{"id": at + 2, "dtype": "f32"}],
+            "outputs": [tensor(at + 2, 1, 1)],
         }
         for at in numbers
     ]
@@ -156,21 +125,18 @@ def biases(nodes: int) -> Send:
 
 def verification(case: Case) -> Send:
     """Return a function that verifies a wrong result of a case."""
-    result = {oip.output_name(case): np.zeros(case.output_shape, np.float32)}
+    result = {case.output_name: np.zeros(case.output_shape, np.float32)}
     document = calls.document(case, case.inputs() | result)
     return lambda http: http.post(f"/v1/ops/{case.op}/verify", json=document)
 
 
-FORMS = (calls.JSON, calls.NPY, calls.SSE, calls.FRAMES)
 WAYS: dict[str, Send] = {
-    **{f"multipart to {accept}": multipart(WIDE, accept) for accept in FORMS},
-    "large multipart": multipart(DEEP, calls.FRAMES),
-    "large JSON": json(DEEP),
-    "large JSON-RPC": json(DEEP, "/rpc"),
-    "large binary": binary(DEEP),
-    "compressed": binary(WIDE, compressed=True),
-    "compressed numbers": binary(PLAIN, compressed=True, numbers=True),
-    "numbers": numbers(PLAIN),
+    **{f"multipart, {api}": prepared(api, WIDE) for api in ("rest npy", "rest events", "rest frames")},
+    "multipart to JSON": lambda http: calls.post(http, WIDE, WIDE.inputs()),
+    **{f"large, {api}": prepared(api, DEEP) for api in ("rest frames", "rest json", "rpc json", "oip binary")},
+    "compressed": compressed(WIDE),
+    "compressed numbers": compressed(PLAIN, numbers=True),
+    "numbers": lambda http: oip.post_json(http, PLAIN, PLAIN.inputs()),
     "nested numbers": nested(PLAIN),
     "nested numbers to events": nested(PLAIN, calls.SSE),
     "nested numbers in a form": nested_in_a_form(PLAIN),

@@ -81,7 +81,7 @@ def test_connections_are_refused_while_starting() -> None:
     seen = []
     with (
         running_service(*flags, wait=False) as service,
-        httpx.Client(base_url=f"http://127.0.0.1:{ops}") as operator,
+        httpx.Client(base_url=f"http://127.0.0.1:{ops}", timeout=60) as operator,
     ):
         answers(service, operator)
         while (said := operator.get("/readyz")).status_code == 503:
@@ -96,7 +96,7 @@ def test_connections_are_refused_while_starting() -> None:
 
 def test_a_drain_that_waits_for_nothing_fails_nothing() -> None:
     """A request that arrives on an open connection after the drain is computed, as a proxy can't send it elsewhere."""
-    with resident_service(workers=1) as resident, httpx.Client(base_url=resident.url) as http:
+    with resident_service(workers=1) as resident, httpx.Client(base_url=resident.url, timeout=60) as http:
         resident.run(resident.service.drain(10))
         assert post(http, SMALL, SMALL.inputs()).status_code == 200
 
@@ -108,7 +108,7 @@ def test_a_drain_before_the_start_is_over(tmp_path_factory: pytest.TempPathFacto
     cache = str(tmp_path_factory.mktemp("cache"))  # empty, so that the start takes long
     with (
         running_service(*flags, wait=False, NUMBA_CACHE_DIR=cache) as service,
-        httpx.Client(base_url=f"http://127.0.0.1:{ops}") as operator,
+        httpx.Client(base_url=f"http://127.0.0.1:{ops}", timeout=60) as operator,
     ):
         answers(service, operator)
         assert operator.get("/readyz").json()["status"] == "starting"

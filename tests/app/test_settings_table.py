@@ -40,9 +40,3 @@ def test_writing_and_checking(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["--page", str(page)]) == 0
     assert page.read_text(encoding="utf-8") == right
     assert main(["--check", "--page", str(page)]) == 0
-
-
-def test_a_page_without_the_table_is_refused() -> None:
-    """Nothing is written where the two comments are missing."""
-    with pytest.raises(ValueError, match="once each"):
-        with_settings("# Configuration\n")

@@ -11,69 +11,41 @@ import pytest
 from app.sharing import Shared
 
 
-def test_all_who_wait_share_one_making() -> None:
-    """Requests at once get the same value, which was made once; so do later ones."""
-    made: list[object] = []
-
-    async def make() -> object:
-        await asyncio.sleep(0)
-        made.append(object())
-        return made[-1]
-
-    async def run() -> None:
-        shared = Shared(make)
-        assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {made[0]}
-        assert await shared.get() is made[0]
-
-    asyncio.run(run())
-    assert len(made) == 1
-
-
-def test_a_value_is_made_again_after_its_time_only() -> None:
+async def test_a_value_is_made_again_after_its_time_only() -> None:
     """Requests that come too soon wait, share the next making, and get what is newer than themselves."""
     times: list[float] = []
+    loop, every = asyncio.get_running_loop(), 0.05
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
+    async def make() -> float:
+        times.append(loop.time())
+        return times[-1]
 
-        async def make() -> float:
-            times.append(loop.time())
-            return times[-1]
-
-        every = 0.05
-        shared = Shared(make, every)
-        first = await shared.get()
-        asked = loop.time()
-        second = await asyncio.gather(*(shared.get() for _ in range(100)))
-        assert set(second) == {times[1]}
-        assert times[1] >= max(asked, first + every)
-
-    asyncio.run(run())
+    shared = Shared(make, every)
+    first = await shared.get()
+    asked = loop.time()
+    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {times[1]}
+    assert times[1] >= max(asked, first + every)
     assert len(times) == 2
 
 
-def test_the_first_to_ask_may_leave() -> None:
+async def test_the_first_to_ask_may_leave() -> None:
     """A request that ends while the value is made does not end the making for the others."""
+    may_end = asyncio.Event()
 
-    async def run() -> None:
-        may_end = asyncio.Event()
+    async def make() -> str:
+        await may_end.wait()
+        return "made"
 
-        async def make() -> str:
-            await may_end.wait()
-            return "made"
-
-        shared = Shared(make)
-        first, second = (asyncio.create_task(shared.get()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.wait([first])
-        may_end.set()
-        assert await second == "made"
-
-    asyncio.run(run())
+    shared = Shared(make)
+    first, second = (asyncio.create_task(shared.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    may_end.set()
+    assert await second == "made"
 
 
-def test_a_failure_is_not_kept() -> None:
+async def test_a_failure_is_not_kept() -> None:
     """All who wait get the error; the next request tries again."""
     answers: Iterator[str | MemoryError] = iter([MemoryError(), "made"])
 
@@ -83,13 +55,10 @@ def test_a_failure_is_not_kept() -> None:
             raise answer
         return answer
 
-    async def run() -> None:
-        shared = Shared(make)
-        failed = await asyncio.gather(shared.get(), shared.get(), return_exceptions=True)
-        assert [type(each) for each in failed] == [MemoryError, MemoryError]
-        assert await shared.get() == "made"
-
-    asyncio.run(run())
+    shared = Shared(make)
+    failed = await asyncio.gather(shared.get(), shared.get(), return_exceptions=True)
+    assert [type(each) for each in failed] == [MemoryError, MemoryError]
+    assert await shared.get() == "made"
 
 
 def test_event_loops_do_not_wait_for_each_other() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import statistics
 import time
 from contextlib import aclosing
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from app.pool.buffers import SegmentPool
-from benchmarks.scaling import Constants, call_of, simulate
 from convgrad._errors import DeadlineExceeded, Overloaded
 from kernels import plan
 from kernels.problem import OpName
@@ -73,44 +71,6 @@ def test_large_problems_give_the_bits_of_one_machine(site: Site, op: OpName) -> 
     before = site.counter("units")
     assert same(site.there(chosen, inputs)[0], site.here(chosen, inputs))
     assert 0 < site.counter("units") - before < len(chosen.units), "both machines take their share"
-
-
-def test_figures(site: Site, measured: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
-    """The overhead of a unit, the gain of a second machine, and what the simulation says of both, are printed."""
-    constants = dataclasses.replace(
-        Constants.load(),
-        task_s=measured["unit_s"],
-        put_bytes_per_s=measured["put_rate"],
-        network_bytes_per_s=measured["send_rate"],
-        failures_per_s=0.0,
-    )
-    lines = [f"a unit without work, to the other node and back: {1e3 * measured['unit_s']:.1f} ms"]
-    for pid in site.fleet.pids:  # the processor of node 1
-        os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
-    for problem in (MIDDLE, LARGE, DEEP):
-        chosen, inputs = many(problem)
-        ones, twos = [], []
-        for _ in range(6):
-            start = time.perf_counter()
-            one = site.here(chosen, inputs)
-            ones.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            two, _ = site.there(chosen, inputs)
-            twos.append(time.perf_counter() - start)
-            assert same(one, two)
-        del ones[0], twos[0]  # memory that was never written to takes as long again
-        gains = ", ".join(
-            f"{gain:.2f}" for gain in sorted(before / after for before, after in zip(ones, twos, strict=True))
-        )
-        size = f"{problem.macs / 1e9:.1f} GMAC, {sum(tensor.nbytes for tensor in inputs) / 1e6:.0f} MB"
-        lines.append(f"{size}, two nodes of one processor against one processor: {gains} times as fast")
-        real, least = statistics.median(twos), min(ones)
-        mine = dataclasses.replace(constants, macs_per_s=chosen.macs / least)
-        rng, call = np.random.default_rng(0), call_of(size, chosen)
-        simulated = statistics.median(simulate(call, 2, mine, rng, here=1) for _ in range(99))
-        lines.append(f"  median of five calls {real:.3f} s, simulated {simulated:.3f} s: {simulated / real - 1:+.0%}")
-    with capsys.disabled():
-        print("", *lines, sep="\n")
 
 
 def test_killed_worker(site: Site, lab: Lab) -> None:

@@ -69,7 +69,7 @@ def _oip(case: Case, inputs: Mapping[str, Array], options: dict[str, Any]) -> Co
     given = dict(inputs)
     head = oip.head(case, given)
     head["parameters"] |= options
-    outputs = [{"name": oip.output_name(case), "parameters": {"binary_data": True}}]
+    outputs = [{"name": case.output_name, "parameters": {"binary_data": True}}]
     content, headers = oip.body(head | {"outputs": outputs}, given)
     return f"/v2/models/{case.op}/infer", content, headers
 
@@ -89,14 +89,9 @@ def _read_stream(response: httpx.Response) -> Array:
 
 
 APIS: dict[str, Build] = {
-    "rest json": _rest_json,
-    "rest npy": _multipart(NPY),
-    "rest events": _multipart(SSE),
-    "rest frames": _multipart(FRAMES),
-    "rpc json": _rpc(JSON),
-    "rpc events": _rpc(SSE),
-    "oip binary": _oip,
-}
+    "rest json": _rest_json, "rest npy": _multipart(NPY), "rest events": _multipart(SSE),
+    "rest frames": _multipart(FRAMES), "rpc json": _rpc(JSON), "rpc events": _rpc(SSE), "oip binary": _oip,
+}  # fmt: skip
 """The APIs and the forms of their replies, with the function that prepares a call for each."""
 
 

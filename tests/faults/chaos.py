@@ -10,12 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
 
-from tests.app.samples import SMALL, doubled, same_bits
+from tests.app.samples import SMALL, doubled, same_bits, square
 from tests.faults.apis import APIS, Prepared, prepare
 from tests.live import LiveService, running_service
 from tests.problems import Case
@@ -26,17 +26,7 @@ _MARK = "CONVGRAD_TEST_FAMILY"
 PAUSE_S = 6.0
 
 # Tens of milliseconds for a worker, in several units.
-MIDDLE = Case(
-    name="middle",
-    op="ConvolutionBackwardWeights",
-    dtype="bf16",
-    n=8,
-    src_channels=64,
-    dst_channels=96,
-    src_spatial=(34, 34),
-    dst_spatial=(32, 32),
-    kernel=(3, 3),
-)
+MIDDLE = replace(square(8, 64, 96, 34, 32), dtype="bf16")
 # A result of some megabytes, in tiles.
 WIDE = doubled(64, 32, 16, n=2)
 CALLS = (SMALL, MIDDLE, WIDE)

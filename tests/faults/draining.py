@@ -35,6 +35,7 @@ async def drain(service: LiveService, family: Family, calls: Sequence[Prepared],
         while (ready := await client.get("/readyz")).status_code != 503:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         assert ready.json()["status"] == "draining"
+        assert (await client.get("/healthz")).status_code == 200
         late = await client.post("/v1/ops/ConvTranspose", json={})
         while late.json()["code"] == "overloaded":  # the queue is full; the drain begins a moment later
             late = await client.post("/v1/ops/ConvTranspose", json={})

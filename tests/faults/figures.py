@@ -89,12 +89,8 @@ def drained() -> None:
 
 
 FIGURES: dict[str, Callable[[], None]] = {
-    "disconnect": disconnect,
-    "cancel": cancel,
-    "back": back,
-    "drain": drained,
-    "overload": overload,
-}
+    "disconnect": disconnect, "cancel": cancel, "back": back, "drain": drained, "overload": overload,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

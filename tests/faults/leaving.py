@@ -13,23 +13,14 @@ import numpy as np
 
 from tests.app.bare import connected
 from tests.app.resident import Resident
-from tests.app.samples import LARGE
+from tests.app.samples import LARGE, square
 from tests.faults.apis import Prepared, prepare
 from tests.problems import Case
 
 __all__ = ["LONG", "MOMENTS", "busy", "idle", "leave", "prepared", "seconds_until", "sent"]
 
 # A lot of work for any kernel, in few bytes.
-LONG = Case(
-    name="long",
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=64,
-    dst_channels=64,
-    src_spatial=(64, 64),
-    dst_spatial=(40, 40),
-    kernel=(25, 25),
-)
+LONG = square(4, 64, 64, 64, 40)
 
 Condition = Callable[[], bool]
 

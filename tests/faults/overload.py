@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
@@ -17,24 +17,14 @@ import httpx
 import numpy as np
 
 from benchmarks.startup import memory_mib
-from tests.app.samples import Array, same_bits
+from tests.app.samples import Array, same_bits, square
 from tests.faults.apis import Prepared, prepare
 from tests.faults.chaos import family_service
-from tests.problems import Case
 
 __all__ = ["HEAVY", "Flood", "Seen", "flood", "overload", "visit"]
 
 # Many multiply-adds for few bytes: some tens of milliseconds.
-HEAVY = Case(
-    name="heavy",
-    op="ConvolutionBackwardWeights",
-    dtype="bf16",
-    src_channels=32,
-    dst_channels=32,
-    src_spatial=(64, 64),
-    dst_spatial=(40, 40),
-    kernel=(25, 25),
-)
+HEAVY = replace(square(1, 32, 32, 64, 40), dtype="bf16")
 _RETRY_S = 0.05
 # Longer than any answer takes: a client that waits this long has lost its call.
 _PATIENCE_S = 60.0

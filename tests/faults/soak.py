@@ -93,15 +93,9 @@ async def soak(options: argparse.Namespace, family: Family, url: str) -> tuple[T
     async with Striker(family, options.kills, options.seed) as striker:
         watching = asyncio.create_task(watch())
         await load(
-            url,
-            calls,
-            tally,
-            count=options.calls,
-            until=until,
-            at_once=options.at_once,
-            pause_s=options.pause,
+            url, calls, tally, count=options.calls, until=until, at_once=options.at_once, pause_s=options.pause,
             seed=options.seed,
-        )
+        )  # fmt: skip
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     return tally, striker, samples

@@ -16,7 +16,7 @@ from tests.app.samples import SSE
 from tests.faults.apis import APIS
 from tests.faults.chaos import CALLS, Tally, family_service, prepare_all
 from tests.faults.draining import drain
-from tests.faults.leaving import LONG, MOMENTS, busy, idle, leave, prepared, seconds_until, sent
+from tests.faults.leaving import LONG, MOMENTS, idle, leave, prepared, seconds_until
 
 pytestmark = pytest.mark.heavy
 
@@ -37,16 +37,6 @@ def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, api: str, m
     seconds_until(resident, lambda: None, lambda: idle(resident))
 
 
-def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
-    """Soon after a call that would compute for seconds is cancelled, no worker has a unit."""
-    seconds_until(resident, lambda: None, lambda: idle(resident))
-    with sent(resident, prepared("rest npy", LONG)):
-        resident.until(lambda: busy(resident), 30)
-        (call,) = resident.service.calls
-        seconds_until(resident, call.cancel, lambda: not busy(resident))
-    resident.run(resident.service.admission.idle())
-
-
 def test_a_drain_loses_no_call() -> None:
     """All of forty calls over all APIs in flight at SIGTERM return the right result; no process is left."""
     tally = Tally()
@@ -65,7 +55,10 @@ def test_nothing_outlives_a_killed_server() -> None:
         members = family.members()
         pidfds = [os.pidfd_open(pid) for pid in members]
         family.strike(family.workers()[0], signal.SIGSTOP)
-        with httpx.Client(base_url=service.url, timeout=60) as client, httpx.Client(base_url=service.url) as other:
+        with (
+            httpx.Client(base_url=service.url, timeout=60) as client,
+            httpx.Client(base_url=service.url, timeout=60) as other,
+        ):
             headers = call.headers | {"accept": SSE}
             with client.stream("POST", call.path, content=call.content, headers=headers) as reply:
                 stream = reply.iter_raw()

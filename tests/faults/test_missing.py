@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,9 @@ import pytest
 
 import convgrad
 from kernels.target import NAME
-from tests.app.samples import NPY, SMALL, post, read, same_bits
+from tests.app.samples import SMALL, post
 from tests.confined import without
+from tests.faults.machine import can, right
 from tests.live import LiveService, running_service
 
 pytestmark = pytest.mark.heavy
@@ -32,31 +31,16 @@ OTHER_USER = [
 PATIENCE_S = 60.0
 
 
-def can(under: Sequence[str]) -> bool:
-    """Return whether this machine lets us run a command under that one."""
-    return (
-        bool(shutil.which(under[0]))
-        and subprocess.run([*under, "true"], check=False, capture_output=True).returncode == 0
-    )
-
-
 def quick(*flags: str, **options: Any) -> AbstractContextManager[LiveService]:
     """Run a service that compiles nothing: what is missing in these tests does not concern the kernels."""
     options[NAME] = "reference"
     return running_service(*flags, **options)
 
 
-def right(service: LiveService) -> bool:
-    """Return whether a small call returns the oracle's bits."""
-    inputs = SMALL.inputs()
-    with httpx.Client(base_url=service.url, timeout=60) as http:
-        return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
-
-
 def said(service: LiveService, status: str) -> dict[str, Any]:
     """Poll /readyz until it reports this status; return that page."""
     until = time.monotonic() + PATIENCE_S
-    with httpx.Client() as http:
+    with httpx.Client(timeout=60) as http:
         while time.monotonic() < until:
             if service.url:
                 reply = http.get(f"{service.url}/readyz")
@@ -87,17 +71,14 @@ def test_processes_that_may_not_be_started() -> None:
         assert page["cause"].startswith(
             "the fork server can't be started: Resource temporarily unavailable; raise the process limit"
         )
-        with httpx.Client(base_url=service.url) as http:
+        with httpx.Client(base_url=service.url, timeout=60) as http:
             assert "convgrad_failed 1.0" in http.get("/metrics").text
             refused = post(http, SMALL, SMALL.inputs())
             assert (refused.status_code, refused.json()["reason"]) == (503, "failed")
         command = [sys.executable, "-m", "convgrad", "health", "--url", service.url]
         health = subprocess.run(command, check=False, capture_output=True, text=True)
         assert health.returncode == 4
-        with (
-            convgrad.Client(service.url) as client,
-            pytest.raises(convgrad.TimedOut, match="failed: the fork"),
-        ):
+        with convgrad.Client(service.url) as client, pytest.raises(convgrad.TimedOut, match="failed: the fork"):
             client.wait_until_ready(0.1)
         assert page["cause"] in health.stdout
         ended(service, page["cause"])

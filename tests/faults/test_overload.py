@@ -10,23 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks.startup import memory_mib
+from tests.app.samples import square
 from tests.faults.apis import prepare
 from tests.faults.chaos import family_service
 from tests.faults.overload import Flood, Seen, flood, visit
-from tests.problems import Case
 
 pytestmark = pytest.mark.heavy
 
 # Some tens of milliseconds for the reference kernel.
-SLOW = Case(
-    name="slow",
-    op="ConvolutionBackwardWeights",
-    src_channels=64,
-    dst_channels=64,
-    src_spatial=(48, 48),
-    dst_spatial=(38, 38),
-    kernel=(11, 11),
-)
+SLOW = square(1, 64, 64, 48, 38)
 
 
 def test_ten_times_what_can_be_computed() -> None:

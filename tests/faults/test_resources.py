@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,9 +13,10 @@ import httpx
 import pytest
 
 from kernels.emit.cache import cache_folder
-from tests.app.samples import NPY, SMALL, post, read, same_bits
+from tests.app.samples import NPY, SMALL, post, same_bits
 from tests.faults.apis import prepare
 from tests.faults.chaos import WIDE
+from tests.faults.machine import can, right
 from tests.live import LiveService, running_service
 
 pytestmark = pytest.mark.heavy
@@ -28,21 +27,6 @@ def unshare(script: str, *arguments: str) -> list[str]:
     command = ["unshare", "--mount", "sh", "-ec"]
     shift = f"shift {len(arguments)}; " if arguments else ""
     return [*command, f'{script}; {shift}exec "$@"', "sh", *arguments]
-
-
-def can(under: Sequence[str]) -> bool:
-    """Return whether this machine lets us run a command under that one."""
-    return (
-        bool(shutil.which(under[0]))
-        and subprocess.run([*under, "true"], check=False, capture_output=True).returncode == 0
-    )
-
-
-def right(service: LiveService) -> bool:
-    """Return whether a small call returns the oracle's bits."""
-    inputs = SMALL.inputs()
-    with httpx.Client(base_url=service.url, timeout=60) as http:
-        return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path, faul
 
 def _check_that_the_narrower_path_serves(settings: dict[str, str], fault: str) -> None:
     running = running_service("--workers", "1", **settings)  # type: ignore[arg-type]
-    with running as service, httpx.Client(base_url=service.url) as http:
+    with running as service, httpx.Client(base_url=service.url, timeout=60) as http:
         page = http.get("/readyz").json()
         assert (page["status"], page["target"]) == ("ready", NARROWER.name)
         (reason,) = page["unfit"]

@@ -18,34 +18,14 @@ from tests.app.samples import npy as npy_file
 from tests.fuzz.apis import BOUNDARY
 from tests.problems import Case
 
-__all__ = [
-    "FRAME_WORDS",
-    "JSON_WORDS",
-    "MULTIPART_WORDS",
-    "NPY_WORDS",
-    "OIP_WORDS",
-    "RPC_WORDS",
-    "assembly",
-    "frames",
-    "json_tensors",
-    "lists",
-    "multipart",
-    "npy",
-    "oip",
-    "rest",
-    "rpc",
-]
+__all__ = ["FRAME_WORDS", "JSON_WORDS", "MULTIPART_WORDS", "NPY_WORDS", "OIP_WORDS", "RPC_WORDS", "assembly", "frames"]
+__all__ += ["json_tensors", "lists", "multipart", "npy", "oip", "rest", "rpc"]
 
 # Its tensors are just long enough to be decoded as they arrive.
 TINY = Case(
-    op="ConvTransposeBackwardWeights",
-    n=1,
-    src_channels=1,
-    dst_channels=1,
-    src_spatial=(120,),
-    dst_spatial=(122,),
+    op="ConvTransposeBackwardWeights", n=1, src_channels=1, dst_channels=1, src_spatial=(120,), dst_spatial=(122,),
     kernel=(3,),
-)
+)  # fmt: skip
 
 _NUMBERS = (b"0", b"-1", b"1e400", b"-0.0", b"1e308", b"2147483648", b"9223372036854775807", b"18446744073709551616")
 _JSON = (b"null", b"true", b"NaN", b"Infinity", b"[]", b"{}", b'""', b"[[[[", b"\\ud800", b"\\u0000", b"\\/", b"\xff")

@@ -40,15 +40,10 @@ _TEXT = ("json", "validate", "verify", "rpc", "batch", "graph")
 
 _RPC_CODE = {cls.code: reply.rpc_code for cls, reply in MAPPING.items()}
 _PAGES = {
-    "json": f"/v1/ops/{TINY.op}",
-    "validate": f"/v1/ops/{TINY.op}/validate",
-    "verify": f"/v1/ops/{TINY.op}/verify",
-    "parts": f"/v1/ops/{TINY.op}",
-    "rpc": "/rpc",
-    "batch": "/rpc",
-    "oip": f"/v2/models/{TINY.op}/infer",
+    "json": f"/v1/ops/{TINY.op}", "validate": f"/v1/ops/{TINY.op}/validate", "verify": f"/v1/ops/{TINY.op}/verify",
+    "parts": f"/v1/ops/{TINY.op}", "rpc": "/rpc", "batch": "/rpc", "oip": f"/v2/models/{TINY.op}/infer",
     "graph": "/v1/graphs",
-}
+}  # fmt: skip
 _RESULT, _IDS = "diff_weights", {"src": "0", "diff_dst": "1"}
 
 RAW = "@raw@"
@@ -59,13 +54,14 @@ RAW = "@raw@"
 class Row:
     """One bad request, and its answers.
 
-    `answer` is that of most APIs, in the names of a single call; `others` are those of the other ones, as they are.
+    `answer` is that of most APIs, in the names of a single call; `others` are those of the other ones, as they are. A
+    tensor that is None, or a member of one, is left out.
     """
 
     name: str
     answer: Answer
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     members: Mapping[str, Any] = field(default_factory=dict)
     raw: bytes = b""
     send: Callable[[bytes, dict[str, str]], Content] | None = None
@@ -136,7 +132,9 @@ def _tensors(row: Row, api: str) -> dict[str, dict[str, Any]]:
     right = {
         name: {"dtype": "f32", "shape": list(array.shape), "data": array.tobytes()} for name, array in arrays.items()
     }
-    return {name: right.get(name, {}) | dict(row.tensors.get(name, {})) for name in right | dict(row.tensors)}
+    changed = {name: tensor for name in right | dict(row.tensors) if (tensor := row.tensors.get(name, {})) is not None}
+    made = {name: right.get(name, {}) | dict(tensor) for name, tensor in changed.items()}
+    return {name: {key: value for key, value in tensor.items() if value is not None} for name, tensor in made.items()}
 
 
 def in_json(tensor: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,10 +177,11 @@ def _parts(row: Row, api: str) -> Content:
 def _oip(row: Row, api: str) -> Content:
     inputs, binary = [], b""
     for name, tensor in _tensors(row, api).items():
-        size = {"binary_data_size": len(tensor["data"])}
-        datatype = {"f32": "FP32"}.get(tensor["dtype"], tensor["dtype"])
-        inputs.append({"name": name, "shape": tensor["shape"], "datatype": datatype, "parameters": size})
-        binary += tensor["data"]
+        entry: dict[str, Any] = {"name": name, "datatype": tensor.get("dtype", "").replace("f32", "FP32")} | tensor
+        if isinstance(tensor.get("data"), bytes):
+            binary += entry.pop("data")
+            entry = {"parameters": {"binary_data_size": len(tensor["data"])}} | entry
+        inputs.append(entry)
     document = {"inputs": inputs, "parameters": TINY.attributes() | dict(row.attributes)} | dict(row.members)
     head = _dump(row, document)
     lengths = {"inference-header-content-length": str(len(head)), "accept": "application/problem+json"}

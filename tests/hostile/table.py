@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ _OK: Answer = (200, None, None)
 _MALFORMED: Answer = (400, "parse_error", None)
 _INVALID: Answer = (400, "invalid_request", None)
 _TOO_LARGE: Answer = (413, "too_large", None)
+_UNSUPPORTED: Answer = (422, "unsupported", ["inputs", "src"])
 _OTHER_TYPE: Answer = (415, "unsupported_media_type", None)
 
 
@@ -69,8 +71,9 @@ def _gzip(content: bytes) -> _Send:
 
 
 def _repacked(change: Callable[[bytes], bytes], coding: str = "gzip") -> _Send:
-    """Return what sends the body as gzip, after a change of that."""
-    return lambda body, headers: (change(gzip.compress(body)), headers | {"content-encoding": coding})
+    """Return what sends the body compressed, after a change of that."""
+    pack = zlib.compress if coding == "deflate" else gzip.compress
+    return lambda body, headers: (change(pack(body)), headers | {"content-encoding": coding})
 
 
 def _graph_of(*nodes: Mapping[str, Any], **members: Any) -> dict[str, Any]:
@@ -98,6 +101,13 @@ def _npy(
     """Return the head of a .npy file, each value as a Python literal, and its length if that is not the right one."""
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, {more}}}\n".encode()
     return b"\x93NUMPY" + version + (size or len(text)).to_bytes(2 if version[0] == 1 else 4, "little") + text
+
+
+_FILE = base64.b64encode(npy_file("f32", [1, 1, 4], bytes(16))).decode()
+_GIVEN = {
+    name: in_json({"dtype": "f32", "shape": list(array.shape), "data": array.tobytes()})
+    for name, array in INPUTS.items()
+}
 
 
 def _as_npy(head: bytes) -> dict[str, Any]:
@@ -129,6 +139,14 @@ _FORM = "multipart/form-data; boundary=X"
 _REQUEST = _part("request", json.dumps({"attributes": TINY.attributes()}).encode())
 _FILES = {name: npy_file("f32", list(array.shape), array.tobytes()) for name, array in INPUTS.items()}
 _SRC_PART, _DST_PART = (_part(name, file) for name, file in _FILES.items())
+_SRC_FILES: list[tuple[str, _Loc, bytes]] = [
+    ("a byte short", ["inputs", "src"], _FILES["src"][:-1]),
+    ("a byte long", ["inputs", "src"], _FILES["src"] + b"x"),
+    ("that ends in its head", ["inputs", "src"], _FILES["src"][:30]),
+    ("without bytes", ["inputs", "src"], b""),
+    ("of two unnamed bytes", ["inputs", "src"], _npy("'|V2'") + bytes(8)),
+    ("of float16", ["inputs", "diff_dst", "dtype"], _npy("'<f2'") + bytes(8)),
+]
 _CALL, _END = _REQUEST + _SRC_PART + _DST_PART, b"--X--\r\n"
 
 _MANY_TAPS = {
@@ -151,6 +169,11 @@ _SHAPES: list[tuple[_Loc, _Loc, list[int], list[list[Any]]]] = [
     (["diff_dst", "shape"], ["diff_dst", "shape"], [], [[1, 1, 1, 4]]),
 ]
 """Places of a wrong shape of src: of most APIs, of a file, and after that of the shape in a graph."""
+_OPTIONS: list[Any] = [{"speed": 1}, {"encoding": "hex"}, *({"deadline_ms": each} for each in (0, 1.5, True))]
+_OPTIONS += [{"reference": "yes"}, []]
+_NUMBERS: list[Any] = [[1], [0] * 5, ["1", 2, 3, 4], [None, 2, 3, 4], [{}, 2, 3, 4], [1, 2, 3, 3.5e38], [[1, 2, 3, 4]]]
+_NUMBERS += [[[[1, 2, True, 4]]], [[[1, 2, 3], [4]]], [[[1, 2, 3, [4]]]], [[[[1, 2, 3, 4]]]], {}]
+_DESCRIBED: list[Any] = [{"dtype": "f16"}, {"dtype": "f32", "shape": [1, 2]}, 5, _GIVEN["src"]]
 _HEADS: list[tuple[Answer, dict[str, bytes]]] = [
     ((422, "unsupported", _SRC_FILE), {"objects": _npy("'|O'"), "strings": _npy("'<U9'")}),
     ((413, "too_large", ["inputs", "src"]), {"a huge head": _npy(version=b"\2\0", size=2**32 - 1)}),
@@ -165,7 +188,7 @@ _HEADS: list[tuple[Answer, dict[str, bytes]]] = [
     }),
 ]  # fmt: skip
 _PARTS: list[tuple[str, Answer, bytes]] = [
-    ("objects", (422, "unsupported", ["inputs", "src"]), _npy("'|O'")),
+    ("objects", _UNSUPPORTED, _npy("'|O'")),
     ("a huge head", (413, "too_large", ["inputs", "src"]), _npy(version=b"\2\0", size=2**32 - 1)),
     ("a call", _wrong("inputs", "src"), _npy("__import__('os').system('true')")),
     ("a longer head", _wrong("inputs", "src"), _npy(size=9999)),
@@ -226,6 +249,27 @@ _VALUES: list[Row] = [
         others={"oip": _wrong("inputs", "src", "shape")}),
     Row("dtype: a number", _wrong("inputs", "src", "dtype"), tensors={"src": {"dtype": 1}}, apis=_TEXT),
     Row("data: a number", _wrong(*_SRC_DATA), tensors={"src": {"data": 1}}, apis=_TEXT),
+    Row("winograd", _wrong("options", "algorithm"), members={"options": {"algorithm": "winograd"}},
+        apis=(*_SINGLE, "graph")),
+    Row("winograd, inferred", _wrong("options", "algorithm"), attributes={"algorithm": "winograd"}, apis=("oip",)),
+    *(Row(f"options: {options}", _wrong("options", *options), members={"options": options}, apis=_TEXT)
+      for options in _OPTIONS),
+    *(Row(f"inputs: {str(inputs)[:50]}", _wrong("inputs", *loc), members={"inputs": inputs}, apis=("json", "rpc"))
+      for inputs, loc in [
+          ([], []), ({"src": "AAAA"}, ["src"]), ({"src": 5}, ["src"]), ({"src": [[1.0]]}, ["src"]),
+          ({"src": {}}, ["src", "dtype"]), ({"src": {"dtype": "f32", "data": ""}}, ["src", "shape"]),
+          ({"src": {"shape": [1], "data": ""}}, ["src", "dtype"]),
+          ({"src": {"npy": "AAAA"}}, ["src", "npy"]),
+          ({"src": {"dtype": "bf16", "npy": _FILE}}, ["src", "npy"]),
+          ({"src": {"shape": [1, 1, 4], "npy": _FILE}}, ["src", "shape"]),
+      ]),
+    *(Row(f"weights_shape: {str(shape)[:50]}", _wrong("inputs", "weights_shape", *loc), apis=("json", "rpc"),
+          members={"inputs": {**_GIVEN, "weights_shape": shape}})
+      for shape, loc in [
+          *(([1, 1, size], [2]) for size in ("3", 3.0, True, 2**31, -3)), (5, []), ("1, 1, 3", []),
+          ({"dtype": "f32", "shape": [1], "data": "AAAAAA=="}, []), ({"npy": _FILE}, []),
+          ({"dtype": "s32", "shape": [3]}, []),
+      ]),
 ]  # fmt: skip
 
 _TENSORS: list[Row] = [
@@ -237,6 +281,21 @@ _TENSORS: list[Row] = [
     Row("bad base64", _wrong(*_SRC_DATA), tensors={"src": {"data": "A" * 21 + "!=="}}, apis=_TEXT),
     Row("bad base64 in a long string", _wrong(*_SRC_DATA), tensors={"src": {"data": "A" * 90_000 + "!AA="}},
         apis=_TEXT),
+    Row("no data", _wrong("inputs", "src"), tensors={"src": {"data": None}}, apis=(*_TEXT, "oip"),
+        others={"validate": _OK}),
+    Row("a missing input", _wrong("inputs", "diff_dst"), tensors={"diff_dst": None}),
+    Row("data and a file", _wrong("inputs", "src"), tensors={"src": {"npy": "AAAA"}}, apis=_TEXT),
+    *(Row(f"the dtype {dtype}", (422, "unsupported", ["inputs", "src", "dtype"]), tensors={"src": {"dtype": dtype}},
+          apis=(*_TEXT[:-1], "oip"), others={"oip": (422, "unsupported", ["inputs", "src", "datatype"])})
+      for dtype in ("s32", "s64", "f8", "float32")),
+    *(Row(f"numbers: {data}", _wrong(*_SRC_DATA), tensors={"src": {"data": data}}, apis=(*_TEXT, "oip"))
+      for data in _NUMBERS),
+    *(Row(f"numbers that are not JSON: {raw.decode()}", _MALFORMED, tensors={"src": {"data": RAW}}, raw=raw,
+          apis=(*_TEXT, "oip"))
+      for raw in (b"[1, NaN, 3, 4]", b"[-Infinity]", b"[1, 2, 3, 4,]", b"[[[1, 2, 3, 4,]]]", b"[1,, 2]", b"[,1]",
+                  b"[1 2]", b"[+1]", b"[01]", b"[-]", b"[1[2]]", b"[1, 2}")),
+    Row("a million numbers", _wrong(*_SRC_DATA), tensors={"src": {"shape": [1, 1, 1_000_001], "data": [1]}},
+        apis=("json", "rpc")),
     Row("too few bytes", _wrong(*_SRC_DATA), tensors={"src": {"data": bytes(15)}}),
     Row("too many bytes", _wrong(*_SRC_DATA), tensors={"src": {"data": bytes(100_000)}}),
     Row("a shape of 32 TB", _wrong(*_SRC_DATA), tensors={"src": {"shape": [1, 1, 2**43]}}),
@@ -306,7 +365,10 @@ _BODIES: list[Row] = [
       ]),
     *(Row(f"the coding {coding}", _OTHER_TYPE, send=_repacked(bytes, coding), apis=(*_SINGLE, "graph"))
       for coding in ("gzip", "br", "identity, gzip", "x", "chunked")),
-    *(Row(f"gzip {name}", _MALFORMED, send=_repacked(change), apis=("oip",))
+    *(Row(f"the coding {coding} of an inference", _OTHER_TYPE, send=_repacked(bytes, coding), apis=("oip",))
+      for coding in ("br", "gzip, gzip", "zstd", "x")),
+    *(Row(f"{coding} {name}", _MALFORMED, send=_repacked(change, coding), apis=("oip",))
+      for coding in ("gzip", "deflate")
       for name, change in {
           "without its end": lambda packed: packed[:-1], "of 20 bytes": lambda packed: packed[:20],
           "with more after it": lambda packed: packed + b"x",
@@ -317,13 +379,33 @@ _BODIES: list[Row] = [
           apis=("oip",))
       for length in ("0", "-1", "1", "x", "1e3", "", "1.0", "99999", "9" * 30, "9" * 5000, "0" * 5000 + "3", "1_0",
           "+1")),
-    *(Row(f"a form with {name}", answer, send=_instead(body, content_type=_FORM), apis=("parts",))
+    *(Row(f"a form with {name}", answer, send=_instead(body, content_type=_FORM), apis=("parts",),
+          others={"parts": answer})
       for name, answer, body in [
           ("all parts", _OK, _CALL + _END),
           ("a preamble", _MALFORMED, b"A preamble.\r\n" + _CALL + _END),
           ("an epilogue", _OK, b"\r\n" + _CALL + _END + b"An epilogue."),
           ("parts in another order", _OK, _REQUEST + _DST_PART + _SRC_PART + _END),
           ("a file twice", _wrong("inputs", "src"), _CALL + _SRC_PART + _END),
+          ("a file under both of its names", _wrong("inputs", "input_forward"),
+           _CALL + _part("input_forward", _FILES["src"]) + _END),
+          ("an unknown file", _wrong("inputs", "bias"), _CALL + _part("bias", _FILES["src"]) + _END),
+          ("a file too few", _wrong("inputs", "diff_dst"), _REQUEST + _SRC_PART + _END),
+          ("the request last", _INVALID, _SRC_PART + _DST_PART + _REQUEST + _END),
+          ("no request", _INVALID, _SRC_PART + _DST_PART + _END),
+          ("half of a request", _MALFORMED, _part("request", b"{") + _SRC_PART + _DST_PART + _END),
+          ("a list as the request", _wrong(), _part("request", b"[]") + _SRC_PART + _DST_PART + _END),
+          *((f"a request that describes src as {described}", _wrong("inputs", "src"),
+             _part("request", json.dumps({"attributes": TINY.attributes(), "inputs": {"src": described}}).encode())
+             + _SRC_PART + _DST_PART + _END)
+            for described in _DESCRIBED),
+          *((f"a file {name}", _wrong(*loc), _REQUEST + _part("src", file) + _DST_PART + _END)
+            for name, loc, file in _SRC_FILES),
+          ("a file of complex numbers", _UNSUPPORTED,
+           _REQUEST + _part("src", _npy("'<c8'") + bytes(32)) + _DST_PART + _END),
+          ("a part without a name", _INVALID, _CALL + b"--X\r\nContent-Disposition: form-data\r\n\r\na\r\n" + _END),
+          ("another disposition", _INVALID, _CALL.replace(b"form-data;", b"attachment;") + _END),
+          ("half of its last part", _MALFORMED, _CALL[:-20]),
           ("the request twice", _wrong("inputs", "request"), _REQUEST + _CALL + _END),
           ("a long unknown name", _wrong("inputs", "?"), _CALL + _part(SECRET * 9, b"") + _END),
           ("an empty name", _wrong("inputs", ""), _CALL + _part("", b"") + _END),
@@ -355,6 +437,47 @@ _WORK: list[Row] = [  # much work for few bytes
         tensors={"src": _PIXELS, "diff_dst": _PIXELS}, members={"options": {"reference": True}}),
 ]  # fmt: skip
 
+_NONE: dict[str, Any] = {}
+_SIZED = {"binary_data_size": 16}
+_PARAMETERS: list[tuple[_Loc, dict[str, Any]]] = [
+    (["attributes", "stride"], {"stride": 1}),
+    (["attributes", "strides"], {"strides": "2,x"}),
+    (["attributes", "strides", 0], {"strides": [2.0]}),
+    (["parameters", "timeout"], {"timeout": "soon"}),
+    (["parameters", "timeout"], {"timeout": -1}),
+    (["options", "reference"], {"reference": "yes"}),
+    (["parameters", "binary_data_output"], {"binary_data_output": "yes"}),
+]
+_OUTPUTS: list[list[dict[str, Any]]] = [
+    [{"name": "dw"}],
+    [{"name": "diff_weights"}] * 2,
+    [{"name": "diff_weights", "parameters": {"classification": 3}}],
+    [{"name": "diff_weights", "parameters": {"binary_data": 1}}],
+]
+_OF_OIP: list[tuple[str, Answer, dict[str, Any], dict[str, Any]]] = [
+    *((f"inputs: {inputs}"[:40], _INVALID, {"inputs": inputs}, _NONE)
+      for inputs in (None, [1], [{"shape": [1]}], [{"name": "a"}] * 65)),
+    ("an unknown input", _wrong("inputs", "srcs", "shape"), {"inputs": [{"name": "srcs"}]}, {}),
+    ("an input twice", _wrong("inputs", "src"),
+     {"inputs": [{"name": "src", "shape": [1, 1, 4], "datatype": "FP32", "data": [0] * 4}] * 2}, {}),
+    ("no shape", _wrong("inputs", "src", "shape"), {}, {"shape": None}),
+    ("no datatype", _wrong("inputs", "src", "datatype"), {}, {"datatype": 0}),
+    *((f"binary_data_size: {size!r}", _wrong("inputs", "src"), {}, {"parameters": {"binary_data_size": size}})
+      for size in (4, "16", -1)),
+    ("two places", _wrong("inputs", "src"), {}, {"data": [1.0], "parameters": _SIZED}),
+    ("half of a region", _wrong("parameters", "src"), {},
+     {"data": None, "parameters": {"shared_memory_region": "a"}}),
+    ("a region while they are disabled", (422, "unsupported", None), {},
+     {"data": None, "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 16}}),
+    ("parameters: a list", _INVALID, {"parameters": [1]}, {}),
+    ("parameters of an input: a text", _INVALID, {}, {"parameters": "x"}),
+    *((f"parameters: {given}", _wrong(*loc), {"parameters": TINY.attributes() | given}, _NONE)
+      for loc, given in _PARAMETERS),
+    ("an id that is no string", _INVALID, {"id": 7}, {}),
+    *((f"outputs: {outputs}"[:70], _wrong("outputs", outputs[0]["name"]), {"outputs": outputs}, _NONE)
+      for outputs in _OUTPUTS),
+]  # fmt: skip
+
 _GRAPHS: list[tuple[str, Answer, dict[str, Any]]] = [
     ("a huge stride of an axis of one", _OK, _with_stride(2**63 - 1, 2**63 - 1, 1)),
     ("a huge stride of a longer axis", (413, "too_large", ["graph"]), _with_stride(1, 1, 2**62)),
@@ -370,3 +493,8 @@ _GRAPHS: list[tuple[str, Answer, dict[str, Any]]] = [
 
 ROWS: list[Row] = [VALID, *_NAMES, *_VALUES, *_TENSORS, *_JSON, *_BODIES, *_WORK]
 ROWS += [Row(name, answer, members=members, apis=("graph",)) for name, answer, members in _GRAPHS]
+ROWS += [
+    Row(f"an inference with {name}", answer, members=members, tensors={"src": src},
+        apis=("oip",), others={"oip": answer})
+    for name, answer, members, src in _OF_OIP
+]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import json
 import re
@@ -16,9 +15,11 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.app import oip
 from tests.app.bare import connected
-from tests.app.samples import FRAMES, JSON, NPY, SSE, wait_for
+from tests.app.samples import FRAMES, JSON, NPY, SSE, Array, document, wait_for
 from tests.live import LiveService, running_service
+from tests.problems import Case
 
 pytestmark = pytest.mark.heavy
 
@@ -57,38 +58,29 @@ def pool(service: LiveService, name: str) -> float:
     return float(size)
 
 
-def arrays(n: int, size: int, taps: int, channels: tuple[int, int]) -> dict[str, Any]:
-    """Return the inputs of a call whose output has taps x taps x channels numbers."""
-    src = np.full((n, size, size, channels[0]), 0.1, np.float32)
-    return {"src": src, "diff_dst": np.ones((n, size + taps - 1, size + taps - 1, channels[1]), np.float32)}
+def case(n: int, size: int, taps: int, channels: tuple[int, int]) -> Case:
+    """Return a call whose output has taps x taps x channels numbers."""
+    return Case(
+        op=OP, n=n, src_channels=channels[0], dst_channels=channels[1], src_spatial=(size, size),
+        dst_spatial=(size + taps - 1,) * 2, kernel=(taps, taps), data_format="NXC", weights_format="XOI",
+    )  # fmt: skip
 
 
-def attributes(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of such a call."""
-    (_, size, _, narrow), (_, wide, _, other) = inputs["src"].shape, inputs["diff_dst"].shape
-    shape = [wide - size + 1, wide - size + 1, other, narrow]
-    return {"weights_shape": shape, "strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
+def inputs(case: Case) -> dict[str, Array]:
+    """Return its inputs; the numbers of its output are long."""
+    src, diff_dst = case.input_shapes.values()
+    return {"src": np.full(src, 0.1, np.float32), "diff_dst": np.ones(diff_dst, np.float32)}
 
 
 def call(*sizes: Any) -> dict[str, Any]:
     """Return the request object of such a call."""
-    inputs = arrays(*sizes)
-    tensors = {
-        name: {"dtype": "f32", "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
-        for name, array in inputs.items()
-    }
-    return {"attributes": attributes(inputs), "inputs": tensors}
+    return document(case(*sizes), inputs(case(*sizes)))
 
 
 def inference(*sizes: Any) -> dict[str, Any]:
     """Return the inference request of such a call, for its output as numbers and another one as bytes."""
-    inputs = arrays(*sizes)
-    tensors = [
-        {"name": name, "datatype": "FP32", "shape": array.shape, "data": array.ravel().tolist()}
-        for name, array in inputs.items()
-    ]
     outputs = [{"name": "diff_weights"}, {"name": "diff_bias", "parameters": {"binary_data": True}}]
-    return {"parameters": attributes(inputs), "inputs": tensors, "outputs": outputs}
+    return oip.head(case(*sizes), inputs(case(*sizes)), binary=False, outputs=outputs)
 
 
 def read_some(sock: socket.socket) -> bytes:

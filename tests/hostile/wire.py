@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from urllib.parse import urlsplit
 
-__all__ = ["CRLF", "chunked", "connect", "head", "read_all", "request", "status", "talk"]
+from tests.app.bare import connected
+
+__all__ = ["CRLF", "chunked", "head", "read_all", "request", "status", "talk"]
 
 CRLF = b"\r\n"
 
@@ -26,14 +27,6 @@ def chunked(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
-def connect(url: str) -> socket.socket:
-    """Return a connection to a service."""
-    address = urlsplit(url)
-    assert address.hostname
-    assert address.port
-    return socket.create_connection((address.hostname, address.port), timeout=30)
-
-
 def read_all(sock: socket.socket) -> bytes:
     """Read until the service closes the connection."""
     pieces = []
@@ -45,7 +38,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 def talk(url: str, data: bytes, *, end: bool = False) -> bytes:
     """Send bytes, then close the sending side if `end`; return what the service sends until it closes."""
-    with connect(url) as sock:
+    with connected(url) as sock:
         sock.sendall(data)
         if end:
             sock.shutdown(socket.SHUT_WR)

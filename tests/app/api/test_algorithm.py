@@ -2,92 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import tritonclient.http as triton
 
 import convgrad
-from convgrad._cli import main
 from kernels.target import target
-from tests.app import graph, oip
-from tests.app.samples import FRAMES, SMALL, Array, document, frames, parts, post, read, read_tensor, same_bits
+from tests.app import graph
+from tests.app.everywhere import everywhere
+from tests.app.samples import FRAMES, SMALL, frames, post, same_bits
 from tests.live import LiveService
 from tests.problems import Case
 
 pytestmark = pytest.mark.skipif(not target().compiles, reason="nothing is compiled")
 
 LAYER = Case(
-    op="ConvolutionBackwardWeights",
-    n=2,
-    src_channels=16,
-    dst_channels=20,
-    src_spatial=(9, 7),
-    dst_spatial=(9, 7),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
+    n=2, src_channels=16, dst_channels=20, src_spatial=(9, 7), dst_spatial=(9, 7), kernel=(3, 3), pads_begin=(1, 1),
     pads_end=(1, 1),
-)
-LARGE = replace(LAYER, src_channels=64, dst_channels=96, src_spatial=(57, 60), dst_spatial=(57, 60))
+)  # fmt: skip
 TURNED = replace(LAYER.mirrored(), data_format="NXC")
 STRIDED = replace(LAYER, strides=(2, 1), dst_spatial=(5, 7))
 RULE = "winograd takes strides of 1 in the last two axes; strides[0] is 2"
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A runtime folder of the test's own, with a short name, because it will hold sockets."""
-    with TemporaryDirectory(prefix="cg") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield
-
-
-@pytest.fixture
-def client(service: LiveService) -> Iterator[convgrad.Client]:
-    """Give the Python client of the service."""
-    with convgrad.Client(service.url) as client:
-        yield client
-
-
-def node(case: Case) -> dict[str, Any]:
-    """Return a case as a dumped graph of one op: 0, 1 -> 2."""
-    kinds: dict[type, str] = {list: "s64[]", int: "s64", str: "string"}
-    attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in case.attributes().items()}
-    tensors = [
-        {"id": number, "dtype": case.dtype, "shape": list(shape)}
-        for number, shape in enumerate((*case.input_shapes.values(), case.output_shape))
-    ]
-    op = {"id": 7, "name": "dw", "kind": case.op, "attrs": attributes, "inputs": tensors[:2], "outputs": tensors[2:]}
-    return {"graph": [op]}
-
-
-def everywhere(service: LiveService, case: Case, inputs: dict[str, Array], **options: Any) -> dict[str, Array]:
-    """Return the result of a case by each API and client."""
-    with (
-        httpx.Client(base_url=service.url, timeout=60.0) as http,
-        convgrad.Client(service.url) as client,
-        triton.InferenceServerClient(service.url.removeprefix("http://")) as inference,
-    ):
-        sent, attributes = document(case, inputs, **options), case.attributes()
-        rpc = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": case.op, "params": sent}).json()
-        parameters = attributes | options
-        inferred = inference.infer(case.op, oip.triton_inputs(case, inputs), parameters=parameters)
-        by_id = dict(enumerate(inputs.values()))
-        return {
-            "multipart": read(post(http, case, inputs, FRAMES, **options)),
-            "json": read(http.post(f"/v1/ops/{case.op}", json=sent)),
-            "rpc": read_tensor(rpc["result"]["outputs"][case.output_name]),
-            "binary": inferred.as_numpy(case.output_name),
-            "numbers": oip.read(oip.post_json(http, case, inputs, parameters=parameters), case.dtype),
-            "client": client.run(case.op, inputs, attributes, **options),
-            "graph": client.run_graph(node(case), by_id, **options)[2],
-        }
 
 
 @pytest.mark.parametrize(
@@ -126,7 +63,7 @@ def test_the_reply_says_which_it_was(http: httpx.Client, client: convgrad.Client
     names = ["diff_src", "diff_weights", "diff_bias"]
     of_each = client.run_detailed(LAYER.op, several, named, outputs=names, algorithm="winograd").stats["outputs"]
     assert [of_each[name]["algorithm"] for name in names] == ["winograd", "winograd", "direct"]
-    sent = graph.body(dict(enumerate(inputs.values())), graph=node(LAYER), options={"algorithm": "winograd"})
+    sent = graph.body(dict(enumerate(inputs.values())), graph=graph.of_case(LAYER), options={"algorithm": "winograd"})
     (told,) = http.post("/v1/graphs", json=sent).json()["nodes"]
     assert (told["stats"]["algorithm"], told["resolved"]["algorithm"]) == ("winograd", "winograd")
 
@@ -138,40 +75,6 @@ def test_auto_is_never_refused(client: convgrad.Client, case: Case) -> None:
     found = client.run_detailed(case.op, inputs, case.attributes(), algorithm="auto")
     assert found.stats["algorithm"] == found.resolved["algorithm"] == "direct"
     assert same_bits(found.array, client.run(case.op, inputs, case.attributes()))
-
-
-def refusals(http: httpx.Client, case: Case) -> dict[str, httpx.Response]:
-    """Return the reply of each API to a case with `winograd`."""
-    inputs = case.inputs()
-    chosen: dict[str, Any] = {"algorithm": "winograd"}
-    shapes = {name: {"dtype": case.dtype, "shape": list(array.shape)} for name, array in inputs.items()}
-    sent, url = document(case, inputs, **chosen), f"/v1/ops/{case.op}"
-    result = {case.output_name: document(case, {case.output_name: case.expected(inputs)})["inputs"]}
-    dumped, by_id = node(case), dict(enumerate(inputs.values()))
-    return {
-        "parts": http.post(url, files=parts(case, inputs, **chosen)),
-        "json": http.post(url, json=sent),
-        "validate": http.post(f"{url}/validate", json=sent | {"inputs": shapes}),
-        "verify": http.post(f"{url}/verify", json=sent | {"inputs": sent["inputs"] | result[case.output_name]}),
-        "rpc": http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": case.op, "params": sent}),
-        "binary": oip.post_binary(http, case, inputs, parameters=case.attributes() | chosen),
-        "numbers": oip.post_json(http, case, inputs, parameters=case.attributes() | chosen),
-        "graph": http.post("/v1/graphs", json=graph.body(by_id, graph=dumped, options=chosen)),
-        "validate graph": http.post("/v1/graphs/validate", json={"graph": dumped, "options": chosen}),
-    }
-
-
-def test_every_api_refuses_what_winograd_cannot_take(http: httpx.Client) -> None:
-    """The error has the attribute, the rule, both numbers, and the option's place."""
-    found = refusals(http, STRIDED)
-    statuses = {api: reply.status_code for api, reply in found.items()}
-    assert statuses == dict.fromkeys(found, 422) | {"rpc": 200, "binary": 400, "numbers": 400}
-    assert [api for api, reply in found.items() if RULE not in reply.text] == []
-    for api in ("parts", "json", "validate", "verify", "graph", "validate graph"):
-        (error,) = found[api].json()["errors"]
-        assert (error["loc"], error["type"]) == (["options", "algorithm"], "algorithm"), api
-    assert '"code":-32602' in found["rpc"].text
-    assert "node 7 (dw): " in found["graph"].text
 
 
 @pytest.mark.parametrize(
@@ -215,7 +118,7 @@ def test_validate_says_what_it_costs(client: convgrad.Client) -> None:
     forward = replace(LAYER, op="Convolution")
     told = client.validate(forward.op, forward.inputs(), forward.attributes())["plan"]["winograd"]
     assert (told["gmac"], told["exact_product"]) == (winograd["gmac"], 2**24 // (36 * 16))
-    (one,) = client.validate_graph(node(LAYER), algorithm="winograd")["nodes"]
+    (one,) = client.validate_graph(graph.of_case(LAYER), algorithm="winograd")["nodes"]
     assert (one["algorithm"], one["resolved"]["algorithm"]) == ("winograd", "winograd")
 
 
@@ -227,42 +130,12 @@ def test_a_graph_needs_a_convolution_for_winograd(client: convgrad.Client) -> No
     ):
         client.validate_graph(dumped, algorithm="winograd")
     added = replace(LAYER, op="BiasAdd", src_channels=20, bias=True)
-    dumped = node(added)
+    dumped = graph.of_case(added)
     with pytest.raises(convgrad.InvalidParams, match=r"winograd computes convolutions .*; BiasAdd computes dst"):
         client.validate_graph(dumped, algorithm="winograd")
-    dumped["graph"] += node(LAYER)["graph"]
+    dumped["graph"] += graph.of_case(LAYER)["graph"]
     dumped["graph"][-1]["id"] = 8
     for tensor in (*dumped["graph"][-1]["inputs"], *dumped["graph"][-1]["outputs"]):
         tensor["id"] += 100
     told = client.validate_graph(dumped, algorithm="winograd")["nodes"]
     assert {each["id"]: each["algorithm"] for each in told} == {7: "direct", 8: "winograd"}
-
-
-def test_the_reference_is_direct(http: httpx.Client) -> None:
-    """With `reference` the algorithm may be `auto`, which is direct, and not `winograd`."""
-    reply = post(http, LAYER, LAYER.inputs(), reference=True, algorithm="auto")
-    assert reply.json()["stats"]["algorithm"] == "direct"
-    reply = post(http, LAYER, LAYER.inputs(), reference=True, algorithm="winograd")
-    (error,) = reply.json()["errors"]
-    assert (reply.status_code, error["loc"], error["type"]) == (422, ["options", "algorithm"], "conflict")
-
-
-def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """`--algorithm` of `run` and `validate`, or else the spec's option, chooses."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CONVGRAD_URL", service.url)
-    inputs = LAYER.floats()
-    for name, array in inputs.items():
-        np.save(f"{name}.npy", array)
-    call = [LAYER.op, "--src", "src.npy", "--diff-dst", "diff_dst.npy"]
-    for name, value in LAYER.attributes().items():
-        call += ["--attr", f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
-    assert main(["run", *call, "-o", "direct.npy"]) == 0
-    assert main(["run", *call, "-o", "winograd.npy", "--algorithm", "winograd"]) == 0
-    assert not same_bits(np.load("direct.npy"), np.load("winograd.npy"))
-    capsys.readouterr()
-    assert main(["validate", *call, "--algorithm", "winograd", "--json"]) == 0
-    assert '"algorithm": "winograd"' in capsys.readouterr().out
-    assert main(["validate", *call, "--algorithm", "winograd", "--attr", "strides=2,1", "--src", "f32:2,16,9,7",
-                 "--diff-dst", "f32:2,20,5,7"]) == 3  # fmt: skip
-    assert RULE in capsys.readouterr().err

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import threading
+import time
 from contextlib import ExitStack
 
 import httpx
 import pytest
 
-from app.api import documents
 from app.api.documents import Document
 from app.replies.body import SMALL
 from schemas.describe import describe, list_operations
@@ -20,13 +19,15 @@ from tests.app.resident import Resident
 from tests.app.samples import JSON
 from tests.live import LiveService
 
-PATHS = ["/openapi.json", "/openrpc.json", "/v1/ops", "/v1/ops/BiasAdd", "/docs", "/machine"]
+PATHS = ["/openapi.json", "/openrpc.json", "/v1/ops", "/v1/ops/BiasAdd", "/docs", "/machine", "/web/base.css"]
+EVERY_S = 0.05
+"""How often the service makes its metrics at most."""
 PLAIN = {"accept-encoding": "identity"}
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_document_that_the_client_holds_is_not_sent_again(http: httpx.Client, path: str) -> None:
-    """A document has a length and a tag, which gets 304; gzip has another tag."""
+    """A document has a length and a tag, which gets 304, also if it is weak or in a list; gzip has another tag."""
     plain = http.get(path, headers=PLAIN)
     assert int(plain.headers["content-length"]) == len(plain.content)
     head = http.head(path, headers=PLAIN)
@@ -37,8 +38,11 @@ def test_a_document_that_the_client_holds_is_not_sent_again(http: httpx.Client, 
     assert packed.headers["etag"] != plain.headers["etag"]
     for reply in (plain, packed):
         headers = PLAIN if reply is plain else {"accept-encoding": "gzip"}
-        again = http.get(path, headers={**headers, "if-none-match": reply.headers["etag"]})
-        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", reply.headers["etag"])
+        tag = reply.headers["etag"]
+        for held in (tag, f"W/{tag}", f'"other", {tag}'):
+            again = http.get(path, headers={**headers, "if-none-match": held})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert http.get(path, headers={**headers, "if-none-match": '"other"'}).status_code == 200
 
 
 def test_descriptions_are_those_of_the_name(http: httpx.Client) -> None:
@@ -46,12 +50,14 @@ def test_descriptions_are_those_of_the_name(http: httpx.Client) -> None:
     for name in ("ConvolutionBackwardWeights", "ConvolutionBackpropFilters-1"):
         asked = {"jsonrpc": "2.0", "id": 1, "method": "ops.describe", "params": [name]}
         assert http.get(f"/v1/ops/{name}").json() == describe(name) == http.post("/rpc", json=asked).json()["result"]
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "ops.list"}
-    assert http.get("/v1/ops").json() == list_operations() == http.post("/rpc", json=asked).json()["result"]
+    for path, method in (("/v1/ops", "ops.list"), ("/openrpc.json", "rpc.discover")):
+        asked = {"jsonrpc": "2.0", "id": 1, "method": method}
+        assert http.get(path).json() == http.post("/rpc", json=asked).json()["result"]
+    assert http.get("/v1/ops").json() == list_operations()
     assert http.get("/v1/ops/Deconvolution").status_code == 404
 
 
-def test_a_document_is_made_once_and_in_a_thread() -> None:
+async def test_a_document_is_made_once_and_in_a_thread() -> None:
     """Requests at once and later ones have the bytes of one making, which does not block the event loop."""
     makers: list[int] = []
 
@@ -59,36 +65,26 @@ def test_a_document_is_made_once_and_in_a_thread() -> None:
         makers.append(threading.get_ident())
         return b"document"
 
-    async def run() -> None:
-        document = Document(make, JSON)
-        first = await asyncio.gather(*(document.content() for _ in range(100)))
-        assert {id(content) for content in (*first, await document.content())} == {id(first[0])}
-
-    asyncio.run(run())
+    document = Document(make, JSON)
+    first = await asyncio.gather(*(document.content() for _ in range(100)))
+    assert {id(content) for content in (*first, await document.content())} == {id(first[0])}
     assert len(makers) == 1
     assert makers[0] != threading.get_ident()
 
 
-def test_the_documents_of_the_apis_are_kept(tight: Resident, tight_http: httpx.Client) -> None:
-    """The pages, and `rpc.discover`, send the same bytes that were made before."""
-    for path, document in (("/openapi.json", documents.OPENAPI), ("/openrpc.json", documents.OPENRPC)):
-        sent = tight_http.get(path, headers=PLAIN).content
-        kept = tight.run(document.content())
-        assert sent == kept
-        assert tight.run(document.content()) is kept
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "rpc.discover"}
-    assert tight_http.post("/rpc", json=asked).json()["result"] == json.loads(kept)
-
-
 def test_metrics_are_made_once_for_all_who_ask(service: LiveService) -> None:
-    """64 requests at once get the metrics of at most two makings: the second is for those who came after the first."""
+    """64 requests at once get the metrics of two makings: the second is for those who came after the first.
+
+    On a busy machine they come later, and there are more makings, but none sooner than the service makes them again.
+    """
     with ExitStack() as stack:
         sockets = [stack.enter_context(connected(service.url)) for _ in range(64)]
+        began = time.monotonic()
         for sock in sockets:
             sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answers = [replies(sock, 1)[0] for sock in sockets]
     assert {status for status, _ in answers} == {200}
-    assert len({body for _, body in answers}) <= 2
+    assert len({body for _, body in answers}) <= 2 + (time.monotonic() - began) / EVERY_S
 
 
 def test_a_client_that_does_not_read_holds_little(tight: Resident) -> None:

@@ -45,19 +45,6 @@ def call(src: Any, **about: Any) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
-def test_every_dtype_in_and_out(http: httpx.Client, dtype: str) -> None:
-    """Numbers in and out have the bits of base64 in and out, for values of every size that the dtype has."""
-    case = replace(SMALL, dtype=dtype)
-    inputs = {name: array * np.float32(0.1).astype(array.dtype) for name, array in case.floats().items()}
-    options: dict[str, Any] = {"reference": dtype == "f64"}
-    expected = read(http.post(f"/v1/ops/{case.op}", json=document(case, inputs, **options)))
-    body = document(case, inputs, as_numbers=True, encoding="list", **options)
-    assert same_bits(read(http.post(f"/v1/ops/{case.op}", json=body)), expected)
-    positional = [body["attributes"], body["inputs"], body["options"]]
-    assert same_bits(read_tensor(rpc(http, case.op, positional)["result"]["outputs"]["diff_weights"]), expected)
-
-
 def test_event_streams(http: httpx.Client) -> None:
     """The tiles of an event stream are numbers too, in both APIs, also where they are many."""
     case = doubled(40, 2, 3)
@@ -96,39 +83,22 @@ def test_values_that_json_has_no_numbers_for(http: httpx.Client) -> None:
     assert output["data"] == src["data"]
 
 
-@pytest.mark.parametrize(
-    ("data", "rule"),
-    [
-        ([1, 2], "has 2 numbers, but the shape needs 3"),
-        ([[[1, 2]]], "the list at [0, 0] must have length 3, but has 2"),
-        ([[[1, 2, 3], [4, 5, 6]]], "the list at [0] must have length 1, but has 2"),
-        ([[[1, 2, 3]], [[4, 5, 6]]], "the outermost list must have length 1, but has 2"),
-        ([[1, 2, 3]], "the list at [0] must have length 1, but has 3"),
-        ([[[[1, 2, 3]]]], "the list at [0, 0] must have length 3, but has 1"),
-        ([[[1, 2, [3]]]], "mixes numbers and lists"),
-        ([[[1, 2, True]]], "only numbers"),
-        ([[[1, 2, None]]], "only numbers"),
-        ([[[1, 2, "3"]]], "only numbers"),
-        ([[[1, 2, {"x": 3}]]], "only numbers"),
-        ([[[1, 2, 3.5e38]]], "outside the range of f32, which ends at 3.4028235e+38"),
-        (3, "must be base64 text or a list of numbers"),
-        ({}, "must be base64 text or a list of numbers"),
-    ],
-)
+@pytest.mark.parametrize("data", [[1, 2], [[[1, 2]]], [1, "x", 3]], ids=str)
 @pytest.mark.parametrize("order", ["data last", "data first"])
-def test_wrong_numbers(http: httpx.Client, data: Any, rule: str, order: str) -> None:
-    """The error names the tensor and the rule, wherever dtype and shape are."""
-    body = call(data)
+def test_wrong_numbers(http: httpx.Client, data: Any, order: str) -> None:
+    """The error is the same wherever dtype and shape are, and if only a validation is asked for."""
+    body, inference = call(data), oip.head(TINY, TINY.inputs(), binary=False)
+    inference["inputs"][0]["data"] = data
     if order == "data first":
         body["inputs"]["src"] = dict(reversed(body["inputs"]["src"].items()))
-    reply = http.post(f"/v1/ops/{TINY.op}", json=body)
-    assert reply.status_code == 422
-    (error,) = reply.json()["errors"]
+        inference["inputs"][0] = dict(reversed(inference["inputs"][0].items()))
+    replies = [http.post(f"/v1/ops/{TINY.op}{page}", json=body) for page in ("", "/validate")]
+    headers = {"accept": "application/problem+json"}
+    replies.append(http.post(f"/v2/models/{TINY.op}/infer", json=inference, headers=headers))
+    assert [reply.status_code for reply in replies] == [422] * 3
+    (error,) = replies[0].json()["errors"]
     assert error["loc"] == ["inputs", "src", "data"]
-    assert error["msg"].startswith("data of src ")
-    assert rule in error["msg"]
-    validated = http.post(f"/v1/ops/{TINY.op}/validate", json=body)
-    assert validated.json()["errors"] == [error]
+    assert [reply.json()["errors"][0]["msg"] for reply in replies] == [error["msg"]] * 3
 
 
 def test_one_wrong_tensor_fails_one_call_of_a_batch(http: httpx.Client) -> None:
@@ -144,52 +114,21 @@ def test_one_wrong_tensor_fails_one_call_of_a_batch(http: httpx.Client) -> None:
     assert second["result"]["op"] == TINY.op
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[1, NaN, 3]",
-        "[1, -Infinity, 3]",
-        "[1, 2, 3,]",
-        "[[[1, 2, 3,]]]",
-        "[1,, 3]",
-        "[1 2, 3]",
-        "[+1, 2, 3]",
-        "[1, 2, 3}",
-    ],
-)
-def test_a_list_that_is_not_json(http: httpx.Client, text: str) -> None:
-    """The whole body then is a parse error, however it arrives: of all of a JSON-RPC batch, whose ids are unknown."""
-    params = json.dumps(call("@")).replace('"@"', text)
-    plain = json.dumps(call([1, 2, 3]))
-    for content in (params.encode(), (params[at : at + 1].encode() for at in range(len(params)))):
-        reply = http.post(f"/v1/ops/{TINY.op}", content=content, headers={"content-type": JSON})
-        assert (reply.status_code, reply.json()["code"]) == (400, "parse_error")
-        assert reply.json()["detail"].startswith("the body is not JSON: ")
-    sent = [f'{{"jsonrpc": "2.0", "id": 7, "method": "{TINY.op}", "params": {each}}}' for each in (plain, params)]
-    for body in (sent[1], f"[{', '.join(sent)}]"):
-        reply = http.post("/rpc", content=body, headers={"content-type": JSON})
-        assert (reply.json()["error"]["code"], reply.json()["id"]) == (-32700, None)
-
-
-@pytest.mark.parametrize("data", [[1, 2, 3], [1, 2], [1, "x", 3]])
-def test_the_name_may_have_escapes_on_v2(http: httpx.Client, data: list[Any]) -> None:
-    """So it may on `/v2`: the reply is that to the plain name."""
-    call = oip.head(TINY, TINY.inputs(), binary=False)
-    call["inputs"][0]["data"] = data
-    plain = json.dumps(call)
-    escaped = plain.replace('"data"', '"d\\u0061ta"')
-    replies = [http.post(f"/v2/models/{TINY.op}/infer", content=text) for text in (plain, escaped)]
-    assert [reply.status_code for reply in replies] == [200 if data == [1, 2, 3] else 400] * 2
-    assert replies[0].text == replies[1].text
-
-
-def test_the_name_may_have_escapes(http: httpx.Client) -> None:
+@pytest.mark.parametrize("data", [[1, 2, 3], [[[1, 2], 3]]], ids=str)
+def test_the_name_may_have_escapes(http: httpx.Client, data: list[Any]) -> None:
     """A list is read and checked in the same way if its name is written with escapes."""
-    text = json.dumps(call([[[1, 2, 3]]])).replace('"data"', '"d\\u0061ta"')
-    assert http.post(f"/v1/ops/{TINY.op}", content=text, headers={"content-type": JSON}).status_code == 200
-    text = text.replace("[[[1, 2, 3]]]", "[[[1, 2], 3]]")
-    (error,) = http.post(f"/v1/ops/{TINY.op}", content=text, headers={"content-type": JSON}).json()["errors"]
-    assert "must have length 1, but has 2" in error["msg"]
+    inference = oip.head(TINY, TINY.inputs(), binary=False)
+    inference["inputs"][0]["data"] = data
+    for path, sent in ((f"/v1/ops/{TINY.op}", call(data)), (f"/v2/models/{TINY.op}/infer", inference)):
+        plain = json.dumps(sent)
+        texts = plain, plain.replace('"data"', '"d\\u0061ta"')
+        replies = [http.post(path, content=text, headers={"content-type": JSON}) for text in texts]
+        assert [reply.is_success for reply in replies] == [data == [1, 2, 3]] * 2
+        plain_reply, escaped_reply = (
+            {name: value for name, value in reply.json().items() if name not in ("stats", "request_id")}
+            for reply in replies
+        )
+        assert plain_reply == escaped_reply
 
 
 def test_a_shape_is_a_tensor_of_integers(http: httpx.Client) -> None:
@@ -233,16 +172,6 @@ def test_graphs(http: httpx.Client) -> None:
         for name, tensor in reply["outputs"].items():
             assert isinstance(tensor["data"], list)
             np.testing.assert_array_equal(read_tensor(tensor), graph.expected(given)[int(name)])
-
-
-def test_too_many_numbers_in(http: httpx.Client) -> None:
-    """A tensor of more than a million numbers is refused by its shape, and the error says how to send it."""
-    body = call([1, 2, 3], shape=[1, 1, 1_000_001])
-    for answer in (http.post(f"/v1/ops/{TINY.op}", json=body).json(), rpc(http, TINY.op, body)["error"]["data"]):
-        (error,) = answer["errors"]
-        assert error["loc"] == ["inputs", "src", "data"]
-        for words in ("data of src has 1000001 numbers", "may have 1000000", "base64", "npy"):
-            assert words in error["msg"]
 
 
 @pytest.mark.parametrize("path", ["", "/validate"])

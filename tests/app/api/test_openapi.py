@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 
@@ -18,7 +17,7 @@ from convgrad._errors import PROBLEM_JSON
 from kernels.target import target
 from schemas.openapi import openapi_document
 from schemas.tables import OPERATIONS, find_operation, verified
-from tests.app.samples import FRAMES, JSON, NPY, SMALL, SSE, document, post
+from tests.app.samples import FRAMES, JSON, NPY, SSE
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +44,6 @@ def schemas(node: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(node, list):
         for value in node:
             yield from schemas(value)
-
-
-def check(openapi: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Validate a value against a schema of the document."""
-    jsonschema.validate(value, schema | {"components": openapi["components"]})
 
 
 def test_every_reference_resolves(openapi: dict[str, Any]) -> None:
@@ -94,21 +88,6 @@ def test_an_inference_has_its_forms(openapi: dict[str, Any]) -> None:
     assert {*verb["responses"]["200"]["content"], PROBLEM_JSON} == set(infer.REPLY_TYPES)
 
 
-def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: httpx.Client) -> None:
-    """A valid request, its reply, its validation and an error all match the document."""
-    page = openapi["paths"][f"/v1/ops/{SMALL.op}"]["post"]
-    body = document(SMALL, SMALL.inputs(), deadline_ms=60_000)
-    for path in ("/v1/ops/{op}", f"/v1/ops/{SMALL.op}"):
-        check(openapi, openapi["paths"][path]["post"]["requestBody"]["content"][JSON]["schema"], body)
-    reply = http.post(f"/v1/ops/{SMALL.op}", json=body)
-    check(openapi, page["responses"]["200"]["content"][JSON]["schema"], reply.json())
-    refusal = post(http, SMALL, {}).json()
-    check(openapi, page["responses"]["422"]["content"]["application/problem+json"]["schema"], refusal)
-    checked = http.post(f"/v1/ops/{SMALL.op}/validate", json=body).json()
-    verb = openapi["paths"]["/v1/ops/{op}/validate"]["post"]
-    check(openapi, verb["responses"]["200"]["content"][JSON]["schema"], checked)
-
-
 @pytest.mark.parametrize("name", [row.name for row in OPERATIONS])
 def test_every_operation_has_its_paths(openapi: dict[str, Any], name: str) -> None:
     """Each operation has paths to compute, validate and verify, with a body of its own attributes and inputs."""
@@ -148,12 +127,8 @@ def test_what_generators_need(openapi: dict[str, Any]) -> None:
         assert len(set(folded)) == len(folded)
 
 
-def test_the_pages_are_served(http: httpx.Client) -> None:
-    """The documents and the health pages are served."""
-    assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
-    assert http.get("/openrpc.json").json()["openrpc"]
-    assert http.get("/docs").status_code == 200
-    assert "<title>convgrad: explorer</title>" in http.get("/").text
+def test_health_pages(http: httpx.Client) -> None:
+    """They say how many workers there are, and what the kernels are compiled for."""
     assert http.get("/healthz").json()["status"] == "ok"
     ready = http.get("/readyz").json()
     workers = ready.pop("workers")

@@ -35,10 +35,7 @@ def address_of(url: str) -> tuple[str | None, int | None]:
 def test_operators_need_no_key_and_callers_do() -> None:
     """Health and metrics need no key on their port, which has no other page; on the main port /metrics needs one."""
     flags = ("--workers", "1", "--ops-port", "0")
-    with (
-        running_service(*flags, CONVGRAD_KEYS=f"tester {digest(KEY)}") as service,
-        httpx.Client(timeout=60) as http,
-    ):
+    with running_service(*flags, CONVGRAD_KEYS=f"tester {digest(KEY)}") as service, httpx.Client(timeout=60) as http:
         ops = where(service)
         assert ops.startswith("http://127.0.0.1:")
         with httpx.Client(base_url=service.url, headers={"x-api-key": KEY}, timeout=60) as caller:
@@ -86,12 +83,8 @@ def closed(url: str) -> bool:
         return sock.connect_ex(address_of(url)) != 0
 
 
-@pytest.mark.parametrize(("port", "word"), [("taken", "in use"), ("65536", "--ops-port 65536: must be at most 65535")])
-def test_a_port_that_cannot_be_taken_is_explained(service: LiveService, port: str, word: str) -> None:
-    """If a port is in use or invalid, the program exits with status 2 and without a traceback."""
-    number = service.url.rpartition(":")[2] if port == "taken" else port
-    command = [sys.executable, "-m", "app", "--port", "0", "--ops-port", number]
+def test_a_port_that_is_taken_is_explained(service: LiveService) -> None:
+    """The program exits with status 2 and without a traceback."""
+    command = [sys.executable, "-m", "app", "--port", "0", "--ops-port", service.url.rpartition(":")[2]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert word in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, "in use" in done.stderr, "Traceback" in done.stderr) == (2, True, False)

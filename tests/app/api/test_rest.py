@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from tests.app.everywhere import FORMS
 from tests.app.samples import (
     FRAMES,
-    JSON,
     NPY,
     SMALL,
     SSE,
     Array,
-    document,
     frames,
     messages,
-    npy,
     parts,
     post,
     read,
@@ -34,68 +29,10 @@ from tests.app.samples import (
 from tests.live import LiveService
 from tests.problems import Case, random_case
 
-FORMS = [JSON, NPY, SSE, FRAMES]
-EMPTY = Case(
-    op="ConvTranspose",
-    n=0,
-    src_channels=2,
-    dst_channels=3,
-    src_spatial=(4,),
-    dst_spatial=(5,),
-    kernel=(2,),
-    weights_format="OIX",
-)
 LARGE = Case(
-    op="ConvolutionBackwardWeights",
-    n=1,
-    src_channels=640,
-    dst_channels=1024,
-    src_spatial=(4, 4),
-    dst_spatial=(4, 4),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
+    src_channels=640, dst_channels=1024, src_spatial=(4, 4), dst_spatial=(4, 4), kernel=(3, 3), pads_begin=(1, 1),
     pads_end=(1, 1),
-)
-
-
-@pytest.mark.parametrize("accept", FORMS)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_every_reply_form_has_the_oracles_bits(http: httpx.Client, dtype: str, accept: str) -> None:
-    """A multipart call is answered in each form, always with the exact result."""
-    case = replace(SMALL, dtype=dtype)
-    inputs = case.inputs()
-    assert same_bits(read(post(http, case, inputs, accept)), case.expected(inputs))
-
-
-@pytest.mark.parametrize("form", ["base64", "npy", "list"])
-@pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
-def test_json_in_and_out(http: httpx.Client, encoding: str, form: str) -> None:
-    """A JSON call takes tensors as raw base64, as .npy files or as numbers, and returns them as requested."""
-    case = replace(SMALL, dtype="bf16")
-    inputs = case.inputs()
-    body = document(case, inputs, as_npy=form == "npy", as_numbers=form == "list", encoding=encoding)
-    response = http.post(f"/v1/ops/{case.op}", json=body)
-    assert same_bits(read(response), case.expected(inputs))
-    assert ("npy" in response.json()["outputs"]["diff_weights"]) == (encoding == "npy")
-
-
-def test_random_calls_have_the_same_bits_in_every_form(http: httpx.Client) -> None:
-    """For random problems of all kinds every reply form has the oracle's result."""
-    rng = np.random.default_rng(5)
-    for _ in range(25):
-        case = random_case(rng)
-        inputs = case.inputs()
-        expected = case.expected(inputs)
-        for accept in FORMS:
-            assert same_bits(read(post(http, case, inputs, accept)), expected), (case, accept)
-
-
-def test_reference_gives_the_same_bits_for_exact_data(http: httpx.Client) -> None:
-    """`options.reference` selects the float64 kernel, and the reply says so."""
-    inputs = SMALL.inputs()
-    response = post(http, SMALL, inputs, reference=True)
-    assert same_bits(read(response), SMALL.expected(inputs))
-    assert "reference" in response.json()["stats"]["kernel"]
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("accept", FORMS)
@@ -103,22 +40,6 @@ def test_a_large_output_arrives_whole(http: httpx.Client, accept: str) -> None:
     """An output of more than twenty megabytes is the same in every form."""
     inputs = LARGE.inputs()
     assert same_bits(read(post(http, LARGE, inputs, accept)), LARGE.expected(inputs))
-
-
-@pytest.mark.parametrize("accept", FORMS)
-def test_an_empty_batch_gives_an_empty_output(http: httpx.Client, accept: str) -> None:
-    """N = 0 is a call like any other: ConvTranspose returns a tensor without elements."""
-    inputs = EMPTY.inputs()
-    assert same_bits(read(post(http, EMPTY, inputs, accept)), EMPTY.expected(inputs))
-
-
-@pytest.mark.parametrize("accept", FORMS)
-def test_an_empty_batch_gives_a_zero_gradient(http: httpx.Client, accept: str) -> None:
-    """With N = 0 a filter gradient is all zeros in the weights' shape."""
-    case = replace(SMALL, n=0)
-    result = read(post(http, case, case.inputs(), accept))
-    assert result.shape == case.weights_shape
-    assert not result.any()
 
 
 def test_the_reply_speaks_the_dialect_of_the_name_called(http: httpx.Client) -> None:
@@ -139,39 +60,6 @@ def test_stats_say_what_was_done(http: httpx.Client) -> None:
     stats = post(http, SMALL, SMALL.inputs()).json()["stats"]
     assert set(stats) == {"kernel", "algorithm", "gmac", "compute_ms", "tiles"}
     assert stats["gmac"] == pytest.approx(SMALL.macs / 1e9)
-
-
-def test_a_dumped_op_is_a_request(http: httpx.Client) -> None:
-    """An op object as dumped by oneDNN Graph is accepted as the request part."""
-    inputs = SMALL.inputs()
-    kinds = {list: "s64[]", int: "s64", str: "string"}
-    attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in SMALL.attributes().items()}
-    dump = {"kind": SMALL.op, "attrs": attributes, "inputs": [], "outputs": []}
-    files = parts(SMALL, inputs)
-    files[0] = ("request", ("op.json", json.dumps(dump).encode(), JSON))
-    assert same_bits(read(http.post(f"/v1/ops/{SMALL.op}", files=files)), SMALL.expected(inputs))
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("endian", ["<", ">"])
-def test_npy_parts_of_any_order(http: httpx.Client, order: Any, endian: Any) -> None:
-    """Fortran order and big-endian files are read as NumPy reads them."""
-    inputs = SMALL.inputs()
-    turned = {
-        name: np.asarray(array.astype(array.dtype.newbyteorder(endian)), order=order) for name, array in inputs.items()
-    }
-    assert same_bits(read(post(http, SMALL, turned, NPY)), SMALL.expected(inputs))
-
-
-def test_weights_shape_as_a_part(http: httpx.Client) -> None:
-    """The weights' shape may be an s32 .npy part instead of an attribute."""
-    inputs = SMALL.inputs()
-    request = request_object(SMALL)
-    shape = np.array(request["attributes"].pop("weights_shape"), np.int32)
-    files = parts(SMALL, inputs)
-    files[0] = ("request", ("request.json", json.dumps(request).encode(), JSON))
-    files.append(("weights_shape", ("shape.npy", npy(shape), NPY)))
-    assert same_bits(read(http.post(f"/v1/ops/{SMALL.op}", files=files)), SMALL.expected(inputs))
 
 
 def test_progress_comes_before_tiles_and_the_response_last(http: httpx.Client) -> None:
@@ -212,24 +100,6 @@ def test_concurrent_calls_do_not_mix(http: httpx.Client) -> None:
             assert same_bits(got, expected)
 
 
-def test_validate_describes_the_call_without_computing(http: httpx.Client) -> None:
-    """`validate` takes tensors without data, and returns the resolved attributes, output, plan and cost."""
-    inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
-    body = {"attributes": SMALL.attributes(), "inputs": inputs}
-    reply = http.post(f"/v1/ops/{SMALL.op}/validate", json=body).json()
-    assert reply["outputs"] == {"diff_weights": {"dtype": "f32", "shape": list(SMALL.weights_shape)}}
-    assert reply["resolved"]["strides"] == [2, 2]
-    assert reply["plan"]["gmac"] == pytest.approx(SMALL.macs / 1e9)
-
-
-def test_the_tables_are_served(http: httpx.Client) -> None:
-    """The list has every operation, and each has its own page, also under an alias."""
-    listed = {entry["op"] for entry in http.get("/v1/ops").json()}
-    assert {"ConvTranspose", "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"} <= listed
-    page = http.get("/v1/ops/ConvolutionBackpropFilters-1").json()
-    assert {"attributes", "inputs"} <= set(page)
-
-
 def test_a_request_id_is_echoed(http: httpx.Client) -> None:
     """A valid X-Request-ID is returned; any other is replaced."""
     kept = http.get("/healthz", headers={"x-request-id": "trace-1/abc"})
@@ -245,45 +115,14 @@ def test_server_timing_has_every_part(http: httpx.Client) -> None:
     assert parts_named == ["receive", "decode", "queue", "compute", "encode"]
 
 
-def _curl(*arguments: str) -> bytes:
-    return subprocess.run(["curl", "-sS", "--fail", *arguments], check=True, capture_output=True).stdout
-
-
-def _form(folder: Path, inputs: dict[str, Array]) -> list[str]:
-    (folder / "request.json").write_text(json.dumps(request_object(SMALL)))
-    fields = ["--form", f"request=@{folder}/request.json;type=application/json"]
-    for name, array in inputs.items():
-        np.save(folder / f"{name}.npy", array)
-        fields += ["--form", f"{name}=@{folder}/{name}.npy"]
-    return fields
-
-
 def test_curl_with_two_files_writes_a_file(service: LiveService, tmp_path: Path) -> None:
     """curl --form with two .npy files and Accept: application/x-npy writes a file that numpy.load reads."""
-    inputs = SMALL.inputs()
-    url = f"{service.url}/v1/ops/{SMALL.op}"
-    out = tmp_path / "dw.npy"
-    _curl(*_form(tmp_path, inputs), "-H", f"Accept: {NPY}", "-o", str(out), url)
+    inputs, out = SMALL.inputs(), tmp_path / "dw.npy"
+    (tmp_path / "request.json").write_text(json.dumps(request_object(SMALL)))
+    fields = ["--form", f"request=@{tmp_path}/request.json;type=application/json"]
+    for name, array in inputs.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        fields += ["--form", f"{name}=@{tmp_path}/{name}.npy"]
+    command = ["curl", "-sS", "--fail", *fields, "-H", f"Accept: {NPY}", "-o", str(out)]
+    subprocess.run([*command, f"{service.url}/v1/ops/{SMALL.op}"], check=True, capture_output=True)
     assert same_bits(np.load(out), SMALL.expected(inputs))
-
-
-def test_curl_shows_a_stream(service: LiveService, tmp_path: Path) -> None:
-    """curl -N with Accept: text/event-stream shows progress, then tiles, then the response."""
-    inputs = SMALL.inputs()
-    text = _curl("-N", *_form(tmp_path, inputs), "-H", f"Accept: {SSE}", f"{service.url}/v1/ops/{SMALL.op}")
-    kinds = [entry.get("method", "response") for entry in messages(text.decode())]
-    assert kinds[0] == "notifications/progress"
-    assert kinds[-2:] == ["notifications/tile", "response"]
-
-
-def test_a_chunked_body_is_accepted(http: httpx.Client) -> None:
-    """A body without Content-Length is accepted."""
-    inputs = SMALL.inputs()
-    request = httpx.Request("POST", "http://localhost/", files=parts(SMALL, inputs))
-    body = io.BytesIO(request.read())
-    response = http.post(
-        f"/v1/ops/{SMALL.op}",
-        content=iter(lambda: body.read(100), b""),
-        headers={"content-type": request.headers["content-type"], "accept": NPY},
-    )
-    assert same_bits(read(response), SMALL.expected(inputs))

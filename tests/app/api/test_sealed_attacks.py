@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -24,7 +23,6 @@ from app.pool.buffers import SegmentPool
 from convgrad import Overloaded
 from convgrad._cli import main
 from engine.sealed.checks import SealedCase
-from engine.sealed.signing import Signer
 from tests.app.api import cheats
 from tests.app.bare import connected, written
 from tests.app.pool.fleet import Frozen
@@ -151,23 +149,19 @@ def test_declined_cases(client: convgrad.Client) -> None:
     assert [entry["status"] for entry in document["cases"]] == ["passed", "unsupported", "passed"]
 
 
-def test_finished_checks_hold_no_place() -> None:
+async def test_finished_checks_hold_no_place() -> None:
     """However many checks were finished, new ones begin; the latest documents are kept, of each owner and of all."""
-
-    async def use() -> None:
-        checks = SealedChecks(None, SegmentPool(1 << 20), SealedLimits(checks=2))
-        finished = []
-        for number in range(300):
-            finished.append(checks.begin({}, f"owner {number // 3}", "key"))
-            checks.finish(finished[-1])
-        kept = [index for index, check in enumerate(finished) if check.id in checks._checks]
-        assert kept == [number for number in range(300) if number % 3]  # two of each owner
-        for number in range(100):
-            for _ in range(2):
-                checks.finish(checks.begin({}, f"another owner {number}", "key"))
-        assert len(checks._checks) == 256
-
-    asyncio.run(use())
+    checks = SealedChecks(None, SegmentPool(1 << 20), SealedLimits(checks=2))
+    finished = []
+    for number in range(300):
+        finished.append(checks.begin({}, f"owner {number // 3}", "key"))
+        checks.finish(finished[-1])
+    kept = [index for index, check in enumerate(finished) if check.id in checks._checks]
+    assert kept == [number for number in range(300) if number % 3]  # two of each owner
+    for number in range(100):
+        for _ in range(2):
+            checks.finish(checks.begin({}, f"another owner {number}", "key"))
+    assert len(checks._checks) == 256
 
 
 def test_signed_documents_have_no_other_members(resident: Resident, client: convgrad.Client, tmp_path: Path) -> None:
@@ -189,18 +183,6 @@ def test_signed_documents_have_no_other_members(resident: Resident, client: conv
     path = tmp_path / "twice.json"
     path.write_text('{"passed": true, ' + json.dumps(document)[1:], encoding="utf-8")
     assert main(["check", "--verify-signature", str(path), "--url", resident.url, "--api-key", KEY]) == 2
-
-
-def test_every_member_is_signed() -> None:
-    """Changing, adding or removing a member anywhere in a document invalidates it."""
-    signer = Signer("a key of sixteen bytes")
-    document = {"passed": True, "takes": {"ops": ["BiasAdd"]}, "cases": [{"case": 0, "status": "passed"}]}
-    signed = signer.signed(document)
-    for place in (signed, signed["takes"], signed["cases"][0], signed["signature"]):
-        place["x"] = None
-        assert signer.verified(signed)["reason"] == "changed"
-        del place["x"]
-        assert signer.verified(signed)["valid"]
 
 
 def run(resident: Resident, command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -35,23 +35,9 @@ from tests.problems import Case, random_case
 NAMES = ("diff_weights", "diff_bias", "diff_src")
 WEIGHTS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights")
 LARGE = Case(
-    op="ConvolutionBackwardWeights",
-    n=8,
-    src_channels=64,
-    dst_channels=64,
-    src_spatial=(56, 56),
-    dst_spatial=(56, 56),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
-    pads_end=(1, 1),
-)
-
-
-@pytest.fixture
-def client(service: LiveService) -> Iterator[convgrad.Client]:
-    """Give the Python client of the service."""
-    with convgrad.Client(service.url) as client:
-        yield client
+    n=8, src_channels=64, dst_channels=64, src_spatial=(56, 56), dst_spatial=(56, 56), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
 
 
 def with_weights(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -111,13 +97,14 @@ def test_tiles_name_their_output(client: convgrad.Client) -> None:
 
 @pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
 def test_json_multipart_and_events(http: httpx.Client, encoding: str) -> None:
-    """JSON has every tensor, a multipart reply every file, and the last event every checksum."""
+    """JSON and JSON-RPC have every tensor, a multipart reply every file, and the last event every checksum."""
     for case, names in gradients(8, 2):
         inputs, expected = with_weights(case)
         body = document(case, inputs, encoding=encoding, outputs=names)
         url = f"/v1/ops/{case.op}"
-        reply = http.post(url, json=body).json()
-        check({name: read_tensor(tensor) for name, tensor in reply["outputs"].items()}, names, expected, case)
+        call = {"jsonrpc": "2.0", "id": 1, "method": case.op, "params": body}
+        for reply in (http.post(url, json=body).json(), http.post("/rpc", json=call).json()["result"]):
+            check({name: read_tensor(tensor) for name, tensor in reply["outputs"].items()}, names, expected, case)
         files = http.post(url, json=body, headers={"accept": "multipart/form-data"})
         message = email.message_from_bytes(
             b"Content-Type: " + files.headers["content-type"].encode() + b"\r\n\r\n" + files.content
@@ -130,16 +117,6 @@ def test_json_multipart_and_events(http: httpx.Client, encoding: str) -> None:
         *told, last = messages(http.post(url, json=body, headers={"accept": SSE}).text)
         assert list(last["result"]["outputs"]) == names
         assert all(one["params"]["output"] in names for one in told if one["method"] == "notifications/tile")
-
-
-def test_json_rpc(http: httpx.Client) -> None:
-    """JSON-RPC takes the same options, and replies with the same outputs."""
-    for case, names in gradients(6, 3):
-        inputs, expected = with_weights(case)
-        params = document(case, inputs, outputs=names)
-        answer = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": case.op, "params": params}).json()
-        found = {name: read_tensor(tensor) for name, tensor in answer["result"]["outputs"].items()}
-        check(found, names, expected, case)
 
 
 def test_many_numbers_before_binary_outputs(service: LiveService) -> None:
@@ -188,22 +165,19 @@ def test_an_npy_reply_has_one_output(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "loc", "rule"),
+    ("outputs", "loc"),
     [
-        (["dst"], ["options", "outputs", 0], "dst is not an output"),
-        (["diff_bias", "bias_delta"], ["options", "outputs", 1], "but repeats bias_delta"),
-        ([], ["options", "outputs"], "1 to 16 names"),
-        ("diff_bias", ["options", "outputs"], "1 to 16 names"),
-        ([1], ["options", "outputs"], "1 to 16 names"),
-        (["diff_src"], ["inputs", "weights"], "weights is required for diff_src"),
+        (["dst"], ["options", "outputs", 0]),
+        (["diff_bias", "bias_delta"], ["options", "outputs", 1]),
+        *((outputs, ["options", "outputs"]) for outputs in ([], "diff_bias", [1])),
+        (["diff_src"], ["inputs", "weights"]),
     ],
 )
-def test_wrong_outputs(http: httpx.Client, outputs: Any, loc: list[Any], rule: str) -> None:
+def test_wrong_outputs(http: httpx.Client, outputs: Any, loc: list[Any]) -> None:
     """Unknown, repeated and malformed outputs are refused, and one whose input is missing."""
     body = document(SMALL, SMALL.inputs(), outputs=outputs)
     (error,) = http.post(f"/v1/ops/{SMALL.op}", json=body).json()["errors"]
     assert error["loc"] == loc
-    assert rule in error["msg"]
 
 
 def test_weights_and_their_shape(client: convgrad.Client) -> None:

@@ -1,4 +1,4 @@
-"""The pages and the files of `app/web/`: all are served, with a strict policy, and they are small."""
+"""The pages and files of `app/web/`, and `/docs`: all are served, with a strict policy, and they are small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from app.api.web import PATHS
+from tests.live import running_service
 
+DOCS = {path for path in PATHS if path.startswith("/docs")}
 FOLDER = Path(__file__).parents[3] / "app" / "web"
 PAGES = sorted(path for path in PATHS if not path.startswith(("/web/", "/docs")))
 # All that the pages load, compressed; CONTRIBUTING.md promises it.
@@ -36,24 +38,6 @@ def test_a_page_and_its_files(http: httpx.Client, page: str) -> None:
         waiting += set(loaded) - seen - set(waiting)
     assert {"/web/base.css", "/web/client.js"} <= seen
     assert not re.search(r"<style|<script>| on\w+=| style=|https?://", http.get(page).text)
-
-
-def test_head(http: httpx.Client) -> None:
-    """HEAD has the headers of GET and no body."""
-    for path in PATHS:
-        head, get = http.head(path), http.get(path)
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["content-length"] == get.headers["content-length"]
-
-
-def test_a_file_that_the_browser_holds_is_not_sent_again(http: httpx.Client) -> None:
-    """The tag of a file, also as a weak one or in a list, gets 304 without content; another tag gets the file."""
-    plain = {"accept-encoding": "identity"}
-    tag = http.get("/web/base.css", headers=plain).headers["etag"]
-    for held in (tag, f"W/{tag}", f'"other", {tag}'):
-        reply = http.get("/web/base.css", headers={"if-none-match": held, **plain})
-        assert (reply.status_code, reply.content, reply.headers["etag"]) == (304, b"", tag)
-    assert http.get("/web/base.css", headers={"if-none-match": '"other"', **plain}).status_code == 200
 
 
 def test_compression(http: httpx.Client) -> None:
@@ -89,3 +73,46 @@ def test_comments_are_not_sent(http: httpx.Client, name: str) -> None:
     for before, after in zip(source, sent, strict=True):
         assert after == before or (after == "" and re.match(r"\s*(/\*\*|\*)", before)), before
     assert not re.search(r"(?m)^\s*/\*\*.*\*/$", "\n".join(sent))
+
+
+def test_docs_loads_nothing_from_other_hosts(http: httpx.Client) -> None:
+    """Everything that the page loads is served here, and its policy allows no other host and no inline script."""
+    page = http.get("/docs")
+    named = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    assert {name for name in named if not name.startswith("data:")} == DOCS - {"/docs"} | {"/"}
+    assert "<script>" not in page.text
+    for path in DOCS:
+        found = http.get(path)
+        assert found.status_code == 200
+        assert found.headers["x-content-type-options"] == "nosniff"
+        policy = dict(rule.split(" ", 1) for rule in found.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["connect-src"] == policy["style-src"] == "'self'"
+        assert "unsafe" not in str(policy)
+        assert "http" not in str(policy)
+
+
+def test_docs_is_swagger_ui(http: httpx.Client) -> None:
+    """The files are those of Swagger UI 5 with the right content types, and the document that they show exists."""
+    script = http.get("/docs/swagger-ui-bundle.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert re.search(r'PACKAGE_VERSION:"5\.\d+\.\d+"', script.text)
+    assert http.get("/docs/swagger-ui.css").headers["content-type"].startswith("text/css")
+    assert 'url: "/openapi.json"' in http.get("/docs/start.js").text
+    assert http.head("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect", "/docs/redoc.standalone.js", "/docs/../start.js"])
+def test_no_other_file_of_docs_is_served(http: httpx.Client, path: str) -> None:
+    """The other files of the package are not served."""
+    assert http.get(path).status_code == 404
+
+
+def test_docs_needs_no_key() -> None:
+    """The page is public even where keys are required, since that is where one enters a key."""
+    key = "team-a sha256:" + "0" * 64
+    with running_service("--keys", key, "--workers", "1", wait=False) as service:
+        service.ready.wait(280)
+        with httpx.Client(base_url=service.url, timeout=60) as http:
+            assert {http.get(path).status_code for path in DOCS} == {200}
+            assert http.get("/v1/ops").status_code == 401

@@ -34,17 +34,13 @@ def test_a_lost_client_costs_nothing() -> None:
         asyncio.run(lose(*times))
 
 
-def test_memory() -> None:
+async def test_memory() -> None:
     """The inputs of a case must fit in the memory of the key; the next case is drawn anew."""
-
-    async def draw() -> None:
-        segments = SegmentPool(1 << 24)
-        checks = SealedChecks(None, segments, SealedLimits(memory=1))
-        check = checks.begin({}, "owner", "key")
-        with pytest.raises(RateLimited, match="may have 1") as refused:
-            await checks.next(check)
-        assert refused.value.data["reason"] == "check_memory"
-        assert not check.cases
-        assert not segments.stats().used
-
-    asyncio.run(draw())
+    segments = SegmentPool(1 << 24)
+    checks = SealedChecks(None, segments, SealedLimits(memory=1))
+    check = checks.begin({}, "owner", "key")
+    with pytest.raises(RateLimited, match="may have 1") as refused:
+        await checks.next(check)
+    assert refused.value.data["reason"] == "check_memory"
+    assert not check.cases
+    assert not segments.stats().used

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from app.http.authentication import FREE_PAGES
 from app.settings import Settings
-from convgrad import Client, Unauthorised
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
-from tests.live import running_service
 
 KEY = "cg_the-key-of-this-test"
 APIS = [
-    ("POST", "/v1/ops/ConvTranspose"),
-    ("GET", "/v1/ops"),
-    ("POST", "/v2/models/ConvTranspose/infer"),
-    ("GET", "/v2"),
-    ("GET", "/nowhere"),
-    ("GET", "/v2/models/stats"),
-    ("GET", "/healthz/"),
-    ("GET", "/rpc/"),
-]
+    ("POST", "/v1/ops/ConvTranspose"), ("GET", "/v1/ops"), ("POST", "/v2/models/ConvTranspose/infer"), ("GET", "/v2"),
+    ("GET", "/nowhere"), ("GET", "/v2/models/stats"), ("GET", "/healthz/"), ("GET", "/rpc/"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +100,6 @@ def test_tensors_without_a_valid_key_are_not_read(http: httpx.Client) -> None:
     assert (reply["id"], reply["error"]["code"]) == (None, -32005)
 
 
-def test_the_client_sends_its_key(locked: tuple[Resident, Path]) -> None:
-    """The Python client works with the key, and raises the right error without one."""
-    ones = {"src": np.ones((1, 1, 2, 2), np.float32), "diff_dst": np.ones((1, 1, 2, 2), np.float32)}
-    attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0],
-                  "weights_shape": [1, 1, 1, 1], "data_format": "NCX", "weights_format": "OIX"}  # fmt: skip
-    with Client(locked[0].url, api_key=KEY) as client:
-        assert client.run("ConvolutionBackwardWeights", ones, attributes).tolist() == [[[[4.0]]]]
-    with Client(locked[0].url) as client, pytest.raises(Unauthorised):
-        client.run("ConvolutionBackwardWeights", ones, attributes)
-
-
 def test_keys_change_without_a_restart(locked: tuple[Resident, Path], http: httpx.Client) -> None:
     """A key that is added to the file works, and one that is removed stops working."""
     _, path = locked
@@ -144,43 +120,3 @@ def test_public_addresses_need_a_setting() -> None:
             Settings(host=host)
         Settings(host=host, public=True)
         Settings(host=host, keys="x")  # type: ignore[arg-type]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [
-        (["--host", "0.0.0.0"], "--keys-file"),
-        (["--keys-file", "/none/such"], "--keys-file"),
-        (["--tls-key", "/none/such"], "--tls-key"),
-        (["--tls-certificate", "/none/such"], "--tls-certificate"),
-    ],
-)
-def test_a_service_that_cannot_be_safe_does_not_start(flags: list[str], word: str) -> None:
-    """One line says what is missing, and the status is 2."""
-    done = subprocess.run(
-        [sys.executable, "-m", "app", *flags], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, word in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
-def test_tls(tmp_path: Path) -> None:
-    """With a certificate the service speaks HTTPS; the log of a call has the name of its key, never the key."""
-    certificate, key, keys = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "keys"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", *subject]
-    command = ["openssl", "req", "-x509", *options, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    keys.write_text(f"tester {digest(KEY)}\n")
-    flags = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--keys-file", str(keys)]
-    with running_service(*flags, "--host", "127.0.0.1") as service:
-        assert service.url.startswith("https://")
-        trust = ssl.create_default_context(cafile=str(certificate))
-        headers = {"x-api-key": KEY}
-        with httpx.Client(base_url=service.url, verify=trust, headers=headers, timeout=60) as http:
-            inputs = SMALL.inputs()
-            assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
-    log = "".join(service.log)
-    assert "key=tester" in log
-    assert KEY not in log

@@ -14,7 +14,9 @@ import pytest
 
 from benchmarks.startup import memory_mib
 from tests.app.bare import connected
-from tests.app.samples import NPY, SMALL, post, read, same_bits
+from tests.app.samples import SMALL
+from tests.faults.machine import right
+from tests.hostile import wire
 from tests.live import LiveService, running_service
 
 pytestmark = pytest.mark.heavy
@@ -61,20 +63,11 @@ def metric(service: LiveService, series: str) -> float:
     return float((re.findall(rf"^convgrad_{re.escape(series)} (\S+)$", page, re.MULTILINE) or ["0"])[0])
 
 
-def right(service: LiveService) -> bool:
-    """Return whether a call returns the right result."""
-    inputs = SMALL.inputs()
-    with httpx.Client(base_url=service.url, timeout=60) as http:
-        return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
-
-
 def asked(service: LiveService, path: str, length: int) -> tuple[str, bytes]:
     """Send a whole request without reading, then read to the end; return head and body of the answer."""
-    lines = ["host: localhost", "x-request-id: mine", "content-type: application/json", f"content-length: {length}"]
     with connected(service.url) as sock:
-        sock.sendall("\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode() + CALL.ljust(length))
-        reply = b"".join(iter(lambda: sock.recv(65536), b""))
-    start, _, body = reply.partition(b"\r\n\r\n")
+        sock.sendall(wire.request(path, CALL.ljust(length), b"x-request-id: mine", b"content-type: application/json"))
+        start, _, body = wire.read_all(sock).partition(b"\r\n\r\n")
     return start.decode(), body
 
 

@@ -105,7 +105,7 @@ def test_own_pages_and_programs_may_send_files(
 
 def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
     """Only origins in CONVGRAD_CORS may call, and only names in CONVGRAD_ALLOWED_HOSTS are answered."""
-    with httpx.Client(base_url=open_to_one.url) as http:
+    with httpx.Client(base_url=open_to_one.url, timeout=60) as http:
         good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
         assert http.post("/rpc", json={}, headers=good).status_code == 200
         exposed = http.get("/v2", headers=good).headers["access-control-expose-headers"]
@@ -129,13 +129,6 @@ def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
 def test_which_names_are_allowed(settings: dict[str, object], hosts: set[str]) -> None:
     """Loopback names if a browser could reach a service without keys; any name if the service can't know its own."""
     assert Settings(**settings).hosts == hosts  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", ["http://a", "a:80", "*.a", "a b"])
-def test_names_of_another_form_are_refused(wrong: str) -> None:
-    """A URL, a port or a pattern would never match, so it is an error instead of a service that nobody can reach."""
-    with pytest.raises(ValueError, match="without scheme and port"):
-        Settings(allowed_hosts=wrong)  # type: ignore[arg-type]
 
 
 def test_the_host_header_is_read_as_it_is_written() -> None:

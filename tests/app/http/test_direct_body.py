@@ -10,10 +10,10 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.app import oip
 from tests.app.bare import connected, form, replies, written
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import NPY, parts, read_npy, same_bits
+from tests.app.samples import NPY, parts
+from tests.faults.apis import prepare
 from tests.problems import Case
 
 # 1.4 MB of tensors: enough to be received directly.
@@ -33,19 +33,10 @@ def resident() -> Iterator[Resident]:
         yield resident
 
 
-def binary() -> tuple[bytes, bytes]:
-    """Return a `/v2` request: head and body."""
-    wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
-    body, headers = oip.body(oip.head(LARGE, INPUTS, outputs=wanted), INPUTS)
-    return written(httpx.Request("POST", f"http://localhost/v2/models/{LARGE.op}/infer", content=body, headers=headers))
-
-
-def check(body: bytes, api: str) -> None:
-    """Compare a reply with the oracle."""
-    if api == "form":
-        assert same_bits(read_npy(body, "f32"), EXPECTED)
-    else:
-        assert body.endswith(EXPECTED.tobytes())
+def request(api: str) -> tuple[bytes, bytes]:
+    """Return a request of `/v2` or `/v1`: head and body."""
+    call = prepare("oip binary" if api == "binary" else "rest npy", LARGE, INPUTS, EXPECTED)
+    return call.head(), call.content
 
 
 @pytest.mark.parametrize("api", ["binary", "form"])
@@ -53,7 +44,7 @@ def check(body: bytes, api: str) -> None:
 def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
     """However a body is split on its way, its result is right, and so is the next one on the same connection."""
     rng = random.Random(seed)
-    head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
+    head, body = request(api)
     with connected(resident.url) as sock:
         for _ in range(2):
             resident.run(resident.service.admission.idle())
@@ -66,39 +57,39 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
                 at += size
             ((status, found),) = replies(sock, 1)
             assert status == 200, found
-            check(found, api)
+            assert found.endswith(EXPECTED.tobytes())
 
 
 def test_bodies_that_arrive_together(resident: Resident) -> None:
     """Several bodies share the turns of the event loop; each result is right, and so are those of the next requests."""
-    requests = [binary(), form(LARGE.op, parts(LARGE, INPUTS))] * 4
+    requests = [request("binary"), request("form")] * 4
     with ExitStack() as stack, ThreadPoolExecutor(len(requests)) as pool:
         socks = [stack.enter_context(connected(resident.url)) for _ in requests]
         for _ in range(3):
             list(pool.map(lambda sock, request: sock.sendall(b"".join(request)), socks, requests))
-            for number, sock in enumerate(socks):
+            for sock in socks:
                 ((status, found),) = replies(sock, 1)
                 assert status == 200, found
-                check(found, "form" if number % 2 else "binary")
+                assert found.endswith(EXPECTED.tobytes())
 
 
 @pytest.mark.parametrize("api", ["binary", "form"])
 def test_requests_behind_a_large_body(resident: Resident, api: str) -> None:
     """Data after the body on the connection is another request, even if everything is sent at once."""
-    head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
+    head, body = request(api)
     with connected(resident.url) as sock:
         sock.sendall(head + body + HEALTH + head + body + HEALTH)
         found = replies(sock, 4)
     assert [status for status, _ in found] == [200] * 4, [body[:600] for _, body in found]
-    check(found[0][1], api)
-    check(found[2][1], api)
+    assert found[0][1].endswith(EXPECTED.tobytes())
+    assert found[2][1].endswith(EXPECTED.tobytes())
 
 
 @pytest.mark.parametrize("api", ["binary", "form"])
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.99999])
 def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, share: float) -> None:
     """Nothing is kept of an incomplete body."""
-    head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
+    head, body = request(api)
     with connected(resident.url) as sock:
         sock.sendall(head + body[: int(share * len(body))])
         resident.until(lambda: resident.service.admission.requests == 1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.exchange import Exchange, Exchanges, Limits, exchange_of
+from app.http.exchange import Exchange, Exchanges, Limits
 from app.replies.body import send_bytes, send_head, send_piece
-from convgrad import Cancelled, Overloaded
+from convgrad import Cancelled
 
 ANY = Limits(1 << 40)
 
@@ -92,18 +92,6 @@ async def _ignored(message: Message) -> None:
     """Send nothing."""
 
 
-def test_an_error_of_ours_has_its_status_and_headers() -> None:
-    """One of our errors that an API does not handle is answered according to its class."""
-
-    async def full(*_: Any) -> None:
-        raise Overloaded("full", retry_after=3)
-
-    start, _ = call(Exchanges(full, ANY), x_request_id="abc")
-    assert start["status"] == 503
-    assert headers_of(start)["retry-after"] == "3"
-    assert headers_of(start)["x-request-id"] == "abc"
-
-
 def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
     """Nothing is added to an incomplete reply: the server closes the connection."""
 
@@ -115,17 +103,6 @@ def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
     sent = call(Exchanges(half, ANY))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[-1]["more_body"]
-
-
-def test_timings_are_sent() -> None:
-    """The times that an API measured are in Server-Timing."""
-
-    async def timed(inner: Scope, _: Receive, send: Send) -> None:
-        exchange_of(inner).context.timings.add("compute", 0.001)
-        await send_bytes(send, b"", "text/plain")
-
-    start, _ = call(Exchanges(timed, ANY))
-    assert headers_of(start)["server-timing"] == "compute;dur=1.000"
 
 
 @pytest.mark.parametrize("headers", [{"content_length": "11"}, {"transfer_encoding": "chunked"}])
@@ -249,18 +226,3 @@ def test_a_cancelled_request_is_answered_and_cancelled() -> None:
     assert sent[0]["status"] == 503
     assert json.loads(sent[1]["body"])["code"] == "shutting_down"
     assert not sent[-1]["more_body"]
-
-
-def test_a_block_that_ends_is_not_cancelled() -> None:
-    """A client that stays until the end of the block has no effect."""
-
-    async def scenario() -> str:
-        async def receive() -> Message:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async with Exchange(scope(), receive, _ignored, ANY).watched():
-            await asyncio.sleep(0)
-        return "done"
-
-    assert asyncio.run(scenario()) == "done"

@@ -11,19 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from app.http.authentication import make_key_ring
 from app.http.keys import Key, KeyRing, main, parse_keys
-from app.settings import Settings
 from tests.app.samples import digest, wait_for
 
 
 def test_lines_are_read() -> None:
     """Comments and empty lines are skipped; a limit is optional."""
     text = f"# who\n\na {digest('1')}  # first\nb\t{digest('2')} calls=3\n"
-    assert parse_keys(text) == (
-        Key("a", hashlib.sha256(b"1").digest()),
-        Key("b", hashlib.sha256(b"2").digest(), 3),
-    )
+    assert parse_keys(text) == (Key("a", hashlib.sha256(b"1").digest()), Key("b", hashlib.sha256(b"2").digest(), 3))
     assert parse_keys(f"a {digest('1')}; b {digest('2')} calls=3") == parse_keys(text)
 
 
@@ -32,6 +27,7 @@ def test_lines_are_read() -> None:
     [
         "name",
         "name secret-in-the-clear",
+        f"- {digest('1')}",
         f"na/me {digest('1')}",
         f"a {digest('1')} calls=0",
         f"a {digest('1')} x=1 y=2",
@@ -39,7 +35,7 @@ def test_lines_are_read() -> None:
 )
 def test_a_wrong_line_is_named_and_not_shown(line: str) -> None:
     """The error has the line's number, but nothing of its content."""
-    with pytest.raises(ValueError, match=r"^line 2 ") as caught:
+    with pytest.raises(ValueError, match=r"^line 2\b") as caught:
         parse_keys(f"# comment\n{line}")
     assert "secret" not in str(caught.value)
 
@@ -180,15 +176,6 @@ def test_a_failed_command_changes_nothing(
     assert "shown only once" not in err
 
 
-def test_keys_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
-    """A missing file and a broken secret are errors."""
-    with pytest.raises(ValueError, match="not point to a file"):
-        Settings(keys_file=tmp_path / "none")
-    with pytest.raises(ValueError, match="line 1"):
-        make_key_ring(Settings(keys="junk"))  # type: ignore[arg-type]
-    assert make_key_ring(Settings()) is None
-
-
 def test_reloading_the_file_keeps_the_keys_of_the_text(tmp_path: Path) -> None:
     """The keys of the environment stay valid when the file changes; one with the same name in the file is refused."""
     path = tmp_path / "keys"
@@ -201,9 +188,3 @@ def test_reloading_the_file_keeps_the_keys_of_the_text(tmp_path: Path) -> None:
     path.write_text(f"fixed {digest('3')}\n")
     with pytest.raises(ValueError, match="the same name"):
         KeyRing(file=path, text=f"fixed {digest('0')}")
-
-
-def test_no_key_has_the_name_of_requests_without_one() -> None:
-    """A key called `-` would count as no key in limits and logs."""
-    with pytest.raises(ValueError, match="line 1: a key can't be named -"):
-        parse_keys(f"- {digest('1')}")

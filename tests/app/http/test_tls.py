@@ -10,8 +10,10 @@ import httpx
 import pytest
 import trustme
 
-from tests.app.samples import SMALL, post, read, same_bits
-from tests.live import running_service
+from tests.app.samples import SMALL, digest, post, read, same_bits, wait_for
+from tests.live import LiveService, running_service
+
+KEY = "cg_the-key-of-a-client-with-a-certificate"
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +23,15 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def url(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A service that accepts only clients with a certificate of that authority."""
+def service(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """A service that accepts only clients with a certificate of that authority, and a key."""
     folder: Path = tmp_path_factory.mktemp("tls")
     certificate, known = folder / "server.pem", folder / "ca.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(known))
     flags = ["--tls-certificate", str(certificate), "--tls-client-ca", str(known), "--workers", "1"]
-    with running_service(*flags) as service:
-        yield service.url
+    with running_service(*flags, CONVGRAD_KEYS=f"tester {digest(KEY)}") as service:
+        yield service
 
 
 def client(url: str, server_authority: trustme.CA, own_authority: trustme.CA | None) -> httpx.Client:
@@ -38,18 +40,21 @@ def client(url: str, server_authority: trustme.CA, own_authority: trustme.CA | N
     server_authority.configure_trust(trust)
     if own_authority is not None:
         own_authority.issue_cert("caller@example.org").configure_cert(trust)
-    return httpx.Client(base_url=url, verify=trust, timeout=60)
+    return httpx.Client(base_url=url, verify=trust, timeout=60, headers={"x-api-key": KEY})
 
 
-def test_a_client_with_a_certificate_is_served(url: str, authority: trustme.CA) -> None:
-    """A certificate of the trusted authority gives access to every API."""
+def test_a_client_with_a_certificate_is_served(service: LiveService, authority: trustme.CA) -> None:
+    """Its certificate and key give access to every API; the log of a call has the name of the key, never the key."""
     inputs = SMALL.inputs()
-    with client(url, authority, authority) as http:
+    assert service.url.startswith("https://")
+    with client(service.url, authority, authority) as http:
         assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
+    wait_for(lambda: any("key=tester" in line for line in service.log))
+    assert KEY not in "".join(service.log)
 
 
 @pytest.mark.parametrize("stranger", [None, trustme.CA()], ids=["none", "of another authority"])
-def test_a_client_without_one_is_not(url: str, authority: trustme.CA, stranger: trustme.CA | None) -> None:
+def test_a_client_without_one_is_not(service: LiveService, authority: trustme.CA, stranger: trustme.CA | None) -> None:
     """Without a certificate, or with one of another authority, even the health page is refused."""
-    with client(url, authority, stranger) as http, pytest.raises(httpx.TransportError):
+    with client(service.url, authority, stranger) as http, pytest.raises(httpx.TransportError):
         http.get("/healthz")

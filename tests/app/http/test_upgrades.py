@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.app.bare import connected, written
+from tests.app.bare import connected, replies, written
 from tests.app.samples import LARGE, NPY, SMALL, document, parts, read_npy, read_tensor, same_bits
 from tests.live import LiveService
 
@@ -23,16 +22,6 @@ CHUNKED = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (BODY[:9],
 def request(fields: bytes, body: bytes = b"", method: bytes = b"POST", path: bytes = b"/rpc") -> bytes:
     """Return a request that offers h2c."""
     return b"%s %s HTTP/1.1\r\nHost: localhost\r\n%s%s\r\n%s" % (method, path, OFFER, fields, body)
-
-
-def answers(sock: socket.socket, count: int) -> list[httpx.Response]:
-    """Read `count` answers with their bodies."""
-    file, found = sock.makefile("rb"), []
-    for _ in range(count):
-        status = int(file.readline().split()[1])
-        fields = dict(line.rstrip().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
-        found.append(httpx.Response(status, content=file.read(int(fields[b"content-length"]))))
-    return found
 
 
 @pytest.mark.parametrize("step", [1, 50, 1 << 20])
@@ -48,11 +37,11 @@ def test_upgrade_headers_are_ignored(service: LiveService, step: int) -> None:
     with connected(service.url) as sock:
         for start in range(0, len(sent), step):
             sock.sendall(sent[start : start + step])
-        first, second, third, fourth = answers(sock, 4)
-    assert third.json()[0]["op"]
+        first, second, third, fourth = (json.loads(body) for _, body in replies(sock, 4))
+    assert third[0]["op"]
     for answer in (first, second, fourth):
-        assert answer.json()["id"] == 7
-        assert "ops.nothing" in answer.json()["error"]["data"]["detail"]
+        assert answer["id"] == 7
+        assert "ops.nothing" in answer["error"]["data"]["detail"]
 
 
 def test_a_large_body_after_an_upgrade_header(service: LiveService) -> None:
@@ -62,10 +51,10 @@ def test_a_large_body_after_an_upgrade_header(service: LiveService) -> None:
     head, body = written(httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", files=files, headers=headers))
     with connected(service.url) as sock:
         sock.sendall(head.removesuffix(b"\r\n") + OFFER + b"\r\n" + body)
-        (answer,) = answers(sock, 1)
-        assert same_bits(read_npy(answer.content, LARGE.dtype), LARGE.expected(inputs))
+        ((_, content),) = replies(sock, 1)
+        assert same_bits(read_npy(content, LARGE.dtype), LARGE.expected(inputs))
         sock.sendall(request(b"Content-Length: %d\r\n" % len(BODY), BODY))
-        assert answers(sock, 1)[0].json()["id"] == 7
+        assert json.loads(replies(sock, 1)[0][1])["id"] == 7
 
 
 def test_a_broken_body_after_an_upgrade_header(service: LiveService) -> None:
@@ -75,6 +64,7 @@ def test_a_broken_body_after_an_upgrade_header(service: LiveService) -> None:
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java here")
 def test_java_makes_a_call(service: LiveService, tmp_path: Path) -> None:
     """Java's HTTP client, which always offers h2c, gets the right gradient with a declared length and with chunks."""

@@ -30,14 +30,9 @@ HEAD = 256 << 10
 BOUNDARY = "a-boundary"
 CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 OPERATION = find_operation("ConvolutionBackwardWeights")
-ATTRIBUTES = {
-    "strides": [1],
-    "pads_begin": [0],
-    "pads_end": [0],
-    "dilations": [1],
-    "data_format": "NCX",
-    "weights_format": "OIX",
-}
+ATTRIBUTES: dict[str, Any] = {
+    "strides": [1], "pads_begin": [0], "pads_end": [0], "dilations": [1], "data_format": "NCX", "weights_format": "OIX",
+}  # fmt: skip
 Array = NDArray[Any]
 
 

@@ -17,7 +17,7 @@ import uvloop
 from app.pool.buffers import Segment, SegmentPool
 from app.pool.engine import Job
 from app.pool.local import LocalEngine
-from kernels import ConvProblem, Plan, Unit, plan, storage_dtype
+from kernels import ConvProblem, Plan, Unit, compute, plan, storage_dtype
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -25,21 +25,10 @@ PATIENCE_S = 60.0
 COMPILING_S = 280.0
 
 TINY = ConvProblem(
-    op="ConvolutionBackwardWeights",
-    dtype="f32",
-    n=2,
-    src_channels=4,
-    dst_channels=6,
-    groups=1,
-    src_spatial=(8, 8),
-    dst_spatial=(6, 6),
-    kernel=(3, 3),
-    strides=(1, 1),
-    dilations=(1, 1),
-    pads_begin=(0, 0),
-    data_format="NCX",
+    op="ConvolutionBackwardWeights", dtype="f32", n=2, src_channels=4, dst_channels=6, groups=1, src_spatial=(8, 8),
+    dst_spatial=(6, 6), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(0, 0), data_format="NCX",
     weights_format="OIX",
-)
+)  # fmt: skip
 
 
 class Fleet:
@@ -122,6 +111,13 @@ class Fleet:
         """Plan and run a problem; return its result."""
         result, _ = await self.finish(self.job(plan(problem, workers=self.count, **options), inputs))
         return result
+
+    async def check(self, problem: ConvProblem = TINY, **options: Any) -> None:
+        """Run a problem, and compare its result with that of this process."""
+        inputs = random_inputs(problem)
+        np.testing.assert_array_equal(
+            await self.compute(problem, inputs, **options), compute(problem, *inputs, **options)
+        )
 
 
 @contextmanager

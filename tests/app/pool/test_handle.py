@@ -31,13 +31,9 @@ def test_a_worker_is_ready_when_it_has_sent_a_message(answers: bool, number: sig
         ours, theirs = pair()
         with theirs:
             WorkerHandle(
-                process.pid,
-                ours.detach(),
-                os.pidfd_open(process.pid),
-                on_ready=lambda _: events.append("ready"),
-                on_done=lambda *_: None,
-                on_death=died,
-            )
+                process.pid, ours.detach(), os.pidfd_open(process.pid), on_ready=lambda _: events.append("ready"),
+                on_done=lambda *_: None, on_death=died,
+            )  # fmt: skip
             if answers:
                 send(theirs, ())
             if number is not None:

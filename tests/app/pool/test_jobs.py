@@ -18,31 +18,15 @@ from app.pool.buffers import SegmentPool
 from app.pool.engine import Job
 from app.pool.jobs import FairQueue, JobRun
 from convgrad._errors import Cancelled, DeadlineExceeded
-from kernels import ConvProblem, Plan, Unit
-
-PROBLEM = ConvProblem(
-    op="ConvolutionBackwardWeights",
-    dtype="f32",
-    n=1,
-    src_channels=1,
-    dst_channels=1,
-    groups=1,
-    src_spatial=(1,),
-    dst_spatial=(1,),
-    kernel=(1,),
-    strides=(1,),
-    dilations=(1,),
-    pads_begin=(0,),
-    data_format="NCX",
-    weights_format="OIX",
-)
+from kernels import Plan, Unit
+from tests.app.pool.fleet import TINY
 
 
 def plan_of(units_of_stages: Sequence[int]) -> Plan:
     """Return a plan with this many units in each stage."""
     stages = [stage for stage, count in enumerate(units_of_stages) for _ in range(count)]
     units = tuple(Unit(index, stage, None, None, 1) for index, stage in enumerate(stages))
-    return Plan(PROBLEM, "none", units, len(units_of_stages), 0, ())
+    return Plan(TINY, "none", units, len(units_of_stages), 0, ())
 
 
 def job_of(pool: SegmentPool, *units_of_stages: int) -> Job:
@@ -153,19 +137,6 @@ def test_only_short_units(pool: SegmentPool) -> None:
     assert queue.next(short=True) is short
 
 
-def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
-    """No unit of a stage is handed out while the stage before is incomplete."""
-    run = JobRun(job_of(pool, 2, 1))
-    first, second = run.take(), run.take()
-    assert run.waiting == 0
-    run.done(second)
-    assert run.waiting == 0
-    run.done(first)
-    assert run.waiting == 1
-    run.done(run.take())
-    assert run.over
-
-
 def test_a_job_may_be_a_part_of_its_plan(pool: SegmentPool) -> None:
     """Only the units that are named run, in the order of their stages; a stage may have none."""
     job = job_of(pool, 2, 2)
@@ -235,23 +206,19 @@ def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
     assert asyncio.run(read()) == [second, first, None, None]
 
 
-def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
+async def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
     """A reader that wants the whole result is told only once: when the last unit is done."""
-
-    async def scenario() -> None:
-        run = JobRun(job_of(pool, 2))
-        run.job.state.each = False
-        reader = asyncio.create_task(run.next())
-        first, second = run.take(), run.take()
-        await asyncio.sleep(0)
-        run.done(first)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not reader.done()
-        run.done(second)
-        assert await reader is None
-
-    asyncio.run(scenario())
+    run = JobRun(job_of(pool, 2))
+    run.job.state.each = False
+    reader = asyncio.create_task(run.next())
+    first, second = run.take(), run.take()
+    await asyncio.sleep(0)
+    run.done(first)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not reader.done()
+    run.done(second)
+    assert await reader is None
 
 
 def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None:
@@ -266,18 +233,14 @@ def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None
     assert queue.sole() is second
 
 
-def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
+async def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
     """A waiting reader gets the job's error as soon as it fails."""
-
-    async def scenario() -> None:
-        run = JobRun(job_of(pool, 1))
-        reader = asyncio.create_task(run.next())
-        await asyncio.sleep(0)
-        run.fail(DeadlineExceeded("late"))
-        with pytest.raises(DeadlineExceeded):
-            await reader
-
-    asyncio.run(scenario())
+    run = JobRun(job_of(pool, 1))
+    reader = asyncio.create_task(run.next())
+    await asyncio.sleep(0)
+    run.fail(DeadlineExceeded("late"))
+    with pytest.raises(DeadlineExceeded):
+        await reader
 
 
 class QueueMachine(RuleBasedStateMachine):

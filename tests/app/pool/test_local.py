@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.pool.buffers import SegmentPool
-from app.pool.local import LocalEngine
 from convgrad._errors import DeadlineExceeded, ShuttingDown
 from kernels import ConvProblem, box, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
@@ -57,19 +55,15 @@ def test_workers_and_one_process_give_the_same_bits(two: Fleet, problem: ConvPro
     np.testing.assert_array_equal(result, compute(problem, *inputs, reference=reference))
 
 
-def test_a_cancel_does_not_interrupt_the_end_of_a_failed_job(two: Fleet) -> None:
+async def test_a_cancel_does_not_interrupt_the_end_of_a_failed_job(two: Fleet) -> None:
     """A job past its deadline does not end while a stopped worker may still write to its memory."""
-
-    async def scenario() -> None:
-        with Frozen(two.pids):
-            failing = asyncio.create_task(two.finish(two.job(plan(TINY), random_inputs(TINY), deadline=soon(0.02))))
-            await asyncio.sleep(0.05)  # the deadline has passed, but not yet `grace_s`
-            assert two.engine.snapshot()["jobs"] == 1
-            failing.cancel()
-            await asyncio.gather(failing, return_exceptions=True)
-            assert two.engine.snapshot()["jobs"] == 0
-
-    two.run(scenario())
+    with Frozen(two.pids):
+        failing = asyncio.create_task(two.finish(two.job(plan(TINY), random_inputs(TINY), deadline=soon(0.02))))
+        await asyncio.sleep(0.05)  # the deadline has passed, but not yet `grace_s`
+        assert two.engine.snapshot()["jobs"] == 1
+        failing.cancel()
+        await asyncio.gather(failing, return_exceptions=True)
+        assert two.engine.snapshot()["jobs"] == 0
 
 
 @pytest.mark.heavy
@@ -83,55 +77,43 @@ def test_the_number_of_workers_changes_no_bit(two: Fleet) -> None:
     assert len(set(results)) == 1
 
 
-def test_a_yielded_unit_is_final(two: Fleet) -> None:
+async def test_a_yielded_unit_is_final(two: Fleet) -> None:
     """A unit's box is final when the unit is yielded, and each unit is yielded once."""
     inputs = random_inputs(WIDE)
     expected = compute(WIDE, *inputs)
-
-    async def scenario() -> None:
-        job = two.job(plan(WIDE, workers=2), inputs)
-        output = np.frombuffer(job.output.view, np.float32).reshape(WIDE.output_shape)
-        seen = []
-        async for unit in two.engine.run(job):
-            seen.append(unit.index)
-            if unit.offset is not None:
-                np.testing.assert_array_equal(box(output, unit), box(expected, unit))
-        assert sorted(seen) == list(range(len(job.plan.units)))
-        assert job.state.queue_s is not None
-        assert two.counters["compute_s"] > 0
-
-    two.run(scenario())
+    job = two.job(plan(WIDE, workers=2), inputs)
+    output = np.frombuffer(job.output.view, np.float32).reshape(WIDE.output_shape)
+    seen = []
+    async for unit in two.engine.run(job):
+        seen.append(unit.index)
+        if unit.offset is not None:
+            np.testing.assert_array_equal(box(output, unit), box(expected, unit))
+    assert sorted(seen) == list(range(len(job.plan.units)))
+    assert job.state.queue_s is not None
+    assert two.counters["compute_s"] > 0
 
 
-def test_a_deadline_ends_a_running_job(two: Fleet) -> None:
+async def test_a_deadline_ends_a_running_job(two: Fleet) -> None:
     """If the deadline passes during the computation, the call fails, and neither worker nor error keeps its memory."""
-
-    async def scenario() -> None:
-        job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG), deadline=soon(0.05))
-        with Frozen(two.pids):
-            with pytest.raises(DeadlineExceeded) as failed:
-                await two.finish(job)
-            assert not two.busy()
-        assert two.segments.stats().used == 0, f"the frames of {failed.value!r} keep the memory"
-
-    two.run(scenario())
+    job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG), deadline=soon(0.05))
+    with Frozen(two.pids):
+        with pytest.raises(DeadlineExceeded) as failed:
+            await two.finish(job)
+        assert not two.busy()
+    assert two.segments.stats().used == 0, f"the frames of {failed.value!r} keep the memory"
 
 
-def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
+async def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
     """A job whose deadline passes in the queue fails too, and the jobs before and after it succeed."""
-
-    async def scenario() -> None:
-        inputs = random_inputs(LONG)
-        chosen = plan(LONG, workers=4, reference=True)
-        before = [asyncio.create_task(two.finish(two.job(chosen, inputs))) for _ in range(2)]
-        with pytest.raises(DeadlineExceeded):
-            await two.finish(two.job(chosen, inputs, deadline=soon(-1.0)))
-        behind = await two.compute(TINY, random_inputs(TINY))
-        np.testing.assert_array_equal(behind, compute(TINY, *random_inputs(TINY)))
-        for result, _ in await asyncio.gather(*before):
-            np.testing.assert_array_equal(result, compute(LONG, *inputs, reference=True))
-
-    two.run(scenario())
+    inputs = random_inputs(LONG)
+    chosen = plan(LONG, workers=4, reference=True)
+    before = [asyncio.create_task(two.finish(two.job(chosen, inputs))) for _ in range(2)]
+    with pytest.raises(DeadlineExceeded):
+        await two.finish(two.job(chosen, inputs, deadline=soon(-1.0)))
+    behind = await two.compute(TINY, random_inputs(TINY))
+    np.testing.assert_array_equal(behind, compute(TINY, *random_inputs(TINY)))
+    for result, _ in await asyncio.gather(*before):
+        np.testing.assert_array_equal(result, compute(LONG, *inputs, reference=True))
 
 
 def test_a_spare_worker_goes_past_long_units() -> None:
@@ -158,27 +140,16 @@ def test_a_spare_worker_goes_past_long_units() -> None:
         both.run(scenario(both))
 
 
-def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
+async def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
     """A caller that leaves after the first unit leaves no unit on a worker and no lease."""
-
-    async def scenario() -> None:
-        job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG))
-        units = two.engine.run(job)
-        await anext(units)
-        await units.aclose()
-        assert not two.busy()
-        assert two.engine.snapshot()["jobs"] == 0
-        two.release(job)
-        assert two.segments.stats().used == 0
-
-    two.run(scenario())
-
-
-def test_an_engine_before_its_start() -> None:
-    """An engine that was not started is not ready and its warm-up has not progressed."""
-    engine = LocalEngine(SegmentPool(1 << 20), workers=1)
-    assert not engine.ready
-    assert engine.progress() == 0.0
+    job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG))
+    units = two.engine.run(job)
+    await anext(units)
+    await units.aclose()
+    assert not two.busy()
+    assert two.engine.snapshot()["jobs"] == 0
+    two.release(job)
+    assert two.segments.stats().used == 0
 
 
 def test_stop_leaves_no_process_and_no_descriptor() -> None:

@@ -32,63 +32,48 @@ class _Client:
             await asyncio.wait_for(self.beaten.wait(), 10)
 
 
-def test_it_beats_while_nothing_is_written() -> None:
+async def test_it_beats_while_nothing_is_written() -> None:
     """An idle stream gets one beat after another once its head is sent, and none after its end."""
-
-    async def scenario() -> list[bytes]:
-        client = _Client(b"beat")
-        async with Stream(client.send, "text/plain", {}, interval=0.01) as stream:
-            stream.beat = b"beat"
-            await asyncio.wait([asyncio.create_task(client.beaten.wait())], timeout=0.05)
-            assert not client.sent
-            await stream.write([b"first"])
-            await client.beats(3)
-        count = len(client.sent)
-        await asyncio.wait([asyncio.create_task(client.beats(1))], timeout=0.05)
-        assert len(client.sent) == count
-        return client.sent
-
-    sent = asyncio.run(scenario())
-    assert sent[:5] == [b"head", b"first", b"beat", b"beat", b"beat"]
-    assert sent[-1] == b""
+    client = _Client(b"beat")
+    async with Stream(client.send, "text/plain", {}, interval=0.01) as stream:
+        stream.beat = b"beat"
+        await asyncio.wait([asyncio.create_task(client.beaten.wait())], timeout=0.05)
+        assert not client.sent
+        await stream.write([b"first"])
+        await client.beats(3)
+    count = len(client.sent)
+    await asyncio.wait([asyncio.create_task(client.beats(1))], timeout=0.05)
+    assert len(client.sent) == count
+    assert client.sent[:5] == [b"head", b"first", b"beat", b"beat", b"beat"]
+    assert client.sent[-1] == b""
 
 
-def test_a_beat_never_interrupts_a_write() -> None:
+async def test_a_beat_never_interrupts_a_write() -> None:
     """During a write, however long it takes, no beat comes between its pieces; an end waits for it."""
+    client, slow = _Client(b"beat"), asyncio.Event()
 
-    async def scenario() -> list[bytes]:
-        client = _Client(b"beat")
-        slow = asyncio.Event()
+    async def send(message: Any) -> None:
+        await client.send(message)
+        if message.get("body") == b"first":
+            slow.set()
+            await asyncio.wait([asyncio.create_task(client.beaten.wait())], timeout=0.05)
 
-        async def send(message: Any) -> None:
-            await client.send(message)
-            if message.get("body") == b"first":
-                slow.set()
-                await asyncio.wait([asyncio.create_task(client.beaten.wait())], timeout=0.05)
-
-        async with Stream(send, "text/plain", {}, interval=0.005) as stream:
-            stream.beat = b"beat"
-            writing = asyncio.create_task(stream.write([b"first", b"second"]))
-            await slow.wait()
-        await writing
-        return client.sent
-
-    assert asyncio.run(scenario()) == [b"head", b"first", b"second", b""]
+    async with Stream(send, "text/plain", {}, interval=0.005) as stream:
+        stream.beat = b"beat"
+        writing = asyncio.create_task(stream.write([b"first", b"second"]))
+        await slow.wait()
+    await writing
+    assert client.sent == [b"head", b"first", b"second", b""]
 
 
-def test_an_event_stream_pings() -> None:
+async def test_an_event_stream_pings() -> None:
     """An idle stream of events gets comment lines between its messages."""
-
-    async def scenario() -> list[bytes]:
-        client = _Client(b": ping\n\n")
-        async with EventStream(client.send, interval=0.01) as stream:
-            await stream.message(_pieces())
-            await client.beats(1)
-        return client.sent
-
-    sent = asyncio.run(scenario())
-    assert sent[0] == b"head"
-    text = b"".join(sent[1:]).decode()
+    client = _Client(b": ping\n\n")
+    async with EventStream(client.send, interval=0.01) as stream:
+        await stream.message(_pieces())
+        await client.beats(1)
+    assert client.sent[0] == b"head"
+    text = b"".join(client.sent[1:]).decode()
     assert text.endswith(": ping\n\n")
     assert json.loads(text.split("\n\n")[0].removeprefix("data: ")) == {"a": 1}
 

@@ -28,6 +28,7 @@ from tests.app.samples import DTYPES, SMALL, same_bits
 from tests.problems import OPS, Case, random_case
 
 INPUTS = SMALL.inputs()
+KEYS = ["", "/", "..", "/..", "a/b", "/../etc/passwd", "/etc/passwd", ".hidden", "a\0b", "sem.a", "x" * 300, "a b"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def shared_infer(
             made.set_shared_memory(name, array.nbytes, at)
             tensors.append(made)
             at += array.nbytes
-        output = triton.InferRequestedOutput(oip.output_name(case))
+        output = triton.InferRequestedOutput(case.output_name)
         output.set_shared_memory(name, expected.nbytes, at)
         result = client.infer(case.op, tensors, outputs=[output], parameters=attributes)
         got = shm.get_contents_as_numpy(handle, DTYPES[case.dtype], expected.shape, offset + at).copy()
@@ -95,10 +96,14 @@ def shared_infer(
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_inputs_and_outputs_in_shared_memory(client: Any, dtype: str) -> None:
-    """A client with its tensors in shared memory sends only names, and finds the result there."""
-    response = shared_infer(client, replace(SMALL, dtype=dtype), replace(SMALL, dtype=dtype).inputs())
-    (output,) = response["outputs"]
-    assert set(output) == {"name", "datatype", "shape"}
+    """A client with its tensors in shared memory, small or of megabytes, sends only names, and finds the result there.
+
+    The larger ones are copied off the event loop.
+    """
+    large = replace(SMALL, n=40, src_spatial=(60, 50), dst_spatial=(119, 100))
+    for case in (replace(SMALL, dtype=dtype), replace(large, dtype=dtype)):
+        (output,) = shared_infer(client, case, case.inputs())["outputs"]
+        assert set(output) == {"name", "datatype", "shape"}
 
 
 def test_random_calls_in_shared_memory(client: Any) -> None:
@@ -158,12 +163,6 @@ def test_a_shape_in_shared_memory_is_read_every_time(client: Any) -> None:
                 client.infer(SMALL.op, tensors, parameters=attributes)
 
 
-def test_a_large_call_in_shared_memory(client: Any) -> None:
-    """Tensors of megabytes are copied completely, off the event loop."""
-    case = replace(SMALL, n=40, src_spatial=(60, 50), dst_spatial=(119, 100))
-    shared_infer(client, case, case.inputs())
-
-
 def test_mixed_places(client: Any) -> None:
     """One input may be in shared memory, the other in the body, and the output in the reply."""
     src, diff_dst = INPUTS["src"], INPUTS["diff_dst"]
@@ -193,25 +192,7 @@ def test_status_and_unregister(client: Any) -> None:
     assert caught.value.status() == "404"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "",
-        "/",
-        "..",
-        "/..",
-        "a/b",
-        "/../etc/passwd",
-        "/etc/passwd",
-        ".hidden",
-        "a\0b",
-        "sem.a",
-        "x" * 300,
-        "a b",
-        7,
-        None,
-    ],
-)
+@pytest.mark.parametrize("key", [*KEYS, 7, None])
 def test_keys_stay_in_their_folder(http: httpx.Client, key: object) -> None:
     """A key is the plain name of a shared memory object, never a path to anything else."""
     response = http.post("/v2/systemsharedmemory/region/r/register", json={"key": key, "offset": 0, "byte_size": 1})
@@ -254,16 +235,11 @@ def test_memory_of_others_is_refused(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"offset": -1, "byte_size": 1},
-        {"offset": 0, "byte_size": 0},
-        {"offset": 0, "byte_size": -5},
-        {"offset": 0.5, "byte_size": 1},
-        {"offset": True, "byte_size": 1},
-        {"offset": 0, "byte_size": "1"},
+        *({"offset": offset, "byte_size": 1} for offset in (-1, 0.5, True, 1 << 20)),
+        *({"offset": 0, "byte_size": size} for size in (0, -5, "1")),
         {"offset": 0},
         {"offset": 2**63, "byte_size": 2**63},
         {"offset": 2**62, "byte_size": 2**62},
-        {"offset": 1 << 20, "byte_size": 1},
     ],
 )
 def test_bounds_of_a_region(http: httpx.Client, given: dict[str, Any]) -> None:
@@ -279,8 +255,7 @@ def test_bounds_of_a_region(http: httpx.Client, given: dict[str, Any]) -> None:
 
 def test_bounds_of_a_tensor(client: Any) -> None:
     """A tensor must lie inside its region and be as long as its shape says, and an output must fit its place."""
-    src = INPUTS["src"]
-    other = oip.tensor("diff_dst", INPUTS["diff_dst"], "FP32")
+    src, sent = INPUTS["src"], oip.triton_inputs(SMALL, INPUTS)
     with region(client, src.nbytes) as (name, handle):
         shm.set_shared_memory_region(handle, [src])
         for place, words in (
@@ -292,7 +267,7 @@ def test_bounds_of_a_tensor(client: Any) -> None:
             shared = triton.InferInput("src", list(src.shape), "FP32")
             shared.set_shared_memory(*place)
             with pytest.raises(InferenceServerException, match=words):
-                client.infer(SMALL.op, [shared, other], parameters=SMALL.attributes())
+                client.infer(SMALL.op, [shared, sent[1]], parameters=SMALL.attributes())
         for place, words in (
             ((name, 4, 0), "shared_memory_byte_size of diff_weights is 4"),
             ((name, 4096, 0), "exceed the"),
@@ -301,9 +276,7 @@ def test_bounds_of_a_tensor(client: Any) -> None:
             output = triton.InferRequestedOutput("diff_weights")
             output.set_shared_memory(*place)
             with pytest.raises(InferenceServerException, match=words):
-                client.infer(
-                    SMALL.op, oip.triton_inputs(SMALL, INPUTS), outputs=[output], parameters=SMALL.attributes()
-                )
+                client.infer(SMALL.op, sent, outputs=[output], parameters=SMALL.attributes())
 
 
 def test_truncated_memory_is_an_error(client: Any, sharing: Resident) -> None:

@@ -2,67 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import jsonrpclib
-import numpy as np
 import pytest
 from jsonrpclib.jsonrpc import MultiCall, ProtocolError, TransportError
 
-from schemas.tables import OPERATIONS
-from tests.app.samples import JSON, SMALL, SSE, Array, document, messages, read_events, read_tensor, same_bits
+from schemas.tables import OPERATIONS, find_operation
+from tests.app import graph
+from tests.app.samples import CASES, JSON, SMALL, SSE, Array, document, messages, read_events, read_tensor, same_bits
 from tests.live import LiveService
-from tests.problems import Case, random_case
+from tests.problems import Case
 
-OTHERS = {
-    "ConvolutionBackwardWeights": Case(
-        op="ConvolutionBackwardWeights",
-        n=2,
-        src_channels=4,
-        dst_channels=6,
-        groups=2,
-        src_spatial=(7, 6),
-        dst_spatial=(5, 5),
-        kernel=(3, 2),
-    ),
-    "ConvTranspose": Case(
-        op="ConvTranspose",
-        n=2,
-        src_channels=3,
-        dst_channels=2,
-        src_spatial=(4,),
-        dst_spatial=(6,),
-        kernel=(3,),
-        weights_format="IOX",
-        groups_axis="O",
-        bias=True,
-    ),
-}
-LARGE = Case(
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=64,
-    dst_channels=256,
-    src_spatial=(40, 40),
-    dst_spatial=(40, 40),
-    kernel=(3, 3),
-    pads_begin=(1, 1),
-    pads_end=(1, 1),
-)
-_CONVOLUTION = OTHERS["ConvolutionBackwardWeights"]
-MORE = (
-    replace(_CONVOLUTION, op="Convolution", bias=True),
-    replace(_CONVOLUTION, op="ConvolutionBackwardData"),
-    Case(op="BiasAdd", n=2, src_channels=3, dst_channels=3, src_spatial=(4,), dst_spatial=(4,), kernel=(1,), bias=True),
-    Case(op="BiasAddBackward", src_channels=3, dst_channels=3, src_spatial=(4, 5), dst_spatial=(4, 5), kernel=(1, 1)),
-    replace(SMALL, op="ConvTransposeBackwardData"),
-)
-CASES = OTHERS | {case.op: case for case in (SMALL, *MORE)}
+MEGABYTES = Case(
+    n=4, src_channels=64, dst_channels=256, src_spatial=(40, 40), dst_spatial=(40, 40), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
 
 
 def rpc(http: httpx.Client, body: Any, accept: str = JSON) -> httpx.Response:
@@ -85,7 +43,7 @@ def output_of(answer: dict[str, Any]) -> Array:
 @pytest.mark.parametrize("by_position", [False, True])
 def test_every_name_is_a_method(http: httpx.Client, name: str, by_position: bool) -> None:
     """Every operation under every alias returns the oracle's bits, with params by name or by position."""
-    case = next(case for op, case in CASES.items() if name in next(row.names for row in OPERATIONS if row.name == op))
+    case = CASES[find_operation(name).operation.name]
     inputs = case.inputs()
     params: Any = document(case, inputs, encoding="base64")
     if by_position:
@@ -95,82 +53,27 @@ def test_every_name_is_a_method(http: httpx.Client, name: str, by_position: bool
     assert same_bits(output_of(answer), case.expected(inputs))
 
 
-def test_random_calls_have_the_oracles_bits(http: httpx.Client) -> None:
-    """Random problems of all kinds give the oracle's bits, as JSON and as streams, raw and as files."""
-    rng = np.random.default_rng(17)
-    for _ in range(20):
-        case = random_case(rng)
-        inputs = case.inputs()
-        body = request(case.op, document(case, inputs, as_npy=bool(case.seed % 2)))
-        expected = case.expected(inputs)
-        assert same_bits(output_of(rpc(http, body).json()), expected), case
-        assert same_bits(read_events(rpc(http, body, SSE)), expected), case
-
-
-def wrapped(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes wrapped as in a dump of oneDNN Graph."""
-    kinds = {list: "s64[]", int: "s64", str: "string"}
-    return {name: {"type": kinds[type(value)], "value": value} for name, value in attributes.items()}
-
-
-def test_a_dumped_op_is_a_call(http: httpx.Client) -> None:
-    """An op object as dumped by oneDNN Graph, with data added to its inputs, is accepted as params."""
+@pytest.mark.parametrize("as_input", [False, True])
+def test_a_dumped_op_is_a_call(http: httpx.Client, as_input: bool) -> None:
+    """An op as dumped by oneDNN Graph, with data in its inputs, is accepted as params; a shape's input has no data."""
     inputs = SMALL.inputs()
-    call = document(SMALL, inputs)
-    dump = {
-        "kind": SMALL.op,
-        "attrs": wrapped(SMALL.attributes()),
-        "inputs": [call["inputs"]["src"], call["inputs"]["diff_dst"]],
-        "outputs": [],
-    }
+    tensors = list(document(SMALL, inputs)["inputs"].values())
+    if as_input:
+        tensors.append({"id": 3, "dtype": "s32", "shape": [4]})
+    dump = {"kind": SMALL.op, "attrs": graph.wrapped(SMALL.attributes()), "inputs": tensors, "outputs": []}
     for params in (dump, [dump], {"attributes": dump}):
-        answer = rpc(http, request(SMALL.op, params)).json()
-        assert "error" not in answer, answer["error"]
-        assert same_bits(output_of(answer), SMALL.expected(inputs))
-
-
-def test_a_dumped_op_with_a_shape_input_is_a_call(http: httpx.Client) -> None:
-    """A dump has no values for its third input: the shape is taken from the attribute."""
-    inputs = SMALL.inputs()
-    tensors = document(SMALL, inputs)["inputs"]
-    dump = {
-        "kind": SMALL.op,
-        "attrs": wrapped(SMALL.attributes() | {"weights_shape": list(SMALL.weights_shape)}),
-        "inputs": [tensors["src"], tensors["diff_dst"], {"id": 3, "dtype": "s32", "shape": [4]}],
-    }
-    for params in (dump, {"attributes": dump}):
         assert same_bits(output_of(rpc(http, request(SMALL.op, params)).json()), SMALL.expected(inputs))
-        checked = params if params is dump else {"op": SMALL.op, **params}
+    for checked in (dump, {"op": SMALL.op, "attributes": dump}):
         result = rpc(http, request("ops.validate", checked)).json()["result"]
         assert result["outputs"]["diff_weights"]["shape"] == list(SMALL.weights_shape)
 
 
-@pytest.mark.parametrize(
-    ("changes", "loc"),
-    [
-        ({"kind": "MatMul"}, ["attributes", "kind"]),
-        ({"outputs": [{"dtype": "f64", "shape": [1, 1, 1, 1]}]}, ["outputs", "diff_weights", "dtype"]),
-    ],
-)
-def test_a_dump_must_match_the_call(http: httpx.Client, changes: dict[str, Any], loc: list[str]) -> None:
-    """An unknown kind or an impossible output is an invalid parameter, not an unknown method."""
-    case = replace(SMALL, dtype="f32")
-    tensors = document(case, case.inputs())["inputs"]
-    attributes = case.attributes() | {"weights_shape": list(case.weights_shape)}
-    dump = {"kind": case.op, "attrs": wrapped(attributes), "inputs": [tensors["src"], tensors["diff_dst"]]}
-    if "outputs" in changes:
-        changes["outputs"][0]["shape"] = list(case.weights_shape)
-    for params in (dump | changes, {"attributes": dump | changes}):
-        error = rpc(http, request(case.op, params)).json()["error"]
-        assert (error["code"], error["data"]["errors"][0]["loc"]) == (-32602, loc)
-
-
 def test_megabytes_of_base64_arrive(http: httpx.Client) -> None:
     """Tensors of several megabytes work in one JSON-RPC call, with escaped slashes too."""
-    inputs = LARGE.inputs()
-    body = json.dumps(request(LARGE.op, document(LARGE, inputs))).replace("/", "\\/")
+    inputs = MEGABYTES.inputs()
+    body = json.dumps(request(MEGABYTES.op, document(MEGABYTES, inputs))).replace("/", "\\/")
     answer = http.post("/rpc", content=body.encode()).json()
-    assert same_bits(output_of(answer), LARGE.expected(inputs))
+    assert same_bits(output_of(answer), MEGABYTES.expected(inputs))
 
 
 def test_a_stream_is_progress_tiles_and_the_response(http: httpx.Client) -> None:
@@ -198,25 +101,15 @@ def test_a_mixed_batch_is_answered_item_by_item(http: httpx.Client, accept: str)
     short["inputs"]["src"]["data"] = "AAAA" * 1000
     notification = {"jsonrpc": "2.0", "method": SMALL.op, "params": good}
     batch = [
-        request(SMALL.op, good, "a"),
-        request(SMALL.op, bad, "b"),
-        notification,
-        request("ops.list", [], "c"),
-        5,
-        request(SMALL.op, short, "d"),
-        request("nothing", {}, "e"),
-        request(SMALL.op, good, "f"),
+        *(request(SMALL.op, good, "a"), request(SMALL.op, bad, "b"), notification, request("ops.list", [], "c"), 5),
+        *(request(SMALL.op, short, "d"), request("nothing", {}, "e"), request(SMALL.op, good, "f")),
     ]
     response = rpc(http, batch, accept)
     found = response.json() if accept == JSON else list(messages(response.text))
     answers = {entry["id"]: entry for entry in found if "id" in entry}
     assert len([entry for entry in found if "id" in entry]) == 7
-    assert {key: answers[key]["error"]["code"] for key in ("b", None, "d", "e")} == {
-        "b": -32602,
-        None: -32600,
-        "d": -32602,
-        "e": -32601,
-    }
+    codes = {key: answers[key]["error"]["code"] for key in ("b", None, "d", "e")}
+    assert codes == {"b": -32602, None: -32600, "d": -32602, "e": -32601}
     assert answers["b"]["error"]["data"]["errors"][0]["loc"] == ["inputs", "src", "data"]
     for key in ("a", "f"):
         if accept == JSON:
@@ -234,15 +127,6 @@ def test_notifications_have_no_answer(http: httpx.Client, accept: str) -> None:
     for body in (notification, [notification, {"jsonrpc": "2.0", "method": "nothing"}]):
         response = rpc(http, body, accept)
         assert (response.status_code, response.content) == (204, b"")
-
-
-def test_the_methods_about_operations(http: httpx.Client) -> None:
-    """ops.list, ops.describe and rpc.discover return the same content as the corresponding pages."""
-    assert rpc(http, request("ops.list", {})).json()["result"] == http.get("/v1/ops").json()
-    for params in ({"op": "ConvTranspose-1"}, ["ConvTranspose-1"]):
-        answer = rpc(http, request("ops.describe", params)).json()
-        assert answer["result"] == http.get("/v1/ops/ConvTranspose-1").json()
-    assert rpc(http, request("rpc.discover", [])).json()["result"] == http.get("/openrpc.json").json()
 
 
 def test_every_method_is_in_the_document(http: httpx.Client) -> None:
@@ -263,12 +147,7 @@ def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> Non
     result = rpc(http, request("ops.validate", params)).json()["result"]
     assert result["outputs"] == {"diff_weights": {"dtype": "f32", "shape": list(SMALL.weights_shape)}}
     assert result["resolved"]["strides"] == [2, 2]
-    dump = {
-        "kind": SMALL.op,
-        "attrs": wrapped(SMALL.attributes()),
-        "inputs": list(inputs.values()),
-    }
-    assert rpc(http, request("ops.validate", dump)).json()["result"] == result
+    assert result["plan"]["gmac"] == pytest.approx(SMALL.macs / 1e9)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +159,7 @@ def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> Non
         ("ops.validate", {"op": "x"}, ["op"]),
         ("ops.validate", {"op": SMALL.op, "attributes": {"strides": [0, 1]}}, ["attributes", "strides", 0]),
         ("ops.validate", {"op": SMALL.op, "inputs": {"src": {"dtype": "f32"}}}, ["inputs", "src", "shape"]),
-        (SMALL.op, {"attribute": {}}, ["attribute"]),
-        (SMALL.op, {"attributes": 5}, ["attributes"]),
-        (SMALL.op, {"inputs": []}, ["inputs"]),
-        (SMALL.op, {"inputs": {"src": "AAAA"}}, ["inputs", "src"]),
+        (SMALL.op, {"kind": "MatMul", "attrs": {}, "inputs": [], "outputs": []}, ["attributes", "kind"]),
         (SMALL.op, [{}, {}, {}, {}], ["params"]),
         (SMALL.op, {}, ["attributes", "strides"]),
     ],
@@ -295,34 +171,6 @@ def test_bad_params_are_listed_by_place(http: httpx.Client, method: str, params:
     assert loc in [entry["loc"] for entry in error["data"]["errors"]]
 
 
-@pytest.mark.parametrize("accept", [JSON, SSE])
-def test_errors_are_answers(http: httpx.Client, accept: str) -> None:
-    """Errors have status 200 and the request's id; in a stream they are the last event."""
-    case = replace(SMALL, dtype="f32")
-    f64 = {name: array.astype("f8") for name, array in case.inputs().items()}
-    params = document(case, f64, as_npy=True)
-    for tensor in params["inputs"].values():
-        del tensor["dtype"]
-    response = rpc(http, request(case.op, params, "x"), accept)
-    answer = response.json() if accept == JSON else next(messages(response.text))
-    assert response.status_code == 200
-    assert (answer["id"], answer["error"]["code"]) == ("x", -32004)
-
-
-@pytest.mark.parametrize("options", [{"encoding": "hex"}, {"deadline_ms": 0}, {"references": True}, 5])
-def test_bad_options_are_bad_params(http: httpx.Client, options: Any) -> None:
-    """Options are checked like all params."""
-    params = document(SMALL, SMALL.inputs()) | {"options": options}
-    assert rpc(http, request(SMALL.op, params)).json()["error"]["code"] == -32602
-
-
-def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
-    """A call whose deadline of one millisecond passes before its megabytes have arrived is -32001."""
-    inputs = LARGE.inputs()
-    answer = rpc(http, request(LARGE.op, document(LARGE, inputs, deadline_ms=1))).json()
-    assert answer["error"]["code"] == -32001
-
-
 @pytest.mark.parametrize(
     ("content_type", "status"),
     [
@@ -331,11 +179,7 @@ def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
         ('Application/JSON; charset="UTF-8"', 200),
         ("application/json-rpc", 200),
         (None, 200),
-        ("text/plain", 415),
         ("application/x-www-form-urlencoded", 415),
-        ("multipart/form-data; boundary=x", 415),
-        ("application/json; charset=latin-1", 415),
-        ("application/json; a=b; charset=utf-16", 415),
     ],
 )
 def test_content_types(http: httpx.Client, content_type: str | None, status: int) -> None:
@@ -349,13 +193,7 @@ def test_content_types(http: httpx.Client, content_type: str | None, status: int
 
 @pytest.mark.parametrize(
     ("accept", "kind"),
-    [
-        ("*/*", JSON),
-        ("application/json-rpc", "application/json-rpc"),
-        ("application/json, text/event-stream", JSON),
-        ("text/event-stream, application/json;q=0.5", SSE),
-        ("text/*", SSE),
-    ],
+    [("application/json-rpc", "application/json-rpc"), ("application/json, text/event-stream", JSON), ("text/*", SSE)],
 )
 def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kind: str) -> None:
     """Accept selects JSON or a stream; a client that accepts both gets JSON."""
@@ -363,35 +201,21 @@ def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kin
 
 
 def test_other_accept_types_and_methods_are_refused(http: httpx.Client) -> None:
-    """No acceptable form is 406, GET is 405, and a compressed body is 415."""
+    """No acceptable form is 406, and GET is 405."""
     assert rpc(http, request("ops.list", []), "image/png").status_code == 406
     got = http.get("/rpc")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
-    coded = http.post("/rpc", content=b"x", headers={"content-type": JSON, "content-encoding": "gzip"})
-    assert coded.status_code == 415
 
 
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (b"", -32700),
-        (b"\xff\xfe[\x00]\x00", -32700),
         (b"\xef\xbb\xbf" + b'{"jsonrpc": "2.0", "method": "x", "id": 1}', -32601),
-        (b"{" * 100_000, -32700),
-        (b"[" * 100_000, -32700),
-        (b'{"a":' * 20_000, -32700),
-        (b"[" + b"1" * 100_000 + b"]", -32700),
-        (b'{"jsonrpc": "2.0", "method": "x", "id": ' + b"1" * 5000 + b"}", -32700),
-        (b'{"jsonrpc": "2.0", "method": "x", "id": "\\ud83d"}', -32700),
         (b'{"jsonrpc": "2.0", "method": "x", "id": 1, "id": 2}', -32601),
         (b'{"jsonrpc": "2.0", "method": "x", "params": {"data": "' + b"A" * 10**6, -32700),
         (b'{"jsonrpc": "2.0", "method": "x", "params": {"data": "' + b"\\" * (10**6 + 1) + b'"}}', -32700),
         (b'{"jsonrpc": "2.0", "method": "' + b"x" * 2 * 10**6 + b'", "id": 1}', -32601),
         (b'{"jsonrpc": "2.0", "method": "x", "id": 1, "npy": "' + b"!" * 10**6 + b'"}', -32601),
-        (b'{"jsonrpc": "2.0", "method": "\x00"}', -32700),
-        (b'"' + b"\xf0\x28\x8c\xbc" * 50 + b'"', -32700),
-        (b"null", -32600),
-        (b"NaN", -32700),
     ],
 )
 def test_hostile_bodies_are_answered(http: httpx.Client, body: bytes, code: int) -> None:
@@ -400,18 +224,6 @@ def test_hostile_bodies_are_answered(http: httpx.Client, body: bytes, code: int)
     assert response.status_code == 200
     assert response.json()["error"]["code"] == code
     assert "result" in rpc(http, request("ops.list", [])).json()
-
-
-def test_data_is_never_echoed(http: httpx.Client) -> None:
-    """No error repeats a value that was sent."""
-    secret = base64.b64encode(b"a secret that nobody may see").decode()
-    for params in (
-        {"attributes": {"auto_pad": secret, "strides": secret}, "inputs": {"src": secret}},
-        {"attributes": {"strides": [secret]}, "inputs": {"src": {"dtype": secret, "shape": [secret]}}},
-        [secret, {secret: secret}, secret],
-        {"inputs": {"src": {"dtype": "f32", "shape": [4], "data": secret}}, "options": {"encoding": secret}},
-    ):
-        assert secret not in rpc(http, request(SMALL.op, params)).text
 
 
 @pytest.fixture
@@ -444,11 +256,7 @@ def test_an_independent_client_batches(client: Any) -> None:
     described, listed = list(batch())
     assert described["op"] == "ConvTranspose"
     assert len(listed) == len(OPERATIONS)
-
-
-def test_an_independent_client_notifies(client: Any) -> None:
-    """jsonrpclib-pelix, which accepts no status but 200, reports the 204 that a notification gets."""
-    with pytest.raises(TransportError, match="204"):
+    with pytest.raises(TransportError, match="204"):  # it accepts no status but 200, not even for a notification
         client._notify.ops.list()
 
 
