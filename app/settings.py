@@ -29,6 +29,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliSettingsSource, 
 from convgrad._command.exits import UsageError
 from convgrad._command.parser import Parser
 from engine.container import cpu_count, memory_bytes
+from engine.limits import Limits
 
 __all__ = ["PREFIX", "Settings", "is_loopback", "many_workers", "read_settings", "unknown_variables"]
 
@@ -135,16 +136,6 @@ class Settings(BaseSettings):
         description="Usual number of processors of the cluster: calls are cut into units for as many workers, in "
         "addition to the service's own.",
     )
-    ray_away: Literal["fall_back", "refuse"] = Field(
-        default="fall_back",
-        description="Large calls while the cluster is away: fall_back computes them on this machine, refuse rejects "
-        "them with 503.",
-    )
-    ray_mixed: Literal["refuse", "common"] = Field(
-        default="refuse",
-        description="Nodes with another kind of processor: refuse gives them no work, common compiles their kernels "
-        "for the target of this machine.",
-    )
     queue_length: int = Field(
         default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."
     )
@@ -158,7 +149,6 @@ class Settings(BaseSettings):
         default=ByteSize(64 << 20), ge=1024, description="Largest JSON body, or JSON part of a body, in bytes."
     )
     work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
-    output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")
     memory_limit: ByteSize = Field(
         default=ByteSize(0),
         ge=0,
@@ -255,19 +245,15 @@ class Settings(BaseSettings):
         return self.workers or cpu_count()
 
     @cached_property
-    def planned_workers(self) -> int:
-        """Number of workers for which calls are cut into units."""
-        return self.worker_count + self.ray_workers if self.engine == "ray" else self.worker_count
-
-    @property
-    def full_verification(self) -> int:
-        """Most multiply-adds of a verification by the reference; beyond it, projections verify by default."""
-        return self.work_limit
-
-    @cached_property
     def memory_budget(self) -> int:
         """Bytes that the tensors of all calls may take together."""
         return int(self.memory_limit) or memory_bytes() // 2
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What a call may take."""
+        cluster, work = self.ray_workers if self.engine == "ray" else 0, self.work_limit
+        return Limits(self.worker_count, cluster, work, self.memory_budget, full_verification=work)
 
 
 class _Flags(Settings):

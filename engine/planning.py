@@ -226,7 +226,7 @@ def tensor_bytes(spec: TensorSpec) -> int:
 
 
 def check_limits(op: ResolvedOp, limits: Limits, taps: int = 0) -> None:
-    """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned.
+    """Raise `TooLarge` when work, tensors or the plan exceed a limit, before anything is planned.
 
     `taps` is the part of the work that is the overhead of a verification's filter taps.
     """
@@ -242,7 +242,6 @@ def check_limits(op: ResolvedOp, limits: Limits, taps: int = 0) -> None:
             f" {name} is {written(shape)}",
             data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [kind, name]},
         )
-    _limit("output", sum(map(tensor_bytes, op.outputs)), limits.output_limit, "bytes of output", op, _output)
     _limit("memory", call_bytes(op), limits.memory_budget, "bytes of tensors", op, _largest)
     for output in op.outputs:
         problem = problem_of(op, output.name)
@@ -281,7 +280,7 @@ def plan_call(
             problem = replace(problem, algorithm=algorithm)
         if reference:
             _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan(problem, workers=limits.planned_workers, reference=reference)
+        chosen = plan(problem, workers=limits.workers + limits.remote_workers, reference=reference)
         short = _is_short(problem, chosen)
         tiny = short and _is_tiny(op, problem, chosen)
         computations.append(Computation(spec, chosen, _inputs_of(op, spec), short, tiny))
@@ -321,7 +320,7 @@ def plan_verification_call(op: ResolvedOp, limits: Limits, *, explain: bool, fas
         chosen = plan_fast_verification(problem, explain=explain)
     else:
         _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan_verification(problem, workers=limits.worker_count, explain=explain)
+        chosen = plan_verification(problem, workers=limits.workers, explain=explain)
     needed = call_bytes(op) + chosen.scratch_bytes
     _limit("scratch", needed, limits.memory_budget, "bytes of tensors and scratch", op, _largest)
     return Computation(

@@ -15,7 +15,7 @@ from convgrad._dtypes import DTYPES
 from convgrad._errors import TooLarge
 from engine.container import cpu_count, free_memory
 from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph
-from engine.limits import ProcessLimits
+from engine.limits import Limits
 from engine.options import Options
 from engine.planning import Prepared
 from engine.prepare import Metas, Preparer, describe
@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(self, threads: int = 0) -> None:
         self.threads = threads or cpu_count()
-        self.limits = ProcessLimits(self.threads)
+        self.limits = Limits(self.threads)
         self.preparer = Preparer(self.limits)
 
     def __repr__(self) -> str:

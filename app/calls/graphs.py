@@ -41,13 +41,13 @@ _INLINE = 256 << 10
 
 async def prepare_graph(service: Service, context: RequestContext, request: GraphRequest) -> PreparedGraph:
     """Check a graph and plan its nodes; raises what `engine.graphs.prepare_graph` raises, and `DeadlineExceeded`."""
-    prepare = partial(graphs.prepare_graph, request.call, request.metas, service.settings)
+    prepare = partial(graphs.prepare_graph, request.call, request.metas, service.settings.limits)
     return await service.plan_in_thread(prepare, context, request.call.options.deadline_ms)
 
 
 async def describe_graph(service: Service, context: RequestContext, request: GraphRequest) -> dict[str, Any]:
     """Describe a graph as JSON; raises what `prepare_graph` raises."""
-    describe = partial(graphs.describe_graph, request.call, request.metas, service.settings)
+    describe = partial(graphs.describe_graph, request.call, request.metas, service.settings.limits)
     return await service.plan_in_thread(describe, context, request.call.options.deadline_ms)
 
 

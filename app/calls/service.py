@@ -66,7 +66,7 @@ class Service:
         unfit: tuple[str, ...] = (),
     ) -> None:
         self.settings = settings
-        self.preparer = Preparer(settings)
+        self.preparer = Preparer(settings.limits)
         self.engine = engine
         self.here = Here(engine)
         self.segments = segments
@@ -156,7 +156,7 @@ class Service:
         options = parse_options(request.options)
         if (known := self.preparer.known(name, attributes, metas, options)) is not None:
             return known
-        op = check(name, attributes, metas, options, self.settings)
+        op = check(name, attributes, metas, options, self.settings.limits)
         plan = partial(self.preparer.plan, op, metas, options)
         at_once = is_planned_at_once(op, options.uses_reference)
         prepared = plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)

@@ -162,7 +162,7 @@ class Validate(Immediate, _OperationTask):
         """Return the resolved attributes, outputs, plan and cost of the call."""
         with self.service.admission.call(self.context):
             prepared = await self.service.prepare(request, self.context)
-        return Answered(self.context, Result(describe(prepared, self.service.settings)))
+        return Answered(self.context, Result(describe(prepared, self.service.settings.limits)))
 
 
 class _Graph(Task):

@@ -21,7 +21,7 @@ async def prepare_verification(service: Service, context: RequestContext, reques
     The result becomes the last input of the resolved operation. Raises what `Service.prepare` raises.
     """
     options, metas = parse_options(request.options), request.metas
-    op, plan = plan_verified(request.called_as, request.attributes, metas, options, service.settings)
+    op, plan = plan_verified(request.called_as, request.attributes, metas, options, service.settings.limits)
     at_once = options.fast is True or is_planned_at_once(op, reference=True)
     computation = plan() if at_once else await service.plan_in_thread(plan, context, options.deadline_ms)
     return Prepared(op, (computation,), options, named(op, metas))

@@ -1,6 +1,6 @@
 """Isolate the Ray driver in a child process, which runs units of the server's jobs as Ray tasks.
 
-Run as `python -m app.cluster.bridge DESCRIPTOR IDENTITY ADDRESS MIXED JOIN`, in a process group of its own. A driver
+Run as `python -m app.cluster.bridge DESCRIPTOR IDENTITY ADDRESS JOIN`, in a process group of its own. A driver
 that has lost its cluster blocks for minutes, and at last Ray ends its process: the server lives on, kills a bridge that
 is silent, and starts another. Ray's calls that may block are made in threads.
 """
@@ -35,7 +35,6 @@ from app.cluster.node import compute
 from app.cluster.units import Array, Portion, arguments, write
 from app.pool.messages import receive, send
 from kernels import Plan, storage_dtype
-from kernels.target import NAME, SETTING, target
 
 __all__ = ["main"]
 
@@ -75,16 +74,12 @@ def main() -> None:
         _end()
 
 
-async def _serve(descriptor: str, identity: str, address: str, mixed: str, join: str) -> None:
+async def _serve(descriptor: str, identity: str, address: str, join: str) -> None:
     import ray
 
     if int(join):
         _join(address, int(join))
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if mixed == "common":  # machines choose this process's target, if they can run it, and not what they have set
-        names = (NAME, SETTING, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
-        given = {name: os.environ[name] for name in names if os.environ.get(name)} or {NAME: target().name}
-        environment |= {NAME: "", SETTING: "", **given}
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     ray.init(address or "auto", namespace="convgrad", runtime_env={"env_vars": environment}, **quiet)
     machines = Machines(identity=identity, home=ray.get_runtime_context().get_node_id())

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from app.cluster.costs import Costs
 from app.cluster.link import Link
@@ -21,7 +21,7 @@ from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
 from app.pool.engine import Job, JobState, shutting_down, uninterrupted
 from app.pool.local import LocalEngine
-from convgrad._errors import DeadlineExceeded, InternalError, Overloaded
+from convgrad._errors import DeadlineExceeded, InternalError
 from kernels import Unit
 
 __all__ = ["RayEngine"]
@@ -52,9 +52,8 @@ class RayEngine(LocalEngine):
     """Run jobs on the cluster at `address` when that is faster, and the others on `workers` processes.
 
     With `join` this machine becomes a node with that many bytes of memory for tensors; otherwise it must be one.
-    With `fallback`, jobs for a cluster that is away are computed here; without it they are rejected. Machines of
-    another target get no work if `mixed` is ``refuse``, and use the server's target if it is ``common``. The cluster
-    usually has `expected` workers. Without `costs` every job that can travel is sent.
+    Jobs for a cluster that is away are computed here. It usually has `expected` workers. Without `costs` every job that
+    can travel is sent.
     """
 
     def __init__(
@@ -65,13 +64,11 @@ class RayEngine(LocalEngine):
         address: str,
         join: int = 0,
         expected: int,
-        fallback: bool = True,
-        mixed: Literal["refuse", "common"] = "refuse",
         costs: Costs | None,
     ) -> None:
         super().__init__(segments, workers=workers, spare=True)
-        self._expected, self._fallback, self._costs = expected, fallback, costs
-        self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
+        self._expected, self._costs = expected, costs
+        self._link = Link([identity(), address, str(join)], self._on_nodes)
         self._share_numbers = itertools.count(1)
         self._shared: dict[int, _Shared] = {}
         names = ("cluster_jobs", "cluster_units", "cluster_retried_units", "cluster_fallbacks")
@@ -109,8 +106,6 @@ class RayEngine(LocalEngine):
                         done.add(unit.index)
                         yield unit
             except (Away, OSError) as reason:
-                if not self._fallback:
-                    raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
                 self._counters["cluster_fallbacks"] += 1
                 _log.warning("job %s continues on this machine: %s", job.id, reason)
         if left := tuple(unit for unit in job.plan.units if unit.index not in done):
@@ -136,8 +131,6 @@ class RayEngine(LocalEngine):
             return 0
         if self._costs is not None:
             nodes = self._costs.nodes(plan, here=here, there=self.cluster_workers or self._expected, nodes=nodes)
-        if nodes and not self.cluster_workers and not self._fallback:
-            raise _overloaded("the cluster is away")
         return nodes if self.cluster_workers else 0
 
     async def _share(self, job: Job, nodes: int) -> AsyncGenerator[Unit, None]:
@@ -233,23 +226,15 @@ class RayEngine(LocalEngine):
         del self._shared[shared.number]
 
     def _on_nodes(self, message: Nodes | None) -> None:
-        before, lost = self.nodes, None
+        before = self.nodes
         self.nodes, self._abandoned = message or ((), 0)
         if self.nodes != before:
             _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(self.nodes))
         for node in set(self.nodes) - set(before):
             if node.refused:
                 _log.warning("cluster: %s gets no work: %s", node.name, node.refused)
-        if message is None:
-            lost = Away("the connection to the cluster was lost")
-        elif not self._fallback and not any(not node.refused for node in self.nodes):
-            lost = Away("no machine of the cluster is left")
-        self._tell(lost)
+        self._tell(Away("the connection to the cluster was lost") if message is None else None)
 
     def _tell(self, news: Exception | None) -> None:
         for shared in self._shared.values():
             shared.news.put_nowait(news)
-
-
-def _overloaded(message: str) -> Overloaded:
-    return Overloaded(message, retry_after=5.0, data={"reason": "cluster"})

@@ -50,7 +50,7 @@ class _Instant:
 
 @cache
 def _app() -> FastAPI:
-    limits = {"body_limit": _LIMIT, "json_limit": 64 << 10, "output_limit": _LIMIT, "memory_limit": 8 << 20}
+    limits = {"body_limit": _LIMIT, "json_limit": 64 << 10, "memory_limit": 8 << 20}
     settings = Settings.model_validate({**limits, "workers": 1, "work_limit": 10**9, "deadline_s": 20.0})
     with mock.patch("app.main.make_engine", return_value=_Instant()):
         return create_app(settings)

@@ -92,11 +92,11 @@ def test_a_refused_body_is_drained_so_that_the_answer_can_be_read(tight_http: ht
     ("reason", "spatial", "channels", "loc"),
     [
         ("work", (4000, 4000), 64, ["inputs", "src"]),
-        ("output", (8, 8), 4096, ["outputs", "diff_weights"]),
         ("memory", (1200, 1200), 4, ["inputs", "src"]),
+        ("memory", (8, 8), 4096, ["outputs", "diff_weights"]),
     ],
 )
-def test_work_output_and_memory_have_limits(
+def test_work_and_memory_have_limits(
     tight_http: httpx.Client, reason: str, spatial: tuple[int, int], channels: int, loc: list[str]
 ) -> None:
     """A call that is too expensive is rejected based on its shapes, with the reason, both numbers and the tensor."""
