@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from app.calls.call import Call
-from app.calls.outputs import HeldTensor
+from app.calls.outputs import Output
 from app.calls.service import Service
 from app.calls.work import Event, Progress, Result, Work
 from app.intake.requests import GraphRequest
@@ -79,12 +79,6 @@ class GraphRun(Work):
         self._cancelled = False
         self._result: Result | None = None
 
-    @property
-    def output_bytes(self) -> int:
-        """Size of the requested tensors."""
-        tensors = self._prepared.graph.tensors
-        return sum(result_bytes(tensors[number], self._prepared.layout) for number in self._prepared.wanted)
-
     async def __aenter__(self) -> Self:
         """Queue the graph, as one call; raises what entering a `Call` raises."""
         self._admitted.enter_context(self._service.admission.call(self.context))
@@ -132,7 +126,7 @@ class GraphRun(Work):
                         yield Progress(done + event.done, total)
                 self._running = None
                 (output,) = call.outputs
-                values[node.output] = lease.share(output.job.output)
+                values[node.output] = lease.share(cast("Segment", output.memory))
                 described.append(
                     {"id": node.id, "name": node.name, "op": op.called_as, "stats": call.stats}
                     | {"resolved": planned.resolved}
@@ -149,15 +143,15 @@ class GraphRun(Work):
         self._result = Result({"nodes": described, "stats": stats}, outputs, prepared.options.encoding)
 
 
-async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> HeldTensor:
+async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> Output:
     """Return a result, in the memory layout of its logical tensor if that was requested."""
     tensor = prepared.graph.tensors[number]
     assert tensor.shape is not None
     if prepared.layout == "logical" or tensor.strides is None:
-        return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
+        return Output(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
     laid_out = await lease.acquire(tensor.span * dtype(tensor.dtype).itemsize)
     await _copy(tensor, segment, laid_out, scatter=True)
-    return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
+    return Output(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
 
 
 async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:

@@ -32,7 +32,7 @@ from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
-from app.pool.engine import no_workers, shutting_down
+from app.pool.jobs import no_workers, shutting_down
 from app.settings import Settings
 from app.telemetry.context import ANYONE, RequestContext
 from app.telemetry.metrics import Telemetry

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from app.calls.call import Call
+from app.calls.call import Call, Verification
 from app.calls.graphs import GraphRun, PreparedGraph, describe_graph, prepare_graph
 from app.calls.service import Service
-from app.calls.verifying import Verification, prepare_verification
+from app.calls.verifying import prepare_verification
 from app.calls.work import Answered, Result, Work
 from app.intake.lease import Lease
 from app.intake.requests import GraphRequest, RequestObject, read_graph_request, read_request_object

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from app.calls.call import Call
 from app.calls.service import Service
-from app.calls.work import Result
 from app.intake.requests import RequestObject
 from app.telemetry.context import RequestContext
 from engine.options import parse_options
 from engine.planning import Prepared, is_planned_at_once
 from engine.prepare import named
-from engine.verifying import plan_verified, report_of
+from engine.verifying import plan_verified
 
-__all__ = ["Verification", "prepare_verification"]
+__all__ = ["prepare_verification"]
 
 
 async def prepare_verification(service: Service, context: RequestContext, request: RequestObject) -> Prepared:
@@ -25,14 +23,3 @@ async def prepare_verification(service: Service, context: RequestContext, reques
     at_once = options.fast is True or is_planned_at_once(op, reference=True)
     computation = plan() if at_once else await service.plan_in_thread(plan, context, options.deadline_ms)
     return Prepared(op, (computation,), options, named(op, metas))
-
-
-class Verification(Call):
-    """A call whose output is a report."""
-
-    streams = "progress"
-
-    def result(self) -> Result:
-        """Return the report of a finished verification."""
-        (output,) = self.outputs
-        return Result(report_of(self.prepared, output.data, self.stats))

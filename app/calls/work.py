@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from app.calls.outputs import CallOutput, HeldTensor
+from app.calls.outputs import Output
 from app.telemetry.context import RequestContext
 from engine.options import Encoding
 
@@ -28,7 +28,7 @@ _COPIED = 256 << 10
 class Begin:
     """An output's tiles follow; names are in the dialect of the operation's name."""
 
-    output: CallOutput
+    output: Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Progress:
 class TileReady:
     """A box of an output is final; `array` views it, in storage dtype. `seq` counts the boxes of the output."""
 
-    output: CallOutput
+    output: Output
     seq: int
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class TileReady:
 class End:
     """The whole output is final; `stats` are those of this output, or of the call if it is the last."""
 
-    output: CallOutput
+    output: Output
     stats: dict[str, Any]
     last: bool
 
@@ -84,7 +84,7 @@ class Result:
     """A JSON object whose `member` gets the tensors, if there are any."""
 
     document: Mapping[str, Any]
-    outputs: Sequence[CallOutput | HeldTensor] = ()
+    outputs: Sequence[Output] = ()
     encoding: Encoding = "base64"
     member: str = "outputs"
 
@@ -96,11 +96,6 @@ class Work(ABC):
     """That of the request."""
     streams: ClassVar[Streams]
     """What a stream of messages has before the result, which after tiles has checksums instead of data."""
-
-    @property
-    @abstractmethod
-    def output_bytes(self) -> int:
-        """Size of the output tensors."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,11 +124,6 @@ class Answered(Work):
     def __init__(self, context: RequestContext, result: Result) -> None:
         self.context = context
         self._result = result
-
-    @property
-    def output_bytes(self) -> int:
-        """Size of the tensors of the result."""
-        return sum(len(output.data) for output in self._result.outputs)
 
     def result(self) -> Result:
         """Return the result."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,10 +18,9 @@ from app.cluster.node import identity
 from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Job, JobState, shutting_down, uninterrupted
+from app.pool.jobs import Job, shutting_down, uninterrupted
 from app.pool.local import LocalEngine
 from convgrad._errors import DeadlineExceeded, InternalError
-from kernels import Unit
 
 __all__ = ["RayEngine"]
 
@@ -94,24 +92,20 @@ class RayEngine(LocalEngine):
         await super().stop()
         await self._link.stop()
 
-    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units as they complete."""
+    async def run(self, job: Job) -> None:
+        """Compute a job."""
         if self._stopping:
             raise shutting_down()
-        done: set[int] = set()
+        done = set[int]()
         if nodes := self._nodes_for(job):
             try:
-                async with contextlib.aclosing(self._share(job, nodes)) as shared:
-                    async for unit in shared:
-                        done.add(unit.index)
-                        yield unit
+                await self._share(job, nodes, done)
             except (Away, OSError) as reason:
                 self._counters["cluster_fallbacks"] += 1
                 _log.warning("job %s continues on this machine: %s", job.id, reason)
-        if left := tuple(unit for unit in job.plan.units if unit.index not in done):
-            async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
-                async for unit in units:
-                    yield unit
+        job.units = tuple(unit for unit in job.plan.units if unit.index not in done)
+        if job.units:
+            await super().run(job)
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory, counters and the cluster."""
@@ -133,8 +127,11 @@ class RayEngine(LocalEngine):
             nodes = self._costs.nodes(plan, here=here, there=self.cluster_workers or self._expected, nodes=nodes)
         return nodes if self.cluster_workers else 0
 
-    async def _share(self, job: Job, nodes: int) -> AsyncGenerator[Unit, None]:
-        """Compute the first stage here and on the cluster; raises `Away` if this machine has to compute the rest."""
+    async def _share(self, job: Job, nodes: int, finished: set[int]) -> None:
+        """Compute the first stage here and on the cluster, and note the units that are `finished`.
+
+        Raises `Away` if this machine has to compute the rest.
+        """
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
         # Only `shared` may have the holds: this frame may outlive the job, in the traceback of its error.
@@ -146,13 +143,15 @@ class RayEngine(LocalEngine):
             descriptors = [segment.fd for segment in job.segments]
             self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
             self._counters["cluster_jobs"] += 1
-            job.state.queue_s = time.monotonic() - since
+            job.queue_s = time.monotonic() - since
             while left:
                 self._give(shared)
                 if (index := await self._next(shared)) is not None:
                     split.done(index)
                     left -= 1
-                    yield job.plan.units[index]
+                    finished.add(index)
+                    if job.on_unit is not None:
+                        job.on_unit(job.plan.units[index])
         finally:
             await self._leave(shared)
 
@@ -177,10 +176,7 @@ class RayEngine(LocalEngine):
 
     async def _compute_here(self, shared: _Shared, index: int) -> int:
         """Compute one unit on this machine's workers."""
-        alone = replace(shared.job, units=(shared.job.plan.units[index],), state=JobState())
-        async with contextlib.aclosing(super().run(alone)) as units:
-            async for _ in units:
-                pass
+        await super().run(replace(shared.job, units=(shared.job.plan.units[index],), on_unit=None))
         return index
 
     async def _compute_there(self, shared: _Shared, index: int) -> int | None:

@@ -16,15 +16,14 @@ import pickle
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from app.pool.buffers import SegmentPool
 from app.pool.causes import how_it_ended
-from app.pool.engine import Job, no_workers, shutting_down, uninterrupted
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
-from app.pool.jobs import FairQueue, JobRun
+from app.pool.jobs import FairQueue, Job, JobRun, no_workers, shutting_down, uninterrupted
 from app.pool.launcher import Launcher
 from app.pool.messages import Done, Unfit
 from convgrad._errors import (
@@ -35,7 +34,7 @@ from convgrad._errors import (
     Overloaded,
     WorkerLost,
 )
-from kernels import Plan, Unit
+from kernels import Plan
 
 __all__ = ["LocalEngine"]
 
@@ -147,20 +146,22 @@ class LocalEngine:
             self._stop_task = asyncio.get_running_loop().create_task(self._shut_down())
         await asyncio.shield(self._stop_task)
 
-    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units in the order in which they complete, or none without `JobState.each`.
+    async def run(self, job: Job) -> None:
+        """Compute a job. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
 
-        Closing the generator cancels the job. The generator ends only when no worker can write to the job's segments
-        any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
+        It ends, also if it is cancelled, only when no worker can write to the job's segments any more.
         """
         run = self._submit(job)
         try:
-            while (unit := await run.next()) is not None:
-                yield unit
-        finally:
+            await run.settled.wait()
+        except asyncio.CancelledError:
             self._fail(run, Cancelled("the call was cancelled"))
-            if not run.settled.is_set():
-                await uninterrupted(run.settled.wait())
+            await uninterrupted(run.settled.wait())
+            raise
+        if run.error is not None:
+            # A copy: the frames of its traceback refer to the run, and that to the error. Memory that they view would
+            # wait for the garbage collector.
+            raise type(run.error)(run.error.message, data=run.error.data)
 
     def count(self, units: int, macs: int, seconds: float) -> None:
         """Count units that were computed."""
@@ -208,7 +209,7 @@ class LocalEngine:
             "tile_gflops": self._launcher.tile_gflops,
             "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
             "jobs": len(self._open),
-            "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),
+            "units_waiting": sum(run.remaining - run.running for run in self._queue),
             "counters": self._counters.copy(),
         }
 
@@ -216,8 +217,8 @@ class LocalEngine:
 
     def _dispatch(self) -> None:
         while self._idle and (run := self._turn()) is not None:
-            if run.job.state.queue_s is None:
-                run.job.state.queue_s = time.monotonic() - run.since
+            if run.job.queue_s is None:
+                run.job.queue_s = time.monotonic() - run.since
             self._idle.pop().run(run, self._plan_copy(run.job.plan))
         self._prefetch()
 

@@ -7,7 +7,6 @@ import os
 import signal
 import statistics
 import time
-from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -180,11 +179,7 @@ def test_closing_releases_the_memory(site: Site) -> None:
     pool: SegmentPool = site.fleet.segments
 
     async def leave() -> None:
-        job = site.fleet.job(chosen, inputs)
-        async with aclosing(site.ray.run(job)) as units:
-            await anext(units)
-        site.fleet.release(job)
-        del job
+        await site.fleet.leave(site.fleet.job(chosen, inputs))
         await site.fleet.until(lambda: pool.stats().used == 0)
 
     site.fleet.run(leave())

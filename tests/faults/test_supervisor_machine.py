@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from convgrad._errors import Cancelled, DeadlineExceeded, WorkerLost
 from kernels import compute, plan
 from tests.app.pool.fleet import TINY, Array, Fleet, fleet, random_inputs, soon

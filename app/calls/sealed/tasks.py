@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, cast
 
-from app.calls.outputs import HeldTensor
+from app.calls.call import Verification
+from app.calls.outputs import Output
 from app.calls.sealed.checks import Judging, settled, submit
 from app.calls.service import Service
 from app.calls.tasks import Immediate, Task
-from app.calls.verifying import Verification, prepare_verification
+from app.calls.verifying import prepare_verification
 from app.calls.work import Answered, Event, Result, Work, finish
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
@@ -107,7 +108,7 @@ class CheckTask(Immediate, _Check):
         asked = case.case.problem
         check_encoding(Options(encoding), asked.input_shapes.items())
         inputs = [
-            HeldTensor(name, TensorSpec(name, asked.dtype, shape), case.inputs[name].share())
+            Output(name, TensorSpec(name, asked.dtype, shape), case.inputs[name].share())
             for name, shape in asked.input_shapes.items()
         ]
         return Result(document, inputs, encoding, "inputs")
@@ -174,7 +175,6 @@ class Verdict(Work):
     """The wait for a verdict, which is made whether or not anybody waits for it."""
 
     streams = "nothing"
-    output_bytes = 0
 
     def __init__(self, context: RequestContext, verdict: asyncio.Future[dict[str, Any]]) -> None:
         self.context = context

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -119,14 +118,7 @@ def test_a_worker_that_ends_is_counted_and_replaced(site: Site, machines: Machin
 
 def test_a_reader_that_leaves(site: Site) -> None:
     """Its memory is free, and the next call is served."""
-
-    async def leave() -> None:
-        job = site.fleet.job(PLAN, INPUTS)
-        async with aclosing(site.ray.run(job)) as units:
-            await anext(units)
-        site.fleet.release(job)
-
-    site.fleet.run(leave())
+    site.fleet.run(site.fleet.leave(site.fleet.job(PLAN, INPUTS)))
     assert right(site, site.there(PLAN, INPUTS)[0])
 
 
