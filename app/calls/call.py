@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from app.calls.outputs import Output
 from app.calls.service import Service
-from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady, Work
+from app.calls.work import Begin, End, Event, Output, Progress, Result, Streams, TileReady, Work
+from app.intake.lease import Lease
 from app.pool.buffers import Memory, Segment
 from app.pool.jobs import Job
 from app.telemetry.context import as_convgrad_error
-from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
+from convgrad._errors import Cancelled, DeadlineExceeded
 from engine.planning import Computation, Prepared
-from engine.verifying import report_of
+from engine.prepare import report_of
 from kernels import Unit, box
-from schemas.ops import ResolvedOp
-from schemas.tables import find_operation
-
-if TYPE_CHECKING:
-    from app.intake.lease import Lease
 
 __all__ = ["Call", "Verification"]
 
@@ -63,13 +58,12 @@ class _Run:
 class Call(Work):
     """Run one prepared call, once, with ``async with``.
 
-    The memory holds the elements of `prepared.op.inputs`, named in either spelling, from byte 0, in C order and
-    little-endian; the call takes segments from `lease`.
+    The memory holds the elements of `prepared.op.inputs`, by the caller's names for them, from byte 0, in C order and
+    little-endian; the call takes segments from `lease`. One that is `nested` in other work, which has a place in the
+    queue, leaves its results in segments, for workers to read.
     """
 
     streams: ClassVar[Streams] = "tiles"
-    on_heap: ClassVar[bool] = True
-    """Whether the results of a tiny call need not be in segments."""
 
     def __init__(
         self,
@@ -77,6 +71,8 @@ class Call(Work):
         prepared: Prepared,
         tensors: Mapping[str, Memory],
         lease: Lease,
+        *,
+        nested: bool = False,
     ) -> None:
         self.prepared = prepared
         self.context = lease.context
@@ -85,9 +81,10 @@ class Call(Work):
         self.id = f"call-{next(service.call_numbers)}"
         self.stats: dict[str, Any] = {}
         self._service = service
-        self._inputs = _memory_of(prepared.op, tensors)
+        names = prepared.names
+        self._inputs = {spec.name: tensors[names.get(spec.name, spec.name)] for spec in prepared.op.inputs}
         self._runs: list[_Run] = []
-        self._lease = lease
+        self._lease, self._nested = lease, nested
         self._cleanup = ExitStack()
         self._entered = 0.0
         self._outcome: str | None = None
@@ -115,7 +112,8 @@ class Call(Work):
         if time.monotonic() >= self.deadline:
             raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
-            undo.enter_context(self._admitted())
+            if not self._nested:
+                undo.enter_context(self._service.admission.call(self.context))
             self._service.calls.add(self)
             undo.callback(self._service.calls.discard, self)
             for memory in self._inputs.values():
@@ -125,10 +123,6 @@ class Call(Work):
             for computation in self.prepared.computations:
                 self._runs.append(await self._run_of(computation, undo))
             self._cleanup = undo.pop_all()
-
-    def _admitted(self) -> AbstractContextManager[None]:
-        """Take a place in the queue while the block runs."""
-        return self._service.admission.call(self.context)
 
     async def _run_of(self, computation: Computation, undo: ExitStack) -> _Run:
         """Allocate the memory of an output and its scratch."""
@@ -148,7 +142,7 @@ class Call(Work):
         return _Run(Output(name, spec, job.output, tiles=computation.tiles), computation, job)
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
-        if self.prepared.tiny and self.on_heap:
+        if self.prepared.tiny and not self._nested:
             return cast("Segment", Memory(np.empty(nbytes, np.uint8)))  # no worker reads it
         segment = await self._service.segments.acquire_async(max(1, nbytes), self.context.owner)
         undo.callback(segment.release)
@@ -270,20 +264,3 @@ def _code(error: BaseException | None) -> str:
     if error is None or isinstance(error, GeneratorExit | asyncio.CancelledError):
         return Cancelled.code
     return as_convgrad_error(error).code
-
-
-def _memory_of(op: ResolvedOp, tensors: Mapping[str, Memory]) -> dict[str, Memory]:
-    """Return the memory of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
-    operation = find_operation(op.called_as).operation
-    spellings = {**operation.output_spellings, **operation.input_spellings}  # a result to verify is an input too
-    segments = {spellings.get(name, name): segment for name, segment in tensors.items()}
-    missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in segments]
-    if missing:
-        raise InvalidParams(
-            f"the data of {missing[0]} is missing",
-            errors=[
-                {"loc": ["inputs", name], "msg": f"the data of {name} is missing", "type": "missing"}
-                for name in missing
-            ],
-        )
-    return {spec.name: segments[spec.name] for spec in op.inputs}

@@ -10,8 +10,7 @@ import numpy as np
 import pybase64
 from starlette.types import Send
 
-from app.calls.outputs import Output
-from app.calls.work import Result, Work, finish
+from app.calls.work import Output, Result, Work, finish
 from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
 from app.threads import in_thread_if

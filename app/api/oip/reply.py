@@ -16,7 +16,7 @@ from app.api.oip.body import HEAD_LENGTH
 from app.api.oip.regions import Region
 from app.api.oip.request import InferRequest, RequestedOutput
 from app.calls.call import Call
-from app.calls.outputs import Output
+from app.calls.work import Output
 from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece, slices
 from app.replies.coding import coded
 from app.replies.numbers import NUMBERS, list_pieces

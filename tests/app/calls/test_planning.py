@@ -19,11 +19,12 @@ from app.settings import Settings
 from app.telemetry.context import RequestContext
 from convgrad import TooLarge
 from engine import prepare
+from engine.options import Options
 from engine.planning import (
     Computation,
+    Prepared,
     call_bytes,
     check_limits,
-    describe_plans,
     is_planned_at_once,
     plan_call,
     problem_of,
@@ -122,7 +123,7 @@ def test_a_plan_is_described() -> None:
     """A plan's description has its kernel, work, units and tiles."""
     op = resolved(SMALL)
     found = plan_call(op, Settings(workers=2).limits)
-    said, plan = describe_plans(op, found), found[0].plan
+    said, plan = Prepared(op, found, Options(), {}).describe(), found[0].plan
     assert said["kernel"] == plan.kernel
     assert said["units"] == len(plan.units) >= said["tiles"] > 0
 
