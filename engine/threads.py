@@ -17,16 +17,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 
+import numpy as np
+
 from convgrad._errors import Cancelled, DeadlineExceeded
-from kernels import Plan, Unit, run_unit
+from kernels import Plan, Unit, run_unit, storage_dtype
 from kernels.plan import Storage
 
 __all__ = ["Job", "OnUnit", "Stages", "Stop", "run"]
 
 _MOST_THREADS = 256
 _OPENMP = re.compile(r"/torch(\.libs)?/.*lib(gomp|iomp5|omp)\b[^/]*$")
+
+
+Buffer = memoryview | mmap
 
 
 class Stop:
@@ -62,6 +68,14 @@ class Job:
     inputs: Sequence[Storage]
     output: Storage
     scratch: Storage | None = None
+
+    @classmethod
+    def over(cls, plan: Plan, inputs: Sequence[Buffer], output: Buffer, scratch: Buffer | None) -> Job:
+        """Return the job on memory that holds its tensors from byte 0."""
+        problem, stored = plan.problem, storage_dtype(plan.problem.dtype)
+        arrays = [np.ndarray(shape, stored, data) for data, shape in zip(inputs, problem.input_shapes, strict=True)]
+        result = np.ndarray(problem.output_shape, problem.output_dtype, output)
+        return cls(plan, arrays, result, None if scratch is None else np.ndarray(plan.scratch_bytes, np.uint8, scratch))
 
 
 OnUnit = Callable[[Job, Unit], object]

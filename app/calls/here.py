@@ -7,11 +7,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from app.pool.jobs import Job
 from engine import threads
-from kernels import Plan, storage_dtype
+from kernels import Plan
 
 if TYPE_CHECKING:
     from app.pool.local import LocalEngine
@@ -53,10 +51,6 @@ def _load_and_compute(job: Job) -> None:
 
 
 def _compute(job: Job) -> None:
-    problem = job.plan.problem
-    stored = storage_dtype(problem.dtype)
-    shapes = zip(job.inputs, problem.input_shapes, strict=True)
-    inputs = [np.ndarray(shape, stored, memory.view) for memory, shape in shapes]
-    output = np.ndarray(problem.output_shape, problem.output_dtype, job.output.view)
-    scratch = None if job.scratch is None else np.frombuffer(job.scratch.view, np.uint8)
-    threads.run([threads.Job(job.plan, inputs, output, scratch)], 1, threads.Stop(job.deadline))
+    scratch = None if job.scratch is None else job.scratch.view
+    on_memory = threads.Job.over(job.plan, [memory.view for memory in job.inputs], job.output.view, scratch)
+    threads.run([on_memory], 1, threads.Stop(job.deadline))

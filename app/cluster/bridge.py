@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from app.cluster.machines import Machines, submit
 from app.cluster.messages import Away, KernelFailed, Lost, Nodes, Reply, Request
 from app.cluster.node import compute
 from app.cluster.units import Array, Portion, arguments, write
 from app.pool.messages import receive, send
-from kernels import Plan, storage_dtype
+from engine.threads import Job
+from kernels import Plan
 
 __all__ = ["main"]
 
@@ -237,17 +237,14 @@ def _reason(error: Exception) -> Exception:
 
 def _mapped(plan: Plan, descriptors: Sequence[int]) -> list[Array]:
     """Map a job's memory; raises `OSError` where this process has no room for a descriptor or a mapping."""
-    problem, both = plan.problem, mmap.PROT_READ | mmap.PROT_WRITE
-    kinds: list[tuple[tuple[int, ...], npt.DTypeLike, int]] = [
-        *((shape, storage_dtype(problem.dtype), mmap.PROT_READ) for shape in problem.input_shapes),
-        (problem.output_shape, problem.output_dtype, both),
-        *([((plan.scratch_bytes,), np.uint8, both)] if plan.scratch_bytes else ()),
-    ]
+    count = len(plan.problem.input_shapes)
     try:
-        if len(descriptors) < len(kinds):  # the kernel drops those that it has no room for
+        if len(descriptors) < count + 1 + bool(plan.scratch_bytes):  # the kernel drops those that it has no room for
             raise OSError("too many files are open")
-        maps = [mmap.mmap(each, 0, prot=access) for each, (_, _, access) in zip(descriptors, kinds, strict=True)]
-        return [np.ndarray(shape, dtype, memory) for memory, (shape, dtype, _) in zip(maps, kinds, strict=True)]
+        inputs = [mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) for descriptor in descriptors[:count]]
+        output, *scratch = [mmap.mmap(descriptor, 0) for descriptor in descriptors[count:]]
+        job = Job.over(plan, inputs, output, scratch[0] if scratch else None)
+        return [*job.inputs, job.output, *([] if job.scratch is None else [job.scratch])]
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
