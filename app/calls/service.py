@@ -103,10 +103,10 @@ class Service:
 
     def starting(self) -> Starting:
         """Return the error of calls before the first worker is ready: how far that is, and when to try again."""
-        share = self.engine.progress()
+        share = self.engine.launcher.share
         return Starting(
             f"the service is starting: {share:.0%} of its kernels are compiled and loaded".replace("%", " %"),
-            retry_after=min(_LONGEST_WAIT_S, max(1.0, round(self.engine.seconds_left(), 1))),
+            retry_after=min(_LONGEST_WAIT_S, max(1.0, round(self.engine.launcher.seconds_left(), 1))),
             data={"reason": "starting", "progress": round(share, 3)},
         )
 

@@ -126,16 +126,15 @@ class FairQueue:
         self._runs.append(run)
 
     def remove(self, run: JobRun) -> None:
-        """Remove a job that is over."""
+        """Remove a job that is settled."""
         self._runs.remove(run)
         left = {part for other in self._runs for part in _path(other)}
         self._used = {part: used for part, used in self._used.items() if part in left}
 
     def charge(self, run: JobRun, seconds: float) -> None:
         """Count the time of a unit."""
-        if run in self._runs:
-            for part in _path(run):
-                self._used[part] += seconds
+        for part in _path(run):
+            self._used[part] += seconds
 
     def next(self, *, short: bool = False) -> JobRun | None:
         """Return the next job that has a unit to run, or None; with `short`, of the jobs whose units all are."""
@@ -156,8 +155,8 @@ class FairQueue:
     def __iter__(self) -> Iterator[JobRun]:
         return iter(self._runs)
 
-    def __contains__(self, run: JobRun) -> bool:
-        return run in self._runs
+    def __len__(self) -> int:
+        return len(self._runs)
 
 
 def _path(run: JobRun) -> tuple[object, ...]:

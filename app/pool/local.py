@@ -25,7 +25,7 @@ from app.pool.causes import how_it_ended
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, Job, JobRun, no_workers, shutting_down, uninterrupted
 from app.pool.launcher import Launcher
-from app.pool.messages import Done, Unfit
+from app.pool.messages import Done
 from convgrad._errors import (
     Cancelled,
     ConvgradError,
@@ -78,12 +78,10 @@ class LocalEngine:
         self._dead: list[int] = []  # process ids that the fork server has not reaped
         self._idle: list[WorkerHandle] = []  # the last one to finish is used first: its caches are warm
         self._queue = FairQueue()
-        self._open: set[JobRun] = set()  # jobs that are not settled
-        self._timers: dict[JobRun, asyncio.TimerHandle] = {}
         self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
         names = ("units", "macs", "compute_s", "retried_units", "deaths", "enforced_stops")
         self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
-        self._background: list[asyncio.Task[None]] = []
+        self._trimming: asyncio.Task[None] | None = None
         self._closing = False
         self._stopping = False
         self._changed = asyncio.Event()
@@ -98,7 +96,7 @@ class LocalEngine:
         self._ever_answered = False  # whether any worker has become ready
         self._fork_server_proved = False  # whether one of the current fork server has
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._launcher = Launcher(
+        self.launcher = Launcher(
             start_s=start_s,
             on_loaded=self._on_loaded,
             on_worker=self._on_worker,
@@ -118,26 +116,13 @@ class LocalEngine:
         """Number of workers that are ready, and the number wanted, without the spare one."""
         return min(sum(worker.ready for worker in self._workers), self._wanted), self._wanted
 
-    def progress(self) -> float:
-        """Return the share of the warm-up that is done, 0 to 1."""
-        return self._launcher.share
-
-    def seconds_left(self) -> float:
-        """Estimate how long the warm-up still takes."""
-        return self._launcher.seconds_left()
-
-    @property
-    def unfit(self) -> Unfit | None:
-        """Why the compiled code does not work on this processor, if so; there are no workers then."""
-        return self._launcher.unfit
-
     async def start(self) -> None:
         """Start the fork server in the background; workers are forked when it has warmed up."""
         loop = asyncio.get_running_loop()
         # Segments are freed in whichever thread needs the memory.
         self._segments.on_retire = lambda number: loop.call_soon_threadsafe(self._forget_segment, number)
-        loop.call_soon(self._launcher.start)
-        self._background = [loop.create_task(self._trim())]
+        loop.call_soon(self.launcher.start)
+        self._trimming = loop.create_task(self._trim())
 
     async def stop(self) -> None:
         """Refuse new jobs, fail the running ones, and end every process; may be called again."""
@@ -151,13 +136,27 @@ class LocalEngine:
 
         It ends, also if it is cancelled, only when no worker can write to the job's segments any more.
         """
-        run = self._submit(job)
+        if self._stopping:
+            raise shutting_down()
+        if self.given_up:
+            raise no_workers()
+        run, loop, late = JobRun(job), asyncio.get_running_loop(), None
+        self._queue.add(run)
+        if job.deadline is not None:
+            error = DeadlineExceeded("the deadline passed before the result was complete")
+            late = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._fail, run, error)
+        self._dispatch()
         try:
             await run.settled.wait()
         except asyncio.CancelledError:
             self._fail(run, Cancelled("the call was cancelled"))
             await uninterrupted(run.settled.wait())
             raise
+        finally:
+            if late is not None:
+                late.cancel()
+            self._queue.remove(run)
+            self._changed.set()
         if run.error is not None:
             # A copy: the frames of its traceback refer to the run, and that to the error. Memory that they view would
             # wait for the garbage collector.
@@ -169,21 +168,6 @@ class LocalEngine:
         self._counters["macs"] += macs
         self._counters["compute_s"] += seconds
 
-    def _submit(self, job: Job) -> JobRun:
-        """Queue a job; raises `ShuttingDown` after `stop` and `Overloaded` after giving up."""
-        if self._stopping:
-            raise shutting_down()
-        if self.given_up:
-            raise no_workers()
-        run = JobRun(job)
-        self._open.add(run)
-        self._queue.add(run)
-        if job.deadline is not None:
-            loop = asyncio.get_running_loop()
-            self._timers[run] = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._too_late, run)
-        self._dispatch()
-        return run
-
     def _fail(self, run: JobRun, error: ConvgradError) -> None:
         """End a job that is not over: waiting units are dropped, running ones stopped, or else their workers killed."""
         if run.over:
@@ -194,7 +178,6 @@ class LocalEngine:
             if worker.assignments and (last := worker.assignments[-1]).run is run:
                 worker.stop(last)
                 loop.call_later(self._grace_s, self._enforce, worker, last)
-        self._release_if_over(run)
 
     def _forget_segment(self, number: int) -> None:
         """Let workers unmap a segment that no longer exists."""
@@ -206,10 +189,10 @@ class LocalEngine:
         return {
             "workers": [worker.snapshot() for worker in self._workers],
             "workers_wanted": self._wanted,
-            "tile_gflops": self._launcher.tile_gflops,
-            "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
-            "jobs": len(self._open),
-            "units_waiting": sum(run.remaining - run.running for run in self._queue),
+            "tile_gflops": self.launcher.tile_gflops,
+            "fork_server": {"pid": self.launcher.pid, "restarts": self.launcher.restarts},
+            "jobs": len(self._queue),
+            "units_waiting": sum(run.remaining - run.running for run in self._queue if not run.over),
             "counters": self._counters.copy(),
         }
 
@@ -273,21 +256,7 @@ class LocalEngine:
             run.requeue(unit)
         if not worker.assignments:
             self._idle.append(worker)
-        self._release_if_over(run)
         self._dispatch()
-
-    def _too_late(self, run: JobRun) -> None:
-        self._fail(run, DeadlineExceeded("the deadline passed before the result was complete"))
-
-    def _release_if_over(self, run: JobRun) -> None:
-        """Remove a job that is over from the queue, and forget it once it is settled."""
-        if run.over and run in self._queue:
-            self._queue.remove(run)
-            if (timer := self._timers.pop(run, None)) is not None:
-                timer.cancel()
-        if run.settled.is_set():
-            self._open.discard(run)
-            self._changed.set()
 
     def _enforce(self, worker: WorkerHandle, assignment: Assignment) -> None:
         if assignment in worker.assignments:
@@ -299,13 +268,13 @@ class LocalEngine:
 
     def _fill(self) -> None:
         """Request the next missing worker; `_on_worker` goes on."""
-        stopped = self._closing or self.given_up or self._launcher.busy
-        if self._launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
-            self._launcher.spawn(self._dead)
+        stopped = self._closing or self.given_up or self.launcher.busy
+        if self.launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
+            self.launcher.spawn(self._dead)
             self._dead.clear()
 
     def _on_loaded(self) -> None:
-        if self._launcher.unfit is not None:
+        if self.launcher.unfit is not None:
             self.on_change()
         self._fill()
 
@@ -330,7 +299,7 @@ class LocalEngine:
         if self._fork_server_proved:
             self._fork_server_proved = False
             _log.warning("%s; starting another one", cause)
-            self._launcher.start()
+            self.launcher.start()
         else:
             self._retry_later(cause, final)
 
@@ -355,7 +324,7 @@ class LocalEngine:
             self._counters["deaths"] += 1
             if worker.ready:
                 self._fill()
-            elif self._launcher.loaded:  # otherwise the fork server's own failure is counted
+            elif self.launcher.loaded:  # otherwise the fork server's own failure is counted
                 self._retry_later("a worker exited before it was ready", final=False)
         while worker.assignments:
             assignment = worker.assignments.pop()
@@ -366,7 +335,6 @@ class LocalEngine:
                     message = "the same unit of work keeps crashing worker processes"
                     self._fail(run, WorkerLost(message, data={"unit": unit.index}))
             run.requeue(unit)
-            self._release_if_over(run)
         self._dispatch()
 
     def _retry_later(self, cause: str, final: bool) -> None:
@@ -381,7 +349,7 @@ class LocalEngine:
         known, self.failure = self.failure, cause
         if not ready and (final or self._failures >= _MOST_FAILURES):
             self.given_up = True
-            for run in tuple(self._open):
+            for run in self._queue:
                 self._fail(run, no_workers())
         else:
             delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
@@ -394,7 +362,7 @@ class LocalEngine:
 
     def _retry(self) -> None:
         self._retry_timer = None
-        self._launcher.start()
+        self.launcher.start()
         self._fill()
 
     async def _trim(self) -> None:
@@ -411,20 +379,20 @@ class LocalEngine:
     # Shutdown.
 
     async def _shut_down(self) -> None:
-        for run in tuple(self._open):
+        for run in self._queue:
             self._fail(run, shutting_down())
-        while self._open:
+        while len(self._queue):
             await self._wait_for_change()
         self._closing = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
-        for task in self._background:
-            task.cancel()
+        if self._trimming is not None:
+            self._trimming.cancel()
         for worker in self._workers:
             worker.kill()
         while self._workers:
             await self._wait_for_change()
-        await self._launcher.stop()
+        await self.launcher.stop()
         self._segments.on_retire = None
 
     async def _wait_for_change(self) -> None:

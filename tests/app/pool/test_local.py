@@ -178,7 +178,7 @@ def test_an_engine_before_its_start() -> None:
     """An engine that was not started is not ready and its warm-up has not progressed."""
     engine = LocalEngine(SegmentPool(1 << 20), workers=1)
     assert not engine.ready
-    assert engine.progress() == 0.0
+    assert engine.launcher.share == 0.0
 
 
 def test_stop_leaves_no_process_and_no_descriptor() -> None:
