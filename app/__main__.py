@@ -35,7 +35,7 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
     print(error, file=sys.stderr)  # noqa: T201
     sys.exit(2)
 
-from app.api.ops_port import OpsPort, listen_for_operators
+from app.api.ops_port import OpsPort
 from app.calls.service import Service
 from app.http.protocol import HttpProtocol
 from app.http.sockets import BACKLOG, address_of, listen
@@ -43,7 +43,6 @@ from app.main import UNFIT, create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, many_workers, read_settings, unknown_variables
 from app.telemetry.logs import configure
-from convgrad._command.exits import UsageError
 from kernels.emit.cache import refused_folder
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
@@ -72,8 +71,8 @@ class Server(uvicorn.Server):
         self._began = time.monotonic()
         self._announced = False
         self.unfit: Unfit | None = None
-        self.failed = False
-        self.taken = False
+        self.status = 0
+        """The exit status, once the service has started."""
         service.engine.on_change = self._on_engine_change
         service.telemetry.connections.set_function(lambda: len(self.server_state.connections))
 
@@ -81,23 +80,22 @@ class Server(uvicorn.Server):
         """Exit if no worker can compute here, listen when the first is ready, and log when all are."""
         engine = self._service.engine
         ready, wanted = engine.workers
-        if engine.unfit is not None:
+        if engine.launcher.unfit is not None:
             if not self._service.draining:
                 # The process restarts: everything in it is built for a target that does not work here.
-                self.unfit, self.should_exit = engine.unfit, True
+                self.unfit, self.should_exit = engine.launcher.unfit, True
         elif engine.given_up:
             _log.error("no worker can be started, exiting: %s", engine.failure)
-            self.failed = self.should_exit = True
+            self.status, self.should_exit = 4, True
         elif ready and not self._announced:
             if self._service.settings.listen_when_ready and self._task is None:
-                if self._take_addresses():
-                    self._task = asyncio.ensure_future(self._accept())
-                else:
-                    self.taken = self.should_exit = True
+                if not self._take_addresses():
+                    self.status, self.should_exit = 3, True
                     return
+                self._task = asyncio.ensure_future(self._accept())
             if ready == wanted or engine.failure is not None:  # else the others are still starting
                 self._announced = True
-                where = "".join(f", at {self._address(each)}" for each in self._sockets)
+                where = "".join(f", at {address_of(each, secure=self.config.is_ssl)}" for each in self._sockets)
                 count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
                 _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
@@ -115,7 +113,7 @@ class Server(uvicorn.Server):
         if at_once:
             await self._accept()
         if self._ops is not None:
-            self._ops.start()
+            self._ops.begin()
 
     def _take_addresses(self) -> bool:
         settings = self._service.settings
@@ -132,16 +130,13 @@ class Server(uvicorn.Server):
         for sock in self._sockets:
             create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
             self.servers.append(await create(make, sock=sock, ssl=tls, backlog=BACKLOG))
-            _log.info("listening on %s", self._address(sock))
-
-    def _address(self, sock: socket.socket) -> str:
-        return address_of(sock, secure=self.config.is_ssl)
+            _log.info("listening on %s", address_of(sock, secure=self.config.is_ssl))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and computing; the ops port answers until the end."""
         await super().shutdown(sockets)
         if self._ops is not None:
-            await self._ops.stop()
+            await self._ops.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Start draining, or stop at once if already draining."""
@@ -186,14 +181,10 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
     """Serve until a signal; returns the exit status. `prepare` is called with the application before it serves."""
     try:
         settings, dry_run = read_settings(sys.argv[1:] if arguments is None else arguments)
-    except UsageError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    configure(settings.log_format)
-    for warning in (*unknown_variables(os.environ), *many_workers(settings), refused_folder(os.environ)):
-        if warning:
-            _log.warning("%s", warning)
-    try:
+        configure(settings.log_format)
+        for warning in (*unknown_variables(os.environ), *many_workers(settings), refused_folder(os.environ)):
+            if warning:
+                _log.warning("%s", warning)
         app = create_app(settings)
         if prepare is not None:
             prepare(app)
@@ -203,15 +194,13 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
             for name, value in settings:
                 print(f"{name} = {value}")  # noqa: T201
             return 0
-        listener = listen_for_operators(settings)
-    except ssl.SSLError as error:
-        print(f"certificate, key and CAs must be PEM files that belong together: {error.reason}", file=sys.stderr)  # noqa: T201
-        return 2
-    except (OSError, ValueError) as error:  # a port that is taken, a file that can't be used
-        print(error, file=sys.stderr)  # noqa: T201
+        listeners = [] if settings.ops_port is None else listen(settings.ops_host, settings.ops_port)
+    except (OSError, ValueError) as error:  # a wrong setting, a port that is taken, a file that can't be used
+        tls = f"certificate, key and CAs must be PEM files that belong together: {getattr(error, 'reason', '')}"
+        print(tls if isinstance(error, ssl.SSLError) else error, file=sys.stderr)  # noqa: T201
         return 2
     service: Service = app.state.service
-    server = Server(config, service, None if listener is None else OpsPort(service, listener))
+    server = Server(config, service, OpsPort(service, listeners) if listeners else None)
     try:
         server.run()
     except RuntimeError as error:
@@ -219,9 +208,7 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
             raise
     if server.unfit is not None:
         _restart(server.unfit)
-    if server.failed:
-        return 4
-    return 0 if server.started and not server.taken else 3
+    return server.status if server.started else 3
 
 
 def _restart(unfit: Unfit) -> None:

@@ -106,7 +106,5 @@ def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:
         address=settings.ray_address,
         join=int(settings.ray_join),
         expected=settings.ray_workers,
-        fallback=settings.ray_away == "fall_back",
-        mixed=settings.ray_mixed,
         costs=Costs(),
     )

@@ -29,6 +29,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliSettingsSource, 
 from convgrad._command.exits import UsageError
 from convgrad._command.parser import Parser
 from engine.container import cpu_count, memory_bytes
+from engine.limits import Limits
 
 __all__ = ["PREFIX", "Settings", "is_loopback", "many_workers", "read_settings", "unknown_variables"]
 
@@ -79,128 +80,75 @@ Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValid
 class Settings(BaseSettings):
     """The settings of the service; sizes accept units, such as `512MiB`."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    uds: Path | None = Field(
-        default=None,
-        description="Unix socket to listen on instead of host and port; for its owner and group, less the umask.",
-    )
-    ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
-    ops_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Separate port for health and metrics only, plain HTTP without a key; none by default.",
-    )
-    public: bool = Field(
-        default=False, description="Allow listening without keys on an address that other machines can reach."
-    )
-    keys_file: FilePath | None = Field(
-        default=None, description="File with API keys, one per line; read again when it changes."
-    )
-    keys: SecretStr | None = Field(
-        default=None,
-        description="The same lines as text, separated by line breaks or ';', for a secret in the environment.",
-    )
-    tls_certificate: FilePath | None = Field(
-        default=None, description="PEM file with the certificate chain; serves HTTPS instead of HTTP."
-    )
-    tls_key: FilePath | None = Field(default=None, description="Private key, if it is not in the certificate's file.")
-    tls_client_ca: FilePath | None = Field(
-        default=None, description="PEM file of CAs: only clients with a certificate signed by one are accepted."
-    )
-    workers: int = Field(
-        default=0, ge=0, le=1024, description="Worker processes; 0 means one per processor of the container."
-    )
-    engine: Literal["local", "ray"] = Field(
-        default="local",
-        description="Where large calls are computed: local, on this machine, or ray, on a Ray cluster too, which needs "
-        "the extra [ray].",
-    )
-    ray_address: str = Field(
-        default="",
-        description="Address of the Ray cluster's head, such as 10.0.0.1:6379; by default that of this machine's node.",
-    )
-    ray_join: ByteSize = Field(
-        default=ByteSize(0),
-        description="Memory for tensors of a node without processors, which the service starts on this machine to send "
-        "them; 0 means that the machine is a node already.",
-    )
-    ray_workers: int = Field(
-        default=8,
-        ge=1,
-        le=1024,
-        description="Usual number of processors of the cluster: calls are cut into units for as many workers, in "
-        "addition to the service's own.",
-    )
-    ray_away: Literal["fall_back", "refuse"] = Field(
-        default="fall_back",
-        description="Large calls while the cluster is away: fall_back computes them on this machine, refuse rejects "
-        "them with 503.",
-    )
-    ray_mixed: Literal["refuse", "common"] = Field(
-        default="refuse",
-        description="Nodes with another kind of processor: refuse gives them no work, common compiles their kernels "
-        "for the target of this machine.",
-    )
-    queue_length: int = Field(
-        default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."
-    )
-    connections: int = Field(
-        default=1024,
-        ge=1,
-        description="Open connections; more are rejected with 503, except for health and metrics.",
-    )
-    body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=_KIB, description="Largest request body in bytes.")
-    json_limit: ByteSize = Field(
-        default=ByteSize(64 << 20), ge=1024, description="Largest JSON body, or JSON part of a body, in bytes."
-    )
-    work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
-    output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")
-    memory_limit: ByteSize = Field(
-        default=ByteSize(0),
-        ge=0,
-        description="Memory for the tensors of all calls together, in bytes; 0 means half of the container's.",
-    )
-    deadline_s: float = Field(
-        default=300.0,
-        gt=0,
-        le=86_400,
-        description="Longest time of one call, in seconds, whatever deadline it requests.",
-    )
-    sealed_key: SecretStr | None = Field(
-        default=None,
-        min_length=16,
-        description="Secret that signs the documents of sealed checks; by default random, until the service restarts.",
-    )
-    drain_s: float = Field(
-        default=30.0,
-        ge=0,
-        le=3600,
-        description="Seconds that running calls have to finish after SIGTERM.",
-    )
-    listen_when_ready: bool = Field(
-        default=False,
-        description="Refuse connections, instead of answering 503, while starting and draining, so that a proxy sends "
-        "each call to another replica.",
-    )
-    allowed_hosts: Hosts = Field(
-        default=(),
-        description="Accepted names in the Host header, separated by commas; localhost covers all loopback names, * "
-        "any name. Defaults to localhost on a loopback address without keys, otherwise to any.",
-    )
-    cors: Origins = Field(
-        default=(), description="Origins that browsers may call from, separated by commas; * for any."
-    )
-    oip_shared_memory: bool = Field(
-        default=False,
-        description="Let clients on this host pass tensors to /v2 in POSIX shared memory of the service's user.",
-    )
-    log_format: Literal["text", "json"] = Field(
-        default="text", description="Format of the log: text, or json for programs."
-    )
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 picks a free one."""
+    uds: Path | None = None
+    """Unix socket to listen on instead of host and port; for its owner and group, less the umask."""
+    ops_host: str = "127.0.0.1"
+    """Address of ops_port."""
+    ops_port: int | None = Field(default=None, ge=0, le=65535)
+    """Separate port for health and metrics only, plain HTTP without a key; none by default."""
+    public: bool = False
+    """Allow listening without keys on an address that other machines can reach."""
+    keys_file: FilePath | None = None
+    """File with API keys, one per line; read again when it changes."""
+    keys: SecretStr | None = None
+    """The same lines as text, separated by line breaks or ';', for a secret in the environment."""
+    tls_certificate: FilePath | None = None
+    """PEM file with the certificate chain; serves HTTPS instead of HTTP."""
+    tls_key: FilePath | None = None
+    """Private key, if it is not in the certificate's file."""
+    tls_client_ca: FilePath | None = None
+    """PEM file of CAs: only clients with a certificate signed by one are accepted."""
+    workers: int = Field(default=0, ge=0, le=1024)
+    """Worker processes; 0 means one per processor of the container."""
+    engine: Literal["local", "ray"] = "local"
+    """Where large calls are computed: local, on this machine, or ray, on a Ray cluster too, which needs the extra
+    [ray]."""
+    ray_address: str = ""
+    """Address of the Ray cluster's head, such as 10.0.0.1:6379; by default that of this machine's node."""
+    ray_join: ByteSize = ByteSize(0)
+    """Memory for tensors of a node without processors, which the service starts on this machine to send them; 0
+    means that the machine is a node already."""
+    ray_workers: int = Field(default=8, ge=1, le=1024)
+    """Usual number of processors of the cluster: calls are cut into units for as many workers, in addition to the
+    service's own."""
+    queue_length: int = Field(default=64, ge=1)
+    """Calls that may wait or compute at a time; more are rejected with 503."""
+    connections: int = Field(default=1024, ge=1)
+    """Open connections; more are rejected with 503, except for health and metrics."""
+    body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=_KIB)
+    """Largest request body in bytes."""
+    json_limit: ByteSize = Field(default=ByteSize(64 << 20), ge=1024)
+    """Largest JSON body, or JSON part of a body, in bytes."""
+    work_limit: int = Field(default=10**13, ge=1)
+    """Most multiply-adds of one call."""
+    memory_limit: ByteSize = Field(default=ByteSize(0), ge=0)
+    """Memory for the tensors of all calls together, in bytes; 0 means half of the container's."""
+    deadline_s: float = Field(default=300.0, gt=0, le=86_400)
+    """Longest time of one call, in seconds, whatever deadline it requests."""
+    sealed_key: SecretStr | None = Field(default=None, min_length=16)
+    """Secret that signs the documents of sealed checks; by default random, until the service restarts."""
+    drain_s: float = Field(default=30.0, ge=0, le=3600)
+    """Seconds that running calls have to finish after SIGTERM."""
+    listen_when_ready: bool = False
+    """Refuse connections, instead of answering 503, while starting and draining, so that a proxy sends each call to
+    another replica."""
+    allowed_hosts: Hosts = ()
+    """Accepted names in the Host header, separated by commas; localhost covers all loopback names, * any name.
+    Defaults to localhost on a loopback address without keys, otherwise to any."""
+    cors: Origins = ()
+    """Origins that browsers may call from, separated by commas; * for any."""
+    oip_shared_memory: bool = False
+    """Let clients on this host pass tensors to /v2 in POSIX shared memory of the service's user."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the log: text, or json for programs."""
 
     @field_validator("memory_limit", "body_limit", "ray_join")
     @classmethod
@@ -255,19 +203,15 @@ class Settings(BaseSettings):
         return self.workers or cpu_count()
 
     @cached_property
-    def planned_workers(self) -> int:
-        """Number of workers for which calls are cut into units."""
-        return self.worker_count + self.ray_workers if self.engine == "ray" else self.worker_count
-
-    @property
-    def full_verification(self) -> int:
-        """Most multiply-adds of a verification by the reference; beyond it, projections verify by default."""
-        return self.work_limit
-
-    @cached_property
     def memory_budget(self) -> int:
         """Bytes that the tensors of all calls may take together."""
         return int(self.memory_limit) or memory_bytes() // 2
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What a call may take."""
+        cluster, work = self.ray_workers if self.engine == "ray" else 0, self.work_limit
+        return Limits(self.worker_count, cluster, work, self.memory_budget, full_verification=work)
 
 
 class _Flags(Settings):
@@ -279,9 +223,8 @@ class _Flags(Settings):
     # An empty variable is unset, but an empty flag is a value: `--host ""` means every address.
     model_config = SettingsConfigDict(cli_kebab_case=True, env_ignore_empty=False)
 
-    dry_run: CliImplicitFlag[bool] = Field(
-        default=False, description="Check the settings and the files that they name, print them, and exit."
-    )
+    dry_run: CliImplicitFlag[bool] = False
+    """Check the settings and the files that they name, print them, and exit."""
 
 
 def read_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:

@@ -108,7 +108,9 @@ class Process:
             case Verify(op, inputs, attributes, options):
                 given = _tensors(inputs, f64=True)
                 chosen = _options(options)
-                return engine.verify(op, _plain(attributes), given, chosen, stop, _reporting(on_progress))
+                metas = metas_of(given)
+                prepared = engine.preparer.prepare(op, _plain(attributes), metas, chosen, verify=True)
+                return engine.judge(prepared, given, stop, _reporting(on_progress))
             case Validate(op, inputs, attributes, options):
                 return engine.validate(op, _plain(attributes), _described(inputs), _options(options))
             case RunGraph(graph, inputs, outputs, options):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import resource
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 __all__ = [
     "check_address_space",
     "cpu_count",
     "free_memory",
-    "give_back",
     "memory_bytes",
     "name_process",
     "prefer_for_oom_kill",
@@ -116,18 +112,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-@cache
-def _trim() -> Any:
-    """Return glibc's `malloc_trim`; None with other C libraries."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-def give_back() -> None:
-    """Return free heap memory to the system."""
-    if (trim := _trim()) is not None:
-        trim(0)
 
 
 def prefer_for_oom_kill(pid: int | str = "self") -> None:

@@ -5,16 +5,20 @@ The inputs of the graph take the place of an operation's: each is named by the i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from engine.algorithms import check_algorithm
 from engine.limits import Limits
 from engine.options import Options, check_encoding, parse_options, refuse_options
-from engine.planning import Prepared, call_bytes, check_limits, plan_call, tensor_bytes
+from engine.planning import Cause, Prepared, call_bytes, check_limit, check_limits, plan_call, tensor_bytes
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, some, too_large
 from schemas.graphs import Graph, LogicalTensor, Node, ResolvedGraph, read_graph, resolve_graph
 from schemas.rows import InputRows, TensorRow
@@ -25,11 +29,11 @@ __all__ = [
     "MEMBERS",
     "GraphCall",
     "PreparedGraph",
-    "check_algorithms",
     "describe_graph",
     "prepare_graph",
     "read_graph_call",
     "result_bytes",
+    "strided",
 ]
 
 MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
@@ -74,6 +78,16 @@ class PreparedGraph:
         """The number of units of all nodes."""
         return sum(planned.units for _, planned in self.nodes)
 
+    def steps(self) -> Iterator[tuple[Node, Prepared, dict[str, int], set[int]]]:
+        """Yield the nodes in order: each with its plan, the tensors that it reads by input, and those then unused."""
+        uses = Counter(self.wanted)
+        for node, _ in self.nodes:
+            uses.update(node.inputs.values())
+        for node, planned in self.nodes:
+            reads = {row.name: node.inputs[row.name] for row in planned.op.inputs if row.name in node.inputs}
+            uses.subtract(node.inputs.values())
+            yield node, planned, reads, {number for number in (*node.inputs.values(), node.output) if not uses[number]}
+
 
 def read_graph_call(request: Any) -> GraphCall:
     """Read a request object.
@@ -98,11 +112,6 @@ def read_graph_call(request: Any) -> GraphCall:
     return GraphCall(graph, _wanted(graph, members.get("outputs")), layout, options)
 
 
-def check_algorithms(graph: ResolvedGraph, options: Options) -> None:
-    """Raise `InvalidParams` if a node can't be computed by the chosen algorithm."""
-    check_algorithm("graph", options.algorithm, [(f"{node.label}: ", op) for node, op in graph.nodes])
-
-
 def prepare_graph(
     call: GraphCall, metas: Mapping[str, TensorMeta | list[int]], limits: Limits, *, need_all: bool = True
 ) -> PreparedGraph:
@@ -111,20 +120,18 @@ def prepare_graph(
     Without `need_all` tensors may be missing.
     """
     graph, wanted, layout, options = _resolved(call, metas, need_all), call.wanted, call.layout, call.options
-    check_algorithms(graph, options)
+    check_algorithm("graph", options.algorithm, [(f"{node.label}: ", op) for node, op in graph.nodes])
     check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
-    if graph.macs > limits.work_limit:
-        node, op = max(graph.nodes, key=lambda each: each[1].macs)
-        most = f"{node.label} needs {op.macs} of them"
-        raise _too_large("work", graph.macs, limits.work_limit, "multiply-adds", most, ["graph", node.position])
+    has, (node, op) = "the graph needs", max(graph.nodes, key=lambda each: each[1].macs)
+    cause: Cause = ["graph", node.position], f"{node.label} needs {op.macs} of them"
+    check_limit("work", graph.macs, limits.work_limit, "multiply-adds", cause, has)
     tensors = sum(result_bytes(tensor) for tensor in graph.tensors.values() if tensor.shape is not None)
     if layout == "memory":
         tensors += sum(graph.tensors[number].span * dtype(graph.tensors[number].dtype).itemsize for number in wanted)
-    largest = max(call_bytes(op) for _, op in graph.nodes)
-    if tensors + largest > limits.memory_budget:
-        tensor = max(graph.tensors.values(), key=result_bytes)
-        most = f"tensor {tensor.id} is {dims(tensor.shape or ())}"
-        raise _too_large("memory", tensors + largest, limits.memory_budget, "bytes of tensors", most)
+    tensors += max(call_bytes(op) for _, op in graph.nodes)
+    tensor = max(graph.tensors.values(), key=result_bytes)
+    cause = ["graph"], f"tensor {tensor.id} is {dims(tensor.shape or ())}"
+    check_limit("memory", tensors, limits.memory_budget, "bytes of tensors", cause, has)
     planned = []
     for node, op in graph.nodes:
         try:
@@ -260,16 +267,14 @@ def result_bytes(tensor: LogicalTensor, layout: str = "logical") -> int:
     return tensor_bytes(TensorSpec("", tensor.dtype, shape))
 
 
+def strided(tensor: LogicalTensor, memory: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """View the elements of a tensor in its memory, of `tensor.span` elements."""
+    assert tensor.shape is not None
+    steps = [step * memory.dtype.itemsize for step in tensor.strides or ()]
+    view: npt.NDArray[Any] = np.lib.stride_tricks.as_strided(memory, tensor.shape, steps)
+    return view
+
+
 def _described(tensor: LogicalTensor) -> dict[str, Any]:
     described: dict[str, Any] = {"id": tensor.id, "dtype": tensor.dtype, "shape": list(tensor.shape or ())}
     return described | ({} if tensor.strides is None else {"strides": list(tensor.strides)})
-
-
-def _too_large(
-    reason: str, value: int, limit: float, what: str, most: str, loc: Sequence[str | int] = ("graph",)
-) -> TooLarge:
-    """Return the error for a graph that exceeds a limit; `most` says what needs the most, and `loc` where it is."""
-    return TooLarge(
-        f"the graph needs {value} {what}, but this service allows {limit}: {most}",
-        data={"reason": reason, "limit": limit, "value": value, "loc": list(loc)},
-    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from convgrad._errors import InvalidParams
 from kernels.problem import Algorithm
-from schemas.broken_rules import invalid_params, number
+from schemas.broken_rules import broken_rule, invalid_params, number
 from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, listed
 
 __all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options", "refuse_options"]
@@ -48,22 +47,19 @@ def parse_options(options: object) -> Options:
     if options is None or options == {}:
         return Options()
     if not isinstance(options, Mapping):
-        raise _invalid([_error([], "options must be an object", "type")])
-    errors = [
-        _error([name], f"there is no such option; the options are {', '.join(_NAMES)}", "unknown_option")
-        for name in options
-        if name not in _NAMES
-    ]
+        raise invalid_params("options", [broken_rule(["options"], "options must be an object", "type")])
+    unknown = f"there is no such option; the options are {', '.join(_NAMES)}"
+    names = [name for name in options if name not in _NAMES]
+    broken = [broken_rule(["options", name[:64]], unknown, "unknown_option") for name in names]
     values = {name: options[name] for name in _NAMES if options.get(name) is not None}
-    errors += [
-        _error([name], rule, "value") for name, value in values.items() if (rule := _broken(name, value)) is not None
-    ]
+    rules = {name: _broken(name, value) for name, value in values.items()}
+    broken += [broken_rule(["options", name], rule, "value") for name, rule in rules.items() if rule is not None]
     direct = next((name for name in ("reference", "reproducible") if values.get(name) is True), None)
     if direct and values.get("algorithm") == "winograd":
         rule = f"algorithm must be direct or auto with {direct}, which sums directly in float64, but is winograd"
-        errors.append(_error(["algorithm"], rule, "conflict"))
-    if errors:
-        raise _invalid(errors)
+        broken.append(broken_rule(["options", "algorithm"], rule, "conflict"))
+    if broken:
+        raise invalid_params("options", broken)
     if "outputs" in values:
         values["outputs"] = tuple(values["outputs"])
     return Options(**values)
@@ -71,11 +67,10 @@ def parse_options(options: object) -> Options:
 
 def refuse_options(options: Options, names: Iterable[str], task: str) -> None:
     """Raise `InvalidParams` for options that a task would ignore."""
-    errors = [
-        _error([name], f"{name} has no effect on {task}", "unused_option") for name in names if getattr(options, name)
-    ]
-    if errors:
-        raise _invalid(errors)
+    unused = [name for name in names if getattr(options, name)]
+    if unused:
+        rules = [broken_rule(["options", name], f"{name} has no effect on {task}", "unused_option") for name in unused]
+        raise invalid_params("options", rules)
 
 
 def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]]) -> None:
@@ -83,7 +78,8 @@ def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]
     for name, shape in outputs if options.encoding == "list" else ():
         if (count := listed(shape)) > MAX_NUMBERS:
             rule = f"encoding list is for at most {MAX_NUMBERS} numbers, but {name} has {count}"
-            raise _invalid([_error(["encoding"], f"{rule}: use base64 or npy", "too_long")])
+            broken = [broken_rule(["options", "encoding"], f"{rule}: use base64 or npy", "too_long")]
+            raise invalid_params("options", broken)
 
 
 def _broken(name: str, value: Any) -> str | None:
@@ -100,12 +96,3 @@ def _broken(name: str, value: Any) -> str | None:
     else:
         kept, rule = isinstance(value, bool), "true or false"
     return None if kept else f"{name} must be {rule}"
-
-
-def _error(loc: list[str], message: str, kind: str) -> dict[str, Any]:
-    # Unknown names are cut, so that errors stay small.
-    return {"loc": ["options", *(part[:64] for part in loc)], "msg": message, "type": kind}
-
-
-def _invalid(errors: list[dict[str, Any]]) -> InvalidParams:
-    return invalid_params("options", errors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -31,8 +31,8 @@ __all__ = [
     "Computation",
     "Prepared",
     "call_bytes",
+    "check_limit",
     "check_limits",
-    "describe_plans",
     "is_fast",
     "is_planned_at_once",
     "plan_call",
@@ -44,7 +44,7 @@ __all__ = [
     "work_of_verification",
 ]
 
-_PLAN_LIMITS = {("the filter has", "taps"): 1 << 17, ("a group has", "channels"): 1 << 21}
+_MOST_TAPS, _MOST_CHANNELS = 1 << 17, 1 << 21
 """Planning takes up to a tenth of a second below these limits, and a plan's tables some tens of megabytes."""
 
 _AT_ONCE = {"taps": 1 << 9, "phases": 1 << 8, "channels": 1 << 13, "positions": 1 << 23, "units": 1 << 8}
@@ -67,8 +67,11 @@ _TINY_MACS, _TINY_BYTES, _TINY_UNITS = 1 << 21, 1 << 20, 16
 _REFERENCE_MACS = 1 << 30
 """Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
 
-NamedTensor = tuple[str, str, tuple[int, ...]]
-"""A tensor of a call: `inputs`, `outputs` or `attributes`, its name, and its shape."""
+Cause = tuple[list[str | int], str]
+"""What makes a call too large: its place in the request, and a text with its name and size."""
+
+_SUMMED = ("gmac", "units", "tiles", "scratch_bytes")
+"""What a description adds up over several outputs."""
 
 _READ = {"diff_weights": ("src", "diff_dst"), "diff_src": ("diff_dst", "weights"), "diff_bias": ("diff_dst",)}
 """The inputs that each gradient is computed from, in the kernels' order; a forward operation reads all it has."""
@@ -105,6 +108,16 @@ class Computation:
         """Return how the output is computed and what it costs, as JSON."""
         plan = self.plan
         return {"kernel": plan.kernel, "algorithm": plan.algorithm, "gmac": plan.macs / 1e9, "tiles": self.tiles}
+
+    def describe(self) -> dict[str, Any]:
+        """Return how the output would be computed, as JSON."""
+        return self.stats() | {
+            "reproducible": self.plan.kernel == REFERENCE.name,
+            "units": len(self.plan.units),
+            "stages": self.plan.stages,
+            "scratch_bytes": self.plan.scratch_bytes,
+            "refusals": list(self.plan.refusals),
+        }
 
 
 @dataclass(frozen=True)
@@ -174,15 +187,18 @@ class Prepared:
 
     @cached_property
     def _stats(self) -> dict[str, Any]:
-        each = {self.op.wire_name(one.output.name): one.stats() for one in self.computations}
-        summed = {
-            "kernel": self.plan.kernel,
-            "algorithm": self.algorithm,
-            "gmac": sum(one["gmac"] for one in each.values()),
-            "compute_ms": 0.0,
-            "tiles": sum(one["tiles"] for one in each.values()),
-        }
-        return summed | ({"outputs": each} if len(each) > 1 else {})
+        return self._joined([one.stats() for one in self.computations])
+
+    def describe(self) -> dict[str, Any]:
+        """Describe how the call would be computed and what it costs, as JSON; several outputs also one by one."""
+        return self._joined([one.describe() for one in self.computations])
+
+    def _joined(self, each: list[dict[str, Any]]) -> dict[str, Any]:
+        if len(each) == 1:
+            return each[0]
+        names = [self.op.wire_name(one.output.name) for one in self.computations]
+        summed = {key: sum(one[key] for one in each) for key in _SUMMED if key in each[0]}
+        return {**each[0], "algorithm": self.algorithm, **summed, "outputs": dict(zip(names, each, strict=True))}
 
 
 def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:
@@ -226,29 +242,43 @@ def tensor_bytes(spec: TensorSpec) -> int:
 
 
 def check_limits(op: ResolvedOp, limits: Limits, taps: int = 0) -> None:
-    """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned.
+    """Raise `TooLarge` when work, tensors or the plan exceed a limit, before anything is planned.
 
     `taps` is the part of the work that is the overhead of a verification's filter taps.
     """
     work = "multiply-adds"
     if taps:
         work += f", {taps} of them for the overhead of its filter taps"
-    _limit("work", op.macs, limits.work_limit, work, op, _weights if 2 * taps > op.macs else _largest)
-    if not target().compiles and op.macs > _REFERENCE_MACS:
-        kind, name, shape = _largest(op)
-        raise TooLarge(
-            f"the call needs {op.macs} {work}; no compiled code works on this machine's processor (/readyz has"
-            f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}:"
-            f" {name} is {written(shape)}",
-            data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [kind, name]},
-        )
-    _limit("output", sum(map(tensor_bytes, op.outputs)), limits.output_limit, "bytes of output", op, _output)
-    _limit("memory", call_bytes(op), limits.memory_budget, "bytes of tensors", op, _largest)
+    cause = _weights(op) if 2 * taps > op.macs else _largest(op)
+    check_limit("work", op.macs, limits.work_limit, work, cause)
+    if not target().compiles:
+        work += " of the reference kernel, as no compiled code works on this processor (/readyz has the reason)"
+        check_limit("work", op.macs, _REFERENCE_MACS, work, cause)
+    check_limit("memory", call_bytes(op), limits.memory_budget, "bytes of tensors", _largest(op))
     for output in op.outputs:
         problem = problem_of(op, output.name)
-        counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
-        for count, ((has, what), limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
-            _limit("plan", count, limit, what, op, _weights, has)
+        channels = max(problem.dims.wide_channels, problem.dims.narrow_channels)
+        check_limit("plan", prod(problem.kernel), _MOST_TAPS, "taps", _weights(op), "the filter has")
+        check_limit("plan", channels, _MOST_CHANNELS, "channels", _weights(op), "a group has")
+
+
+def _check_reference(op: ResolvedOp, problem: ConvProblem) -> None:
+    check_limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", _units(op))
+
+
+def _check_scratch(op: ResolvedOp, scratch: int, limits: Limits) -> None:
+    needed = call_bytes(op) + scratch
+    check_limit("scratch", needed, limits.memory_budget, "bytes of tensors and scratch", _largest(op))
+
+
+def check_limit(reason: str, value: int, limit: float, what: str, cause: Cause, has: str = "the call needs") -> None:
+    """Raise `TooLarge` if a value exceeds its limit."""
+    if value > limit:
+        loc, most = cause
+        raise TooLarge(
+            f"{has} {value} {what}, but this service allows {limit}: {most}",
+            data={"reason": reason, "limit": limit, "value": value, "loc": loc},
+        )
 
 
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
@@ -280,19 +310,12 @@ def plan_call(
         if algorithm != "direct" and not reference and not refusals(problem):
             problem = replace(problem, algorithm=algorithm)
         if reference:
-            _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan(problem, workers=limits.planned_workers, reference=reference)
+            _check_reference(op, problem)
+        chosen = plan(problem, workers=limits.workers + limits.remote_workers, reference=reference)
         short = _is_short(problem, chosen)
         tiny = short and _is_tiny(op, problem, chosen)
         computations.append(Computation(spec, chosen, _inputs_of(op, spec), short, tiny))
-    _limit(
-        "scratch",
-        call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
-        limits.memory_budget,
-        "bytes of tensors and scratch",
-        op,
-        _largest,
-    )
+    _check_scratch(op, sum(each.plan.scratch_bytes for each in computations), limits)
     return tuple(computations)
 
 
@@ -320,10 +343,9 @@ def plan_verification_call(op: ResolvedOp, limits: Limits, *, explain: bool, fas
     if fast:
         chosen = plan_fast_verification(problem, explain=explain)
     else:
-        _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan_verification(problem, workers=limits.worker_count, explain=explain)
-    needed = call_bytes(op) + chosen.scratch_bytes
-    _limit("scratch", needed, limits.memory_budget, "bytes of tensors and scratch", op, _largest)
+        _check_reference(op, problem)
+        chosen = plan_verification(problem, workers=limits.workers, explain=explain)
+    _check_scratch(op, chosen.scratch_bytes, limits)
     return Computation(
         op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name), not fast and op.macs <= _SHORT_WORK
     )
@@ -373,71 +395,29 @@ def call_bytes(op: ResolvedOp) -> int:
     return sum(map(tensor_bytes, (*op.inputs, *op.outputs)))
 
 
-def describe_plans(op: ResolvedOp, computations: Sequence[Computation]) -> dict[str, Any]:
-    """Describe how a call would be computed and what it costs, as JSON; several outputs also one by one."""
-    if len(computations) == 1:
-        return _describe(computations[0].plan)
-    each = {op.wire_name(one.output.name): _describe(one.plan) for one in computations}
-    summed = {key: sum(one[key] for one in each.values()) for key in ("gmac", "units", "tiles", "scratch_bytes")}
-    return {**_describe(computations[0].plan), **summed, "outputs": each}
+# What an error names when a call is too large.
 
 
-def _describe(chosen: Plan) -> dict[str, Any]:
-    return {
-        "kernel": chosen.kernel,
-        "algorithm": chosen.algorithm,
-        "reproducible": chosen.kernel == REFERENCE.name,
-        "gmac": chosen.macs / 1e9,
-        "units": len(chosen.units),
-        "tiles": sum(unit.offset is not None for unit in chosen.units),
-        "stages": chosen.stages,
-        "scratch_bytes": chosen.scratch_bytes,
-        "refusals": list(chosen.refusals),
-    }
+def _cause(op: ResolvedOp, kind: str, name: str, shape: tuple[int, ...]) -> Cause:
+    wire = op.wire_name(name)
+    return [kind, wire], f"{wire} is {written(shape)}"
 
 
-def _limit(
-    reason: str,
-    value: int,
-    limit: float,
-    what: str,
-    op: ResolvedOp,
-    find: Callable[[ResolvedOp], NamedTensor],
-    has: str = "the call needs",
-) -> None:
-    if value > limit:
-        kind, name, shape = find(op)
-        raise TooLarge(
-            f"{has} {value} {what}, but this service allows {limit}: {name} is {written(shape)}",
-            data={"reason": reason, "limit": limit, "value": value, "loc": [kind, name]},
-        )
+def _largest(op: ResolvedOp) -> Cause:
+    tensors = [*(("outputs", spec) for spec in op.outputs), *(("inputs", spec) for spec in op.inputs)]
+    kind, spec = max(tensors, key=lambda each: prod(each[1].shape))
+    return _cause(op, kind, spec.name, spec.shape)
 
 
-# The tensor that an error names when a call is too large.
-
-
-def _output(op: ResolvedOp) -> NamedTensor:
-    largest = max(op.outputs, key=tensor_bytes)
-    return "outputs", op.wire_name(largest.name), largest.shape
-
-
-def _largest(op: ResolvedOp) -> NamedTensor:
-    inputs = [("inputs", op.wire_name(spec.name), spec.shape) for spec in op.inputs]
-    return max([_output(op), *inputs], key=lambda found: prod(found[2]))
-
-
-def _weights(op: ResolvedOp) -> NamedTensor:
+def _weights(op: ResolvedOp) -> Cause:
     if not op.called.operation.convolves:
         return _largest(op)
-    tensor = next((spec for spec in op.inputs if spec.name == "weights"), None)
-    if tensor is not None:
-        return "inputs", op.wire_name("weights"), tensor.shape
-    return "attributes", op.wire_name("weights_shape"), op.weights_shape
+    given = any(spec.name == "weights" for spec in op.inputs)
+    return _cause(op, *(("inputs", "weights") if given else ("attributes", "weights_shape")), op.weights_shape)
 
 
-def _units(op: ResolvedOp) -> NamedTensor:
+def _units(op: ResolvedOp) -> Cause:
     """Find the tensor that determines the number of units of the reference kernel: by images, or by filter taps."""
     if op.output.name == "diff_weights":
         return _weights(op)
-    first = op.inputs[0]
-    return "inputs", op.wire_name(first.name), first.shape
+    return _cause(op, "inputs", op.inputs[0].name, op.inputs[0].shape)

@@ -7,20 +7,33 @@ as the rules are, where Python takes True, 1 and 1.0 as equal.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from engine.algorithms import check_algorithm, describe_winograd
 from engine.limits import Limits
-from engine.options import Options, check_encoding
-from engine.planning import Prepared, check_limits, describe_plans, plan_call, verification_cost
-from engine.verifying import plan_verified
+from engine.options import Options, check_encoding, refuse_options
+from engine.planning import (
+    Prepared,
+    check_limits,
+    is_fast,
+    is_planned_at_once,
+    plan_call,
+    plan_verification_call,
+    verification_cost,
+    work_of_taps,
+    work_of_verification,
+)
 from kernels.cache import CACHE
+from schemas.broken_rules import broken_rule, dims, invalid_params
 from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
-from schemas.rows import MAX_DIMS
+from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
+from schemas.tables import find_operation
+from schemas.tensors import TensorSpec
+from verify.unit import read_report
 
-__all__ = ["Metas", "Preparer", "check", "describe", "named"]
+__all__ = ["Metas", "Preparer", "describe", "report_of"]
 
 Metas = Mapping[str, TensorMeta | list[int]]
 """Dtype and shape of each input, and the values of shapes, by the names that the caller used."""
@@ -31,7 +44,7 @@ _MAX_TEXT = 64
 _INTEGERS = frozenset((int,))
 
 
-def check(name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, limits: Limits) -> ResolvedOp:
+def _check(name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, limits: Limits) -> ResolvedOp:
     """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
 
     Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
@@ -45,12 +58,91 @@ def check(name: str, attributes: Mapping[str, Any], metas: Metas, options: Optio
     return op
 
 
+def _check_verification(
+    name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, limits: Limits
+) -> tuple[ResolvedOp, bool]:
+    """Check the verification of a result; return the operation, with the result as its last input, and if it is fast.
+
+    Raises what `_check` raises.
+    """
+    refuse_options(options, ("outputs", "reference", "reproducible"), "a verification")
+    called = find_operation(name)
+    spellings = called.operation.output_spellings
+    given = {key: meta for key, meta in metas.items() if key in spellings}
+    if len(given) != 1:
+        names = " or ".join(called.wire_names[row.name] for row in called.operation.outputs)
+        msg = f"send exactly one result to verify, as the input {names}"
+        raise invalid_params(name, [broken_rule(["inputs"], msg, "missing" if not given else "conflict")])
+    ((key, meta),) = given.items()
+    rest = {name: value for name, value in metas.items() if name not in given}
+    op = resolve(name, attributes, rest, outputs=(spellings[key],))
+    _check_result(op, key, meta)
+    check_algorithm(name, options.algorithm, [("", op)])
+    result = TensorSpec(op.output.name, op.dtype, op.output.shape)
+    fast = is_fast(op, limits, options.fast)
+    verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))
+    check_limits(verified, limits, work_of_taps(op))
+    return verified, fast
+
+
+def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:
+    loc, broken = ["inputs", key], []
+    if not isinstance(meta, TensorMeta):
+        broken.append(broken_rule(loc, f"{key} must be a tensor", "type"))
+    else:
+        if meta.dtype != op.dtype:
+            msg = f"{key} must be {op.dtype} like the inputs, but is {meta.dtype}"
+            if meta.dtype in (*DTYPE_NAMES, *REFERENCE_DTYPES):
+                msg += f": to verify a result of {meta.dtype}, convert the inputs to {meta.dtype}"
+            broken.append(broken_rule([*loc, "dtype"], msg, "mixed_dtypes"))
+        if meta.shape != op.output.shape:
+            msg = f"{key} must have shape {dims(op.output.shape)}, but has {dims(meta.shape)}"
+            broken.append(broken_rule([*loc, "shape"], msg, "output_shape"))
+    if broken:
+        raise invalid_params(op.called_as, broken)
+
+
 class Preparer:
     """Prepare calls within `limits`, and remember them with their plans (`kernels.cache`)."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._number = next(_NUMBERS)
+
+    def prepare(
+        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False
+    ) -> Prepared:
+        """Check and plan a call; raises what `check` raises, and `TooLarge` for its scratch memory or units.
+
+        With `verify` it is the verification of a result, which is among the inputs under the name of an output.
+        """
+        plan, _ = self.check(name, attributes, metas, options, verify=verify)
+        return plan()
+
+    def check(
+        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False
+    ) -> tuple[Callable[[], Prepared], bool]:
+        """Check a call; return what plans it, and whether that is fast enough for an event loop.
+
+        Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
+        """
+        if verify:
+            op, fast = _check_verification(name, attributes, metas, options, self.limits)
+
+            def plan_verification() -> Prepared:
+                computation = plan_verification_call(op, self.limits, explain=options.explain, fast=fast)
+                return Prepared(op, (computation,), options, _named(op, metas))
+
+            return plan_verification, options.fast is True or is_planned_at_once(op, reference=True)
+        if (found := self.known(name, attributes, metas, options)) is not None:
+            return lambda: found, True
+        op = _check(name, attributes, metas, options, self.limits)
+
+        def plan() -> Prepared:
+            computations = plan_call(op, self.limits, options.uses_reference, options.algorithm)
+            return self.keep(attributes, metas, Prepared(op, computations, options, _named(op, metas)))
+
+        return plan, is_planned_at_once(op, options.uses_reference)
 
     def known(self, name: str, attributes: object, metas: object, options: Options) -> Prepared | None:
         """Return the call if it was prepared before."""
@@ -63,30 +155,11 @@ class Preparer:
 
     def keep(self, attributes: object, metas: object, prepared: Prepared) -> Prepared:
         """Remember a prepared call by its arguments, and return it."""
-        if (key := self._key(prepared.op.called_as, attributes, metas, prepared.options)) is not None:
-            chosen = _without_deadline(prepared.options)
-            CACHE.keep(key, prepared if chosen is prepared.options else replace(prepared, options=chosen))
+        options = prepared.options
+        if (key := self._key(prepared.op.called_as, attributes, metas, options)) is not None:
+            any_time = options._replace(deadline_ms=None)
+            CACHE.keep(key, prepared if options.deadline_ms is None else replace(prepared, options=any_time))
         return prepared
-
-    def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:
-        """Check and plan a call; raises what `check` raises, and `TooLarge` for its scratch memory or units."""
-        found = self.known(name, attributes, metas, options)
-        if found is not None:
-            return found
-        op = check(name, attributes, metas, options, self.limits)
-        return self.keep(attributes, metas, self.plan(op, metas, options))
-
-    def plan(self, op: ResolvedOp, metas: Metas, options: Options) -> Prepared:
-        """Plan a checked call; raises `TooLarge` for its scratch memory or units."""
-        computations = plan_call(op, self.limits, options.uses_reference, options.algorithm)
-        return Prepared(op, computations, options, named(op, metas))
-
-    def prepare_verification(
-        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options
-    ) -> Prepared:
-        """Check and plan the verification of a result, which is among the inputs under the name of an output."""
-        op, plan = plan_verified(name, attributes, metas, options, self.limits)
-        return Prepared(op, (plan(),), options, named(op, metas))
 
     def _key(self, name: object, attributes: object, metas: object, options: Options) -> Hashable | None:
         """Return a key that only equal calls share; None for calls with unusual or long arguments."""
@@ -94,7 +167,7 @@ class Preparer:
             return None
         if len(attributes) > _MAX_MEMBERS or len(metas) > _MAX_MEMBERS:
             return None
-        parts: list[Any] = [self._number, name, _without_deadline(options), len(attributes)]
+        parts: list[Any] = [self._number, name, options._replace(deadline_ms=None), len(attributes)]
         for members in (attributes, metas):
             for key, value in members.items():
                 kind = type(value)
@@ -112,11 +185,7 @@ class Preparer:
         return tuple(parts)
 
 
-def _without_deadline(options: Options) -> Options:
-    return options if options.deadline_ms is None else options._replace(deadline_ms=None)
-
-
-def named(op: ResolvedOp, metas: Metas) -> dict[str, str]:
+def _named(op: ResolvedOp, metas: Metas) -> dict[str, str]:
     """Return the names that the caller gave the inputs, by canonical name."""
     operation = op.called.operation
     spellings = {**operation.output_spellings, **operation.input_spellings}  # a result to verify is an input too
@@ -126,10 +195,19 @@ def named(op: ResolvedOp, metas: Metas) -> dict[str, str]:
 def describe(prepared: Prepared, limits: Limits) -> dict[str, Any]:
     """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
     op = prepared.op
-    plan = describe_plans(op, prepared.computations)
+    plan = prepared.describe()
     if len(op.outputs) == 1:  # several can't be verified at once
         plan["winograd"] = describe_winograd(op)
         plan["verify"] = verification_cost(op, limits)
     outputs = {op.wire_name(spec.name): spec.as_json() for spec in op.outputs}
     reply = {"op": op.called_as, "outputs": outputs, "resolved": prepared.resolved, "plan": plan}
     return reply | op.reply_warnings
+
+
+def report_of(prepared: Prepared, output: bytes | memoryview, stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report in the output of a finished verification, with the call's names, as JSON."""
+    op, (computation,) = prepared.op, prepared.computations
+    judged = read_report(output)
+    factors = [op.wire_name(name) for name in computation.inputs[:-1]]
+    report = {"op": op.called_as, "output": op.wire_name(op.output.name), "passed": judged.pop("passed"), **judged}
+    return report | {"factors": factors[:2], "resolved": op.reply_attributes(), "stats": stats} | op.reply_warnings

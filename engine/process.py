@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +13,16 @@ import numpy.typing as npt
 from convgrad._dtypes import DTYPES
 from convgrad._errors import TooLarge
 from engine.container import cpu_count, free_memory
-from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph
-from engine.limits import ProcessLimits
+from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph, strided
+from engine.limits import Limits
 from engine.options import Options
 from engine.planning import Prepared
-from engine.prepare import Metas, Preparer, describe
+from engine.prepare import Metas, Preparer, describe, report_of
 from engine.threads import Job, OnUnit, Stop, run
-from engine.verifying import report_of
 from kernels import Unit, box, storage_dtype
 from kernels.target import target
 from schemas.describe import describe as describe_operation
 from schemas.describe import list_operations
-from schemas.graphs import LogicalTensor
 from schemas.tensors import TensorMeta
 
 __all__ = ["Array", "Computed", "Engine", "Given", "OnPart", "OnProgress", "metas_of"]
@@ -65,15 +62,11 @@ class Engine:
 
     def __init__(self, threads: int = 0) -> None:
         self.threads = threads or cpu_count()
-        self.limits = ProcessLimits(self.threads)
+        self.limits = Limits(self.threads)
         self.preparer = Preparer(self.limits)
 
     def __repr__(self) -> str:
         return f"threads {self.threads}, target {self.target}"
-
-    def prepare(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> Prepared:
-        """Check and plan a call."""
-        return self.preparer.prepare(name, attributes, metas, options)
 
     def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_part: OnPart | None = None) -> Computed:
         """Compute a prepared call."""
@@ -89,23 +82,10 @@ class Engine:
         """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
         return describe(self.preparer.prepare(name, attributes, metas, options), self.limits)
 
-    def verify(
-        self,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: Given,
-        options: Options,
-        stop: Stop,
-        on_progress: OnProgress | None = None,
-    ) -> dict[str, Any]:
-        """Return the report on a result, which is among the inputs under the name of an output."""
-        prepared = self.preparer.prepare_verification(name, attributes, metas_of(inputs), options)
-        return self.judge(prepared, inputs, stop, on_progress)
-
     def judge(
         self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None = None
     ) -> dict[str, Any]:
-        """Return the report of a prepared verification."""
+        """Return the report of a prepared verification: of a result, which is among the inputs."""
         begun = time.perf_counter()
         _check_room(prepared)
         report = np.empty(prepared.plan.problem.output_shape, np.uint8)
@@ -134,15 +114,11 @@ class Engine:
         prepared = prepare_graph(call, metas_of(inputs), self.limits)
         values = {int(name): array for name, array in inputs.items()}
         for number in prepared.in_memory:
-            values[number] = _dense(prepared.graph.tensors[number], values[number])
-        uses = Counter(prepared.wanted)
-        for node, _ in prepared.nodes:
-            uses.update(node.inputs.values())
-        for node, planned in prepared.nodes:
-            given = {row.name: values[node.inputs[row.name]] for row in planned.op.inputs if row.name in node.inputs}
+            values[number] = np.ascontiguousarray(strided(prepared.graph.tensors[number], values[number]))
+        for node, planned, reads, unused in prepared.steps():
+            given = {name: values[number] for name, number in reads.items()}
             (values[node.output],) = self.run(planned, given, stop).outputs.values()
-            uses.subtract(node.inputs.values())
-            for number in [number for number in values if not uses[number]]:
+            for number in unused & values.keys():
                 del values[number]
         return {number: _laid_out(prepared, number, values[number]) for number in prepared.wanted}
 
@@ -197,24 +173,11 @@ def _counting(on_progress: OnProgress | None, total: int) -> OnUnit | None:
     return report
 
 
-def _dense(tensor: LogicalTensor, memory: Array) -> Array:
-    """Return the elements of a tensor's memory in C order."""
-    found: Array = np.ascontiguousarray(_strided(tensor, memory))
-    return found
-
-
 def _laid_out(prepared: PreparedGraph, number: int, array: Array) -> Array:
     """Return a result, in the memory layout of its logical tensor if that was requested."""
     tensor = prepared.graph.tensors[number]
     if prepared.layout == "logical" or tensor.strides is None:
         return array
     memory = np.zeros(tensor.span, array.dtype)
-    _strided(tensor, memory)[...] = array
+    strided(tensor, memory)[...] = array
     return memory
-
-
-def _strided(tensor: LogicalTensor, memory: Array) -> Array:
-    assert tensor.shape is not None
-    steps = [step * memory.dtype.itemsize for step in tensor.strides or ()]
-    view: Array = np.lib.stride_tricks.as_strided(memory, tensor.shape, steps)
-    return view

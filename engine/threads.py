@@ -17,16 +17,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 
+import numpy as np
+
 from convgrad._errors import Cancelled, DeadlineExceeded
-from kernels import Plan, Unit, run_unit
+from kernels import Plan, Unit, run_unit, storage_dtype
 from kernels.plan import Storage
 
-__all__ = ["Job", "OnUnit", "Stop", "run"]
+__all__ = ["Job", "OnUnit", "Stages", "Stop", "run"]
 
 _MOST_THREADS = 256
 _OPENMP = re.compile(r"/torch(\.libs)?/.*lib(gomp|iomp5|omp)\b[^/]*$")
+
+
+Buffer = memoryview | mmap
 
 
 class Stop:
@@ -63,6 +69,14 @@ class Job:
     output: Storage
     scratch: Storage | None = None
 
+    @classmethod
+    def over(cls, plan: Plan, inputs: Sequence[Buffer], output: Buffer, scratch: Buffer | None) -> Job:
+        """Return the job on memory that holds its tensors from byte 0."""
+        problem, stored = plan.problem, storage_dtype(plan.problem.dtype)
+        arrays = [np.ndarray(shape, stored, data) for data, shape in zip(inputs, problem.input_shapes, strict=True)]
+        result = np.ndarray(problem.output_shape, problem.output_dtype, output)
+        return cls(plan, arrays, result, None if scratch is None else np.ndarray(plan.scratch_bytes, np.uint8, scratch))
+
 
 OnUnit = Callable[[Job, Unit], object]
 """Called after each unit, in the thread that computed it, by one thread at a time."""
@@ -88,44 +102,55 @@ def run(jobs: Sequence[Job], threads: int, stop: Stop, on_unit: OnUnit | None = 
                 on_unit(job, unit)
 
 
-class _Stages:
-    """The units of a job that are not done: those of a stage run when all of the one before are."""
+class Stages:
+    """Units that are not done, each in one of so many stages: those of a stage run when all of the one before are."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self._stages = deque(deque[Unit]() for _ in range(job.plan.stages))
-        for unit in job.plan.units:
-            self._stages[unit.stage].append(unit)
-        self._running = 0
+    def __init__(self, units: Sequence[Unit], stages: int) -> None:
+        self.running = 0
+        """Units that were taken, and are neither done nor put back."""
+        self._waiting = [deque[Unit]() for _ in range(stages)]
+        for unit in units:
+            self._waiting[unit.stage].append(unit)
+        self._left = [len(waiting) for waiting in self._waiting]
+        self._stage = 0
         self._advance()
 
     @property
     def over(self) -> bool:
-        """Whether all units are done."""
-        return not self._stages
+        """Whether no unit is left."""
+        return self._stage == len(self._left)
 
-    def take(self) -> Unit | None:
-        """Take a unit that may run now; None if there is none."""
-        if self.over or not self._stages[0]:
-            return None
-        self._running += 1
-        return self._stages[0].popleft()
+    @property
+    def waiting(self) -> int:
+        """Number of units that may be taken now."""
+        return 0 if self.over else len(self._waiting[self._stage])
 
-    def done(self) -> None:
+    def take(self) -> Unit:
+        """Take the next unit; there must be one."""
+        self.running += 1
+        return self._waiting[self._stage].popleft()
+
+    def done(self, unit: Unit) -> None:
         """Note that a unit is done."""
-        self._running -= 1
+        self.running -= 1
+        self._left[unit.stage] -= 1
         self._advance()
 
+    def requeue(self, unit: Unit) -> None:
+        """Put a unit back at the front of its stage."""
+        self.running -= 1
+        self._waiting[unit.stage].appendleft(unit)
+
     def _advance(self) -> None:
-        while self._stages and not self._stages[0] and not self._running:
-            self._stages.popleft()
+        while self._stage < len(self._left) and not self._left[self._stage]:
+            self._stage += 1
 
 
 class _Work:
     """What several threads `do`: the units of all jobs."""
 
     def __init__(self, jobs: Sequence[Job], stop: Stop, on_unit: OnUnit | None) -> None:
-        self._open = [stages for job in jobs if not (stages := _Stages(job)).over]
+        self._open = [(job, Stages(job.plan.units, job.plan.stages)) for job in jobs]
         self._stop = stop
         self._on_unit = on_unit
         self._changed = threading.Condition()
@@ -136,11 +161,10 @@ class _Work:
         """Run units until none is left; called by each thread. Raises nothing."""
         try:
             while (taken := self._take()) is not None:
-                stages, unit = taken
-                job = stages.job
+                job, stages, unit = taken
                 finished = run_unit(job.plan, unit, job.inputs, job.output, job.scratch, self._stop)
                 with self._changed:
-                    stages.done()
+                    stages.done(unit)
                     if finished and self._on_unit is not None and not self._ended:
                         self._on_unit(job, unit)
                     self._ended = self._ended or not finished
@@ -158,7 +182,7 @@ class _Work:
         if self._ended:
             self._stop.check()
 
-    def _take(self) -> tuple[_Stages, Unit] | None:
+    def _take(self) -> tuple[Job, Stages, Unit] | None:
         """Wait for a unit that may run; None when there will be none."""
         with self._changed:
             while True:
@@ -166,12 +190,12 @@ class _Work:
                     self._ended = True
                     self._changed.notify_all()
                     return None
-                self._open = [stages for stages in self._open if not stages.over]
+                self._open = [(job, stages) for job, stages in self._open if not stages.over]
                 if not self._open:
                     return None
-                for stages in self._open:
-                    if (unit := stages.take()) is not None:
-                        return stages, unit
+                for job, stages in self._open:
+                    if stages.waiting:
+                        return job, stages, stages.take()
                 self._changed.wait()
 
     def end(self, error: BaseException) -> None:

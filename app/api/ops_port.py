@@ -15,25 +15,17 @@ from app.api.routing import Application, Routes
 from app.calls.service import Service
 from app.http.exchange import Exchanges, Limits
 from app.http.protocol import HttpProtocol
-from app.settings import Settings
+from app.http.sockets import address_of
 
-__all__ = ["OpsPort", "listen_for_operators"]
+__all__ = ["OpsPort"]
 
 _log = logging.getLogger("convgrad")
 
 
-def listen_for_operators(settings: Settings) -> socket.socket | None:
-    """Listen on the ops port; None when the settings name none. Raises `OSError` when it is in use."""
-    if settings.ops_port is None:
-        return None
-    family = socket.AF_INET6 if ":" in settings.ops_host else socket.AF_INET
-    return socket.create_server((settings.ops_host, settings.ops_port), family=family)
+class OpsPort(uvicorn.Server):
+    """Serve health and metrics on listeners, on the event loop of the service."""
 
-
-class OpsPort:
-    """Serve health and metrics on a listener, on the event loop of the service."""
-
-    def __init__(self, service: Service, listener: socket.socket) -> None:
+    def __init__(self, service: Service, listeners: list[socket.socket]) -> None:
         app = Application()
         app.state.service = service
         app.stack = Exchanges(Routes([ops_pages.health]), Limits(0))  # no page reads a body
@@ -47,24 +39,22 @@ class OpsPort:
             server_header=False,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(config)
-        self._listener = listener
+        super().__init__(config)
+        self._listeners = listeners
         self._serving: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Start serving."""
-        self._serving = asyncio.create_task(self._server.serve([self._listener]))
-        host, port = self._listener.getsockname()[:2]
-        _log.info("health and metrics at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        self._serving = asyncio.create_task(self.serve(self._listeners))
+        for each in self._listeners:
+            _log.info("health and metrics at %s", address_of(each, secure=False))
 
-    async def stop(self) -> None:
-        """Close the listener and its connections."""
-        self._server.should_exit = True
+    async def end(self) -> None:
+        """Close the listeners and their connections."""
+        self.should_exit = True
         if self._serving is not None:
             await self._serving
 
-
-class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the main server."""

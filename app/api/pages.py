@@ -34,7 +34,7 @@ async def readyz(request: Request) -> Response:
     ready, wanted = service.engine.workers
     readiness = {
         "status": service.status,
-        "progress": round(service.engine.progress(), 3),
+        "progress": round(service.engine.launcher.share, 3),
         "workers": {"ready": ready, "wanted": wanted},
         "cause": service.engine.failure,
         "target": str(target()),

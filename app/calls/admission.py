@@ -101,7 +101,8 @@ class Admission:
     def _check_room(self, counter: Counter[str], most: int, context: RequestContext) -> None:
         total, mine = counter.total(), counter[context.tenant]
         if total >= most:
-            raise _overloaded(total, most)
+            message = f"{total} calls are being received, queued or computed; the limit is {most}"
+            raise Overloaded(message, retry_after=_RETRY_AFTER_S, data={"reason": "queue", "limit": most})
         if mine >= most - total and self._shares(context):
             raise RateLimited(
                 f"this key or address has {mine} calls; the {most - total} free places are reserved for others",
@@ -139,11 +140,3 @@ class _Place:
             del self._counter[self._tenant]
         if self._idle is not None and not self._counter:
             self._idle.set()
-
-
-def _overloaded(total: int, most: int) -> Overloaded:
-    return Overloaded(
-        f"{total} calls are being received, queued or computed; the limit is {most}",
-        retry_after=_RETRY_AFTER_S,
-        data={"reason": "queue", "limit": most},
-    )

@@ -5,43 +5,65 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from app.calls.outputs import CallOutput
 from app.calls.service import Service
-from app.calls.work import Begin, End, Event, Progress, Result, Streams, TileReady, Work
+from app.calls.work import Begin, End, Event, Output, Progress, Result, Streams, TileReady, Work
+from app.intake.lease import Lease
 from app.pool.buffers import Memory, Segment
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from app.telemetry.context import as_convgrad_error
-from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
-from engine.planning import Prepared
+from convgrad._errors import Cancelled, DeadlineExceeded
+from engine.planning import Computation, Prepared
+from engine.prepare import report_of
 from kernels import Unit, box
-from schemas.ops import ResolvedOp
-from schemas.tables import find_operation
 
-if TYPE_CHECKING:
-    from app.intake.lease import Lease
-
-__all__ = ["Call"]
+__all__ = ["Call", "Verification"]
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
-_CANCELLED = "the caller cancelled the call"
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """What computes one output: its job, and the task that waits for the engine, unless it is over."""
+
+    output: Output
+    computation: Computation
+    job: Job
+    finished: asyncio.Queue[Unit | None] = field(default_factory=asyncio.Queue)
+    """The units that are done; None after the last one, or to look why there are no more."""
+    task: asyncio.Task[None] | None = None
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Note the end of the task."""
+        if not task.cancelled():
+            task.exception()  # if nobody waits for it, it is not logged
+        self.finished.put_nowait(None)
+
+    async def check(self) -> None:
+        """Raise the error of a job that has ended, if it has one."""
+        task, self.task = self.task, None
+        try:
+            if task is not None:
+                await task
+        finally:
+            del task  # its error refers to this frame
 
 
 class Call(Work):
     """Run one prepared call, once, with ``async with``.
 
-    The memory holds the elements of `prepared.op.inputs`, named in either spelling, from byte 0, in C order and
-    little-endian; the call takes segments from `lease`.
+    The memory holds the elements of `prepared.op.inputs`, by the caller's names for them, from byte 0, in C order and
+    little-endian; the call takes segments from `lease`. One that is `nested` in other work, which has a place in the
+    queue, leaves its results in segments, for workers to read.
     """
 
     streams: ClassVar[Streams] = "tiles"
-    on_heap: ClassVar[bool] = True
-    """Whether the results of a tiny call need not be in segments."""
 
     def __init__(
         self,
@@ -49,6 +71,8 @@ class Call(Work):
         prepared: Prepared,
         tensors: Mapping[str, Memory],
         lease: Lease,
+        *,
+        nested: bool = False,
     ) -> None:
         self.prepared = prepared
         self.context = lease.context
@@ -56,18 +80,20 @@ class Call(Work):
         """When the call has to end, by `time.monotonic()`."""
         self.id = f"call-{next(service.call_numbers)}"
         self.stats: dict[str, Any] = {}
-        self.outputs = tuple(
-            [CallOutput(prepared.op.wire_name(each.output.name), each) for each in prepared.computations]
-        )
-        """The results, in the requested order."""
         self._service = service
-        self._inputs = _memory_of(prepared.op, tensors)
-        self._lease = lease
+        names = prepared.names
+        self._inputs = {spec.name: tensors[names.get(spec.name, spec.name)] for spec in prepared.op.inputs}
+        self._runs: list[_Run] = []
+        self._lease, self._nested = lease, nested
         self._cleanup = ExitStack()
         self._entered = 0.0
         self._outcome: str | None = None
         self.cancelled = False
-        self._waiting: asyncio.Task[Any] | None = None
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The results, in the requested order; none before the call is queued."""
+        return [run.output for run in self._runs]
 
     async def __aenter__(self) -> Self:
         """Queue the call and take its segments.
@@ -86,50 +112,53 @@ class Call(Work):
         if time.monotonic() >= self.deadline:
             raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
-            undo.enter_context(self._admitted())
+            if not self._nested:
+                undo.enter_context(self._service.admission.call(self.context))
             self._service.calls.add(self)
             undo.callback(self._service.calls.discard, self)
             for memory in self._inputs.values():
                 undo.callback(memory.release)
                 if isinstance(memory, Segment):
                     self._lease.hand_over(memory)
-            await self._take_memory(undo)
+            for computation in self.prepared.computations:
+                self._runs.append(await self._run_of(computation, undo))
             self._cleanup = undo.pop_all()
 
-    def _admitted(self) -> AbstractContextManager[None]:
-        """Take a place in the queue while the block runs."""
-        return self._service.admission.call(self.context)
+    async def _run_of(self, computation: Computation, undo: ExitStack) -> _Run:
+        """Allocate the memory of an output and its scratch."""
+        plan, spec = computation.plan, computation.output
+        job = Job(
+            id=self.id,
+            plan=plan,
+            inputs=tuple([cast("Segment", self._inputs[name]) for name in computation.inputs]),
+            output=await self._acquire(computation.nbytes, undo),
+            scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
+            deadline=self.deadline,
+            owner=self.context.tenant,
+            connection=self.context.connection,
+            short=computation.short,
+        )
+        name = self.prepared.op.wire_name(spec.name)
+        return _Run(Output(name, spec, job.output, tiles=computation.tiles), computation, job)
 
-    async def _take_memory(self, undo: ExitStack) -> None:
-        """Allocate the memory of each output's job."""
-        for output in self.outputs:
-            plan = output.computation.plan
-            output.job = Job(
-                id=self.id,
-                plan=plan,
-                inputs=tuple([cast("Segment", self._inputs[name]) for name in output.computation.inputs]),
-                output=await self._acquire(output.nbytes, undo),
-                scratch=await self._acquire(plan.scratch_bytes, undo) if plan.scratch_bytes else None,
-                deadline=self.deadline,
-                owner=self.context.tenant,
-                connection=self.context.connection,
-                short=output.computation.short,
-            )
+    async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
+        if self.prepared.tiny and not self._nested:
+            return cast("Segment", Memory(np.empty(nbytes, np.uint8)))  # no worker reads it
+        segment = await self._service.segments.acquire_async(max(1, nbytes), self.context.owner)
+        undo.callback(segment.release)
+        return segment
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._count(error)
-        if self._running:
-            await self._release()
-        else:
+        tasks = [run.task for run in self._runs if run.task is not None and not run.task.done()]
+        for task in tasks:
+            task.cancel()
+        if not tasks:
             self._cleanup.close()
-
-    @property
-    def _running(self) -> bool:
-        return any(output.units is not None for output in self.outputs)
-
-    async def _release(self) -> None:
+            return
         # Segments are released only when no worker can write to them: a second cancellation must not interrupt this.
-        closing = asyncio.ensure_future(self._close())
+        closing = asyncio.gather(*tasks, return_exceptions=True)
+        closing.add_done_callback(lambda _: self._cleanup.close())
         self._service.closing.add(closing)
         closing.add_done_callback(self._service.closing.discard)
         await asyncio.shield(closing)
@@ -141,62 +170,61 @@ class Call(Work):
         there are only `Begin` and `End`.
 
         Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
-        iterator stops the work.
+        iterator leaves the work to the end of the block.
         """
-        total = self.prepared.units
-        for output in self.outputs:
-            output.job.state.each = each
-        done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
-        for output in self.outputs:
-            yield Begin(output)
-            if each and not done:
-                yield Progress(0, total)
-            seq = 0
-            try:
-                while (unit := await self._next(output)) is not None:
+        start, total, done = time.perf_counter(), self.prepared.units, 0
+        step = max(1, total // _PROGRESS_STEPS)
+        try:
+            await self._start(each)
+            for run in self._runs:
+                yield Begin(run.output)
+                if each and not done:
+                    yield Progress(0, total)
+                seq = 0
+                while (unit := await self._next(run)) is not None:
                     done += 1
-                    if not each:
-                        continue
                     if done % step == 0 or done == total:
                         yield Progress(done, total)
                     if unit.offset is not None and unit.shape is not None:
-                        yield TileReady(output, seq, unit.offset, unit.shape, box(output.array, unit))
+                        yield TileReady(run.output, seq, unit.offset, unit.shape, box(run.output.array, unit))
                         seq += 1
-            except BaseException as error:
-                self._outcome = _code(error)
-                raise
-            output.units = None  # the engine has released the job
-            last = output is self.outputs[-1]
-            if last:
-                self._ended(start)
-            yield End(output, self.stats if last else output.computation.stats(), last)
+                last = run is self._runs[-1]
+                if last:
+                    self._ended(start)
+                yield End(run.output, self.stats if last else run.computation.stats(), last)
+        except BaseException as error:
+            self._outcome = self._outcome or _code(error)
+            raise
 
-    def _start(self) -> float:
-        """Run the jobs that do not run yet; return the time."""
-        service = self._service
-        compute = service.here.run if self.prepared.tiny else service.engine.run
-        for output in self.outputs:
-            units = compute(output.job)
-            if len(self.outputs) > 1:
-                output.start(units)
+    async def _start(self, each: bool) -> None:
+        """Run the jobs; tiny ones end at once."""
+        for run in self._runs:
+            run.job.on_unit = run.finished.put_nowait if each else None
+            if self.prepared.tiny:
+                await self._service.here.run(run.job)
+                run.finished.put_nowait(None)
             else:
-                output.units = units
-        return time.perf_counter()
+                run.task = asyncio.create_task(self._service.engine.run(run.job))
+                run.task.add_done_callback(run.ended)
+
+    async def _next(self, run: _Run) -> Unit | None:
+        """Wait for the next unit; None at the end. `cancel` interrupts only here, never in the middle of sending."""
+        unit = None if self.cancelled else await run.finished.get()
+        if self.cancelled:
+            raise Cancelled("the caller cancelled the call")
+        if unit is None:
+            await run.check()
+        return unit
 
     def _ended(self, start: float) -> None:
         """Set `stats` when all outputs are complete."""
         self._outcome = "ok"
         # The compute time of a streamed call includes waiting for a slow reader.
-        queued = min(output.job.state.queue_s or 0.0 for output in self.outputs)
+        queued = min(run.job.queue_s or 0.0 for run in self._runs)
         computing = max(0.0, time.perf_counter() - start - queued)
         self.context.timings.add("queue", queued)
         self.context.timings.add("compute", computing)
         self.stats = self.prepared.stats(computing)
-
-    @property
-    def output_bytes(self) -> int:
-        """Size of the output tensors."""
-        return sum(output.nbytes for output in self.outputs)
 
     def result(self) -> Result:
         """Return the reply of a finished call."""
@@ -207,76 +235,32 @@ class Call(Work):
     def cancel(self) -> None:
         """Stop the work at the caller's request: `events` raises `Cancelled` when it next waits for a unit."""
         self.cancelled = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    async def _next(self, output: CallOutput) -> Unit | None:
-        """Wait for the next unit. `cancel` interrupts only here, never in the middle of sending."""
-        if self.cancelled:
-            raise Cancelled(_CANCELLED)
-        task = self._waiting = asyncio.current_task()
-        assert task is not None
-        before = task.cancelling()
-        try:
-            if output.first is not None:
-                first, output.first = output.first, None
-                return await first
-            assert output.units is not None
-            return await anext(output.units, None)
-        except asyncio.CancelledError:
-            if self.cancelled and task.uncancel() <= before:
-                raise Cancelled(_CANCELLED) from None
-            raise
-        finally:
-            self._waiting = None
-            # An error that ends the task would refer to this frame and the frame to the task: a reference cycle.
-            del task
+        for run in self._runs:
+            run.finished.put_nowait(None)
 
     def _count(self, error: BaseException | None) -> None:
         """Count the call by its outcome; one that was not run to its end counts as cancelled."""
-        if error is None:
-            outcome = self._outcome or _code(None)
-        else:
-            outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
+        outcome = self._outcome
+        if outcome is None or (outcome == "ok" and error is not None):
+            outcome = _code(error)
         seconds = time.monotonic() - self._entered
         self._service.telemetry.call_done(
             self.id, self.prepared.op, self.prepared.plans, self.context, outcome, seconds
         )
 
-    async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
-        if self.prepared.tiny and self.on_heap:
-            return cast("Segment", Memory(np.empty(nbytes, np.uint8)))  # no worker reads it
-        segment = await self._service.segments.acquire_async(max(1, nbytes), self.context.owner)
-        undo.callback(segment.release)
-        return segment
 
-    async def _close(self) -> None:
-        try:
-            for output in self.outputs:
-                await output.close()
-        finally:
-            self._cleanup.close()
+class Verification(Call):
+    """A call whose output is a report."""
+
+    streams = "progress"
+
+    def result(self) -> Result:
+        """Return the report of a finished verification."""
+        (run,) = self._runs
+        return Result(report_of(self.prepared, run.job.output.view, self.stats))
 
 
 def _code(error: BaseException | None) -> str:
     if error is None or isinstance(error, GeneratorExit | asyncio.CancelledError):
         return Cancelled.code
     return as_convgrad_error(error).code
-
-
-def _memory_of(op: ResolvedOp, tensors: Mapping[str, Memory]) -> dict[str, Memory]:
-    """Return the memory of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
-    operation = find_operation(op.called_as).operation
-    spellings = {**operation.output_spellings, **operation.input_spellings}  # a result to verify is an input too
-    segments = {spellings.get(name, name): segment for name, segment in tensors.items()}
-    missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in segments]
-    if missing:
-        raise InvalidParams(
-            f"the data of {missing[0]} is missing",
-            errors=[
-                {"loc": ["inputs", name], "msg": f"the data of {name} is missing", "type": "missing"}
-                for name in missing
-            ],
-        )
-    return {spec.name: segments[spec.name] for spec in op.inputs}

@@ -7,57 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from contextlib import ExitStack, aclosing
+from math import prod
+from typing import Self, cast
 
 import numpy as np
 
 from app.calls.call import Call
-from app.calls.outputs import HeldTensor
 from app.calls.service import Service
-from app.calls.work import Event, Progress, Result, Work
-from app.intake.requests import GraphRequest
-from app.telemetry.context import RequestContext
+from app.calls.work import Event, Output, Progress, Result, Work
+from app.intake.lease import Lease
+from app.pool.buffers import Memory, Segment
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
-from engine import graphs
-from engine.graphs import PreparedGraph, result_bytes
+from engine.graphs import PreparedGraph, result_bytes, strided
 from kernels import storage_dtype
 from schemas.graphs import LogicalTensor
 from schemas.tensors import TensorSpec
 
-if TYPE_CHECKING:
-    from app.intake.lease import Lease
-    from app.pool.buffers import Memory, Segment
-
-__all__ = ["GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
+__all__ = ["GraphRun"]
 
 # Copying this much takes well under a millisecond.
 _INLINE = 256 << 10
-
-
-async def prepare_graph(service: Service, context: RequestContext, request: GraphRequest) -> PreparedGraph:
-    """Check a graph and plan its nodes; raises what `engine.graphs.prepare_graph` raises, and `DeadlineExceeded`."""
-    prepare = partial(graphs.prepare_graph, request.call, request.metas, service.settings)
-    return await service.plan_in_thread(prepare, context, request.call.options.deadline_ms)
-
-
-async def describe_graph(service: Service, context: RequestContext, request: GraphRequest) -> dict[str, Any]:
-    """Describe a graph as JSON; raises what `prepare_graph` raises."""
-    describe = partial(graphs.describe_graph, request.call, request.metas, service.settings)
-    return await service.plan_in_thread(describe, context, request.call.options.deadline_ms)
-
-
-class NodeCall(Call):
-    """The call of a node: the graph has its place in the queue, and the next node may read the result on a worker."""
-
-    on_heap = False
-
-    def _admitted(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class GraphRun(Work):
@@ -78,12 +50,6 @@ class GraphRun(Work):
         self._running: Call | None = None
         self._cancelled = False
         self._result: Result | None = None
-
-    @property
-    def output_bytes(self) -> int:
-        """Size of the requested tensors."""
-        tensors = self._prepared.graph.tensors
-        return sum(result_bytes(tensors[number], self._prepared.layout) for number in self._prepared.wanted)
 
     async def __aenter__(self) -> Self:
         """Queue the graph, as one call; raises what entering a `Call` raises."""
@@ -110,18 +76,12 @@ class GraphRun(Work):
         prepared, values, lease = self._prepared, self._values, self._lease
         total = prepared.units
         for number in prepared.in_memory:
-            values[number] = await dense(prepared.graph.tensors[number], values[number], lease)
-        uses = Counter(prepared.wanted)
-        for node, _ in prepared.nodes:
-            uses.update(node.inputs.values())
+            values[number] = await _dense(prepared.graph.tensors[number], values[number], lease)
         started, described, done = time.perf_counter(), [], 0
-        for node, planned in prepared.nodes:
-            op = planned.op
-            inputs = {
-                row.name: lease.share(values[node.inputs[row.name]]) for row in op.inputs if row.name in node.inputs
-            }
+        for node, planned, reads, unused in prepared.steps():
+            inputs = {name: lease.share(values[number]) for name, number in reads.items()}
             async with (
-                NodeCall(self._service, planned, inputs, lease) as call,
+                Call(self._service, planned, inputs, lease, nested=True) as call,
                 aclosing(call.events(each=each)) as events,
             ):
                 self._running = call
@@ -132,37 +92,34 @@ class GraphRun(Work):
                         yield Progress(done + event.done, total)
                 self._running = None
                 (output,) = call.outputs
-                values[node.output] = lease.share(output.job.output)
+                values[node.output] = lease.share(cast("Segment", output.memory))
                 described.append(
-                    {"id": node.id, "name": node.name, "op": op.called_as, "stats": call.stats}
+                    {"id": node.id, "name": node.name, "op": planned.op.called_as, "stats": call.stats}
                     | {"resolved": planned.resolved}
                 )
             done += planned.units
             await asyncio.sleep(0)  # tiny nodes are computed without a wait
-            uses.subtract(node.inputs.values())
-            for number in {*node.inputs.values(), node.output} & values.keys():
-                if not uses[number]:
-                    lease.release(values.pop(number))
+            for number in unused & values.keys():
+                lease.release(values.pop(number))
         outputs = [await _output(prepared, number, values[number], lease) for number in prepared.wanted]
         milliseconds = round((time.perf_counter() - started) * 1000, 3)
         stats = {"gmac": prepared.graph.macs / 1e9, "compute_ms": milliseconds}
         self._result = Result({"nodes": described, "stats": stats}, outputs, prepared.options.encoding)
 
 
-async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> HeldTensor:
+async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> Output:
     """Return a result, in the memory layout of its logical tensor if that was requested."""
     tensor = prepared.graph.tensors[number]
     assert tensor.shape is not None
     if prepared.layout == "logical" or tensor.strides is None:
-        return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
+        return Output(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
     laid_out = await lease.acquire(tensor.span * dtype(tensor.dtype).itemsize)
     await _copy(tensor, segment, laid_out, scatter=True)
-    return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
+    return Output(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
 
 
-async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:
+async def _dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:
     """Return the elements of a tensor's memory in C order; the given segment is released."""
-    assert tensor.shape is not None
     packed = await lease.acquire(result_bytes(tensor))
     await _copy(tensor, packed, segment, scatter=False)
     lease.release(segment)
@@ -172,13 +129,10 @@ async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segmen
 async def _copy(tensor: LogicalTensor, packed: Segment, memory: Segment, *, scatter: bool) -> None:
     """Copy between C order (`packed`) and the tensor's own strides (`memory`), in a thread if it is large."""
     assert tensor.shape is not None
-    assert tensor.strides is not None
     kind = storage_dtype(tensor.dtype)
-    dense_view = np.frombuffer(packed.view, kind, int(np.prod(tensor.shape))).reshape(tensor.shape)
+    dense = np.frombuffer(packed.view, kind, prod(tensor.shape)).reshape(tensor.shape)
     flat = np.frombuffer(memory.view, kind, tensor.span)
     if scatter:
         flat[:] = 0  # also between the elements
-    steps = [step * kind.itemsize for step in tensor.strides]
-    strided = np.lib.stride_tricks.as_strided(flat, tensor.shape, steps)
-    target, source = (strided, dense_view) if scatter else (dense_view, strided)
-    await in_thread_if(dense_view.nbytes > _INLINE, np.copyto, target, source)
+    target, source = (strided(tensor, flat), dense) if scatter else (dense, strided(tensor, flat))
+    await in_thread_if(dense.nbytes > _INLINE, np.copyto, target, source)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from engine import threads
-from kernels import Plan, Unit, storage_dtype
+from kernels import Plan
 
 if TYPE_CHECKING:
     from app.pool.local import LocalEngine
@@ -29,11 +26,8 @@ class Here:
         self._engine = engine
         self._loaded: dict[int, Plan] = {}  # by id() of the plan, kept alive here
 
-    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units, or none without `JobState.each`; its memory need not be shared.
-
-        Raises `DeadlineExceeded`.
-        """
+    async def run(self, job: Job) -> None:
+        """Compute a job, whose memory need not be shared. Raises `DeadlineExceeded`."""
         plan, begun = job.plan, time.perf_counter()
         if self._loaded.get(id(plan)) is plan:
             _compute(job)
@@ -43,8 +37,9 @@ class Here:
                 self._loaded.clear()
             self._loaded[id(plan)] = plan
         self._engine.count(len(plan.units), plan.macs, time.perf_counter() - begun)
-        for unit in plan.units if job.state.each else ():
-            yield unit
+        if job.on_unit is not None:
+            for unit in plan.units:
+                job.on_unit(unit)
 
 
 def _load_and_compute(job: Job) -> None:
@@ -56,10 +51,6 @@ def _load_and_compute(job: Job) -> None:
 
 
 def _compute(job: Job) -> None:
-    problem = job.plan.problem
-    stored = storage_dtype(problem.dtype)
-    shapes = zip(job.inputs, problem.input_shapes, strict=True)
-    inputs = [np.ndarray(shape, stored, memory.view) for memory, shape in shapes]
-    output = np.ndarray(problem.output_shape, problem.output_dtype, job.output.view)
-    scratch = None if job.scratch is None else np.frombuffer(job.scratch.view, np.uint8)
-    threads.run([threads.Job(job.plan, inputs, output, scratch)], 1, threads.Stop(job.deadline))
+    scratch = None if job.scratch is None else job.scratch.view
+    on_memory = threads.Job.over(job.plan, [memory.view for memory in job.inputs], job.output.view, scratch)
+    threads.run([on_memory], 1, threads.Stop(job.deadline))

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -32,14 +31,14 @@ from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.intake.upload_slots import UploadSlot
-from app.pool.engine import no_workers, shutting_down
+from app.pool.jobs import no_workers, shutting_down
 from app.settings import Settings
 from app.telemetry.context import ANYONE, RequestContext
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import DeadlineExceeded, Starting
 from engine.options import parse_options
-from engine.planning import Prepared, is_planned_at_once
-from engine.prepare import Preparer, check
+from engine.planning import Prepared
+from engine.prepare import Preparer
 
 if TYPE_CHECKING:
     from app.intake.lease import DirectBody
@@ -66,7 +65,7 @@ class Service:
         unfit: tuple[str, ...] = (),
     ) -> None:
         self.settings = settings
-        self.preparer = Preparer(settings)
+        self.preparer = Preparer(settings.limits)
         self.engine = engine
         self.here = Here(engine)
         self.segments = segments
@@ -104,10 +103,10 @@ class Service:
 
     def starting(self) -> Starting:
         """Return the error of calls before the first worker is ready: how far that is, and when to try again."""
-        share = self.engine.progress()
+        share = self.engine.launcher.share
         return Starting(
             f"the service is starting: {share:.0%} of its kernels are compiled and loaded".replace("%", " %"),
-            retry_after=min(_LONGEST_WAIT_S, max(1.0, round(self.engine.seconds_left(), 1))),
+            retry_after=min(_LONGEST_WAIT_S, max(1.0, round(self.engine.launcher.seconds_left(), 1))),
             data={"reason": "starting", "progress": round(share, 3)},
         )
 
@@ -150,17 +149,12 @@ class Service:
         allowed, asked = self.settings.deadline_s, math.inf if within_ms is None else within_ms / 1000
         return context.started + min(allowed, asked)
 
-    async def prepare(self, request: RequestObject, context: RequestContext) -> Prepared:
+    async def prepare(self, request: RequestObject, context: RequestContext, *, verify: bool = False) -> Prepared:
         """Check and plan a call; raises what `engine.prepare.Preparer.prepare` raises, and `DeadlineExceeded`."""
-        name, attributes, metas = request.called_as, request.attributes, request.metas
         options = parse_options(request.options)
-        if (known := self.preparer.known(name, attributes, metas, options)) is not None:
-            return known
-        op = check(name, attributes, metas, options, self.settings)
-        plan = partial(self.preparer.plan, op, metas, options)
-        at_once = is_planned_at_once(op, options.uses_reference)
-        prepared = plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)
-        return self.preparer.keep(attributes, metas, prepared)
+        check = self.preparer.check
+        plan, at_once = check(request.called_as, request.attributes, request.metas, options, verify=verify)
+        return plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)
 
     async def plan_in_thread(self, plan: Callable[[], T], context: RequestContext, within_ms: float | None = None) -> T:
         """Call `plan` in the planner's thread, so that the event loop is not blocked: keys, or connections, take turns.

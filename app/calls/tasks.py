@@ -8,12 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-from app.calls.call import Call
-from app.calls.graphs import GraphRun, PreparedGraph, describe_graph, prepare_graph
+from app.calls.call import Call, Verification
+from app.calls.graphs import GraphRun
 from app.calls.service import Service
-from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Result, Work
 from app.intake.lease import Lease
 from app.intake.requests import GraphRequest, RequestObject, read_graph_request, read_request_object
@@ -21,6 +20,7 @@ from app.intake.tensors import collect_tensors
 from app.pool.buffers import Memory
 from app.telemetry.context import RequestContext
 from convgrad._errors import InvalidParams
+from engine.graphs import PreparedGraph, describe_graph, prepare_graph
 from engine.options import Options
 from engine.planning import Prepared
 from engine.prepare import describe
@@ -28,14 +28,17 @@ from schemas.broken_rules import BrokenRule, invalid_params
 from schemas.rows import InputRows
 from schemas.tables import CalledOperation, verified
 
-__all__ = ["Compute", "Immediate", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+__all__ = ["Compute", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+
+T = TypeVar("T")
 
 
 class Task(ABC):
     """What a request asks the service to do."""
 
-    need_data = True
-    """Whether a tensor needs its data, and not just dtype and shape."""
+    need_data: ClassVar[bool] = True
+    """Whether a tensor needs its data, and not just dtype and shape. If not, no worker is needed: `prepare` returns the
+    `Work`, which is done."""
 
     def __init__(self, service: Service, context: RequestContext) -> None:
         self.service = service
@@ -49,12 +52,14 @@ class Task(ABC):
     async def prepare(self, request: RequestObject) -> Any:
         """Check a request, and plan it; return what `open` needs. Raises what `Service.prepare` raises."""
 
-    @abstractmethod
     def open(self, prepared: Any, tensors: Mapping[str, Memory], lease: Lease) -> Work:
         """Return the work of a prepared request on these tensors, which it takes from the lease."""
+        raise NotImplementedError
 
     async def check_head(self, request: RequestObject) -> None:
         """Check what has arrived of a request before its tensors have: what may still come is not missing."""
+        if not self.need_data:  # it is small
+            return
         try:
             await self.prepare(request)
         except InvalidParams as error:
@@ -75,7 +80,7 @@ class Task(ABC):
         here = not self.need_data or (isinstance(prepared, Prepared) and prepared.tiny)
         with self.context.timings.measure("decode"):
             tensors = await collect_tensors(request.inputs, lease, here=here, need_all=self.need_data)
-        return self.open(prepared, tensors, lease)
+        return self.open(prepared, tensors, lease) if self.need_data else cast("Work", prepared)
 
 
 def _may_come(found: BrokenRule, rows: InputRows) -> bool:
@@ -83,20 +88,8 @@ def _may_come(found: BrokenRule, rows: InputRows) -> bool:
     return bool(found["type"] == "missing" and (loc[:1] == ["inputs"] or rows.is_shape(str(loc[-1]))))
 
 
-class _OperationTask(Task):
-    """A task for the operation `called`."""
-
-    def __init__(self, service: Service, context: RequestContext, called: CalledOperation) -> None:
-        super().__init__(service, context)
-        self.called = called
-
-    async def read(self, document: Any) -> RequestObject:
-        """Read a request object."""
-        return read_request_object(self.called, document)
-
-
-class Compute(_OperationTask):
-    """Compute an operation; `check` may reject its options."""
+class Compute(Task):
+    """Compute the operation `called`; `check` may reject its options."""
 
     def __init__(
         self,
@@ -105,10 +98,15 @@ class Compute(_OperationTask):
         called: CalledOperation,
         check: Callable[[Options], object] = lambda _: None,
     ) -> None:
-        super().__init__(service, context, called)
+        super().__init__(service, context)
+        self.called = called
         self._check = check
 
-    async def prepare(self, request: RequestObject) -> Prepared:
+    async def read(self, document: Any) -> RequestObject:
+        """Read a request object."""
+        return read_request_object(self.called, document)
+
+    async def prepare(self, request: RequestObject) -> Any:
         """Check and plan the call."""
         prepared = await self.service.prepare(request, self.context)
         self._check(prepared.options)
@@ -119,7 +117,7 @@ class Compute(_OperationTask):
         return Call(self.service, prepared, tensors, lease)
 
 
-class Verify(_OperationTask):
+class Verify(Compute):
     """Compare a result with the reference: the result is one more input, named like the output."""
 
     def __init__(self, service: Service, context: RequestContext, called: CalledOperation) -> None:
@@ -127,70 +125,52 @@ class Verify(_OperationTask):
 
     async def prepare(self, request: RequestObject) -> Prepared:
         """Check and plan the verification."""
-        return await prepare_verification(self.service, self.context, request)
+        return await self.service.prepare(request, self.context, verify=True)
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Memory], lease: Lease) -> Verification:
         """Return the verification."""
         return Verification(self.service, prepared, tensors, lease)
 
 
-class Immediate(Task):
-    """A task that needs no worker: tensors may be just dtype and shape."""
+class Validate(Compute):
+    """Check a call without computing it: describe its resolved attributes, outputs, plan and cost."""
 
     need_data = False
 
-    async def prepare(self, request: RequestObject) -> Work:
-        """Return the answer."""
-        return await self.answer(request)
-
-    async def check_head(self, request: RequestObject) -> None:
-        """Check nothing early: the request is small."""
-
-    @abstractmethod
-    async def answer(self, request: RequestObject) -> Work:
-        """Return the answer; raises what checking and planning a call raise, and what entering one does."""
-
-    def open(self, prepared: Work, tensors: Mapping[str, Memory], lease: Lease) -> Work:  # noqa: ARG002
-        """Return the answer."""
-        return prepared
-
-
-class Validate(Immediate, _OperationTask):
-    """Check a call without computing it."""
-
-    async def answer(self, request: RequestObject) -> Answered:
-        """Return the resolved attributes, outputs, plan and cost of the call."""
+    async def prepare(self, request: RequestObject) -> Answered:
+        """Return the description."""
         with self.service.admission.call(self.context):
-            prepared = await self.service.prepare(request, self.context)
-        return Answered(self.context, Result(describe(prepared, self.service.settings)))
+            prepared = await super().prepare(request)
+        return Answered(self.context, Result(describe(prepared, self.service.settings.limits)))
 
 
-class _Graph(Task):
-    """A task for a graph."""
+class RunGraph(Task):
+    """Compute the nodes of a graph in order."""
 
     async def read(self, document: Any) -> GraphRequest:
         """Read a request object and the structure of its graph."""
-        read = partial(read_graph_request, document)
-        return await self.service.plan_in_thread(read, self.context)
+        return await self.service.plan_in_thread(partial(read_graph_request, document), self.context)
 
-
-class RunGraph(_Graph):
-    """Compute the nodes of a graph in order."""
-
-    async def prepare(self, request: RequestObject) -> PreparedGraph:
+    async def prepare(self, request: RequestObject) -> Any:
         """Check and plan all nodes."""
-        return await prepare_graph(self.service, self.context, cast("GraphRequest", request))
+        return await self._planned(prepare_graph, request)
+
+    async def _planned(self, plan: Callable[..., T], request: RequestObject) -> T:
+        graph = cast("GraphRequest", request)
+        planned = partial(plan, graph.call, graph.metas, self.service.settings.limits)
+        return await self.service.plan_in_thread(planned, self.context, graph.call.options.deadline_ms)
 
     def open(self, prepared: PreparedGraph, tensors: Mapping[str, Memory], lease: Lease) -> GraphRun:
         """Return the run."""
         return GraphRun(self.service, prepared, tensors, lease)
 
 
-class ValidateGraph(Immediate, _Graph):
-    """Check a graph without computing it; its tensors may be missing, too."""
+class ValidateGraph(RunGraph):
+    """Check a graph without computing it: describe its inputs and outputs, and attributes and cost of each node."""
 
-    async def answer(self, request: RequestObject) -> Answered:
-        """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
+    need_data = False
+
+    async def prepare(self, request: RequestObject) -> Answered:
+        """Return the description; tensors may be missing, too."""
         with self.service.admission.call(self.context):
-            described = await describe_graph(self.service, self.context, cast("GraphRequest", request))
-        return Answered(self.context, Result(described))
+            return Answered(self.context, Result(await self._planned(describe_graph, request)))

@@ -5,6 +5,8 @@ The events of each output are `Begin`, then any number of `Progress` and `TileRe
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +15,89 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from app.calls.outputs import CallOutput, HeldTensor
+from app.pool.buffers import Memory
 from app.telemetry.context import RequestContext
+from app.threads import in_thread_if
+from convgrad._dtypes import dtype
 from engine.options import Encoding
+from engine.planning import tensor_bytes
+from kernels import storage_dtype
+from schemas.ops import TensorSpec
 
-__all__ = ["Answered", "Begin", "End", "Event", "Progress", "Result", "Streams", "TileReady", "Work", "finish"]
-
+__all__ = [
+    "Answered",
+    "Begin",
+    "End",
+    "Event",
+    "Output",
+    "Progress",
+    "Result",
+    "Streams",
+    "TileReady",
+    "Work",
+    "finish",
+]
 
 # Most bytes of a box that are copied at a time.
 _COPIED = 256 << 10
+# Below this size hashing takes less time than handing the work to a thread.
+_HASH_INLINE = 1 << 20
+# Numbers that are copied for hashing at a time.
+_HASHED = 1 << 15
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Output:
+    """A tensor under its name in the reply; `strides` are set unless its elements are in C order."""
+
+    name: str
+    spec: TensorSpec
+    memory: Memory
+    strides: tuple[int, ...] | None = None
+    tiles: int = 0
+    """Number of boxes that become final one by one, while a call computes it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return tensor_bytes(self.spec)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes. A view may outlive the call, in a socket: the memory is not reused while it exists."""
+        return self.memory.view[: self.nbytes]
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The elements in storage dtype: f16 and bf16 as the uint16 with the same bits."""
+        return np.frombuffer(self.data, storage_dtype(self.spec.dtype)).reshape(self.spec.shape)
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype, shape and strides as JSON."""
+        return self.spec.as_json() | ({} if self.strides is None else {"strides": list(self.strides)})
+
+    async def sha256(self, *, listed: bool = False) -> str:
+        """Hash the complete output, in a thread if it is large; if `listed` the bits that lists of numbers give.
+
+        Those have one NaN, without a sign.
+        """
+        return await in_thread_if(self.nbytes > _HASH_INLINE, self._hash, listed)
+
+    def _hash(self, listed: bool) -> str:
+        if not listed:
+            return hashlib.sha256(self.data).hexdigest()
+        found, values = hashlib.sha256(), np.frombuffer(self.data, dtype(self.spec.dtype).numpy)
+        for start in range(0, len(values), _HASHED):
+            some = values[start : start + _HASHED]
+            found.update(np.where(np.isnan(some), some.dtype.type("nan"), some).tobytes())
+        return found.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """An output's tiles follow; names are in the dialect of the operation's name."""
 
-    output: CallOutput
+    output: Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +112,7 @@ class Progress:
 class TileReady:
     """A box of an output is final; `array` views it, in storage dtype. `seq` counts the boxes of the output."""
 
-    output: CallOutput
+    output: Output
     seq: int
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -58,7 +127,7 @@ class TileReady:
 class End:
     """The whole output is final; `stats` are those of this output, or of the call if it is the last."""
 
-    output: CallOutput
+    output: Output
     stats: dict[str, Any]
     last: bool
 
@@ -84,7 +153,7 @@ class Result:
     """A JSON object whose `member` gets the tensors, if there are any."""
 
     document: Mapping[str, Any]
-    outputs: Sequence[CallOutput | HeldTensor] = ()
+    outputs: Sequence[Output] = ()
     encoding: Encoding = "base64"
     member: str = "outputs"
 
@@ -97,21 +166,15 @@ class Work(ABC):
     streams: ClassVar[Streams]
     """What a stream of messages has before the result, which after tiles has checksums instead of data."""
 
-    @property
-    @abstractmethod
-    def output_bytes(self) -> int:
-        """Size of the output tensors."""
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:  # noqa: B027
         """Nothing to free by default."""
 
-    async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
+    @abstractmethod
+    def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
         """Run to the end; yield what happens. Without `each` there need be no events for single units."""
-        return
-        yield
 
     @abstractmethod
     def result(self) -> Result:
@@ -122,22 +185,24 @@ class Work(ABC):
 
 
 class Answered(Work):
-    """Work that is already done, such as a validation."""
+    """Work that is already done, such as a validation, or is done elsewhere, whether or not anybody waits for it."""
 
     streams = "nothing"
 
-    def __init__(self, context: RequestContext, result: Result) -> None:
+    def __init__(self, context: RequestContext, result: Result | asyncio.Future[dict[str, Any]]) -> None:
         self.context = context
         self._result = result
 
-    @property
-    def output_bytes(self) -> int:
-        """Size of the tensors of the result."""
-        return sum(len(output.data) for output in self._result.outputs)
+    async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
+        """Wait for the document of the result; raises what making it raised."""
+        if isinstance(self._result, asyncio.Future):
+            await asyncio.shield(self._result)
+        return
+        yield
 
     def result(self) -> Result:
         """Return the result."""
-        return self._result
+        return self._result if isinstance(self._result, Result) else Result(self._result.result())
 
 
 async def finish(work: Work) -> None:

@@ -1,6 +1,6 @@
 """Isolate the Ray driver in a child process, which runs units of the server's jobs as Ray tasks.
 
-Run as `python -m app.cluster.bridge DESCRIPTOR IDENTITY ADDRESS MIXED JOIN`, in a process group of its own. A driver
+Run as `python -m app.cluster.bridge DESCRIPTOR IDENTITY ADDRESS JOIN`, in a process group of its own. A driver
 that has lost its cluster blocks for minutes, and at last Ray ends its process: the server lives on, kills a bridge that
 is silent, and starts another. Ray's calls that may block are made in threads.
 """
@@ -27,15 +27,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from app.cluster.machines import Machines, submit
 from app.cluster.messages import Away, KernelFailed, Lost, Nodes, Reply, Request
 from app.cluster.node import compute
 from app.cluster.units import Array, Portion, arguments, write
 from app.pool.messages import receive, send
-from kernels import Plan, storage_dtype
-from kernels.target import NAME, SETTING, target
+from engine.threads import Job
+from kernels import Plan
 
 __all__ = ["main"]
 
@@ -75,16 +74,12 @@ def main() -> None:
         _end()
 
 
-async def _serve(descriptor: str, identity: str, address: str, mixed: str, join: str) -> None:
+async def _serve(descriptor: str, identity: str, address: str, join: str) -> None:
     import ray
 
     if int(join):
         _join(address, int(join))
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if mixed == "common":  # machines choose this process's target, if they can run it, and not what they have set
-        names = (NAME, SETTING, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
-        given = {name: os.environ[name] for name in names if os.environ.get(name)} or {NAME: target().name}
-        environment |= {NAME: "", SETTING: "", **given}
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     ray.init(address or "auto", namespace="convgrad", runtime_env={"env_vars": environment}, **quiet)
     machines = Machines(identity=identity, home=ray.get_runtime_context().get_node_id())
@@ -242,17 +237,14 @@ def _reason(error: Exception) -> Exception:
 
 def _mapped(plan: Plan, descriptors: Sequence[int]) -> list[Array]:
     """Map a job's memory; raises `OSError` where this process has no room for a descriptor or a mapping."""
-    problem, both = plan.problem, mmap.PROT_READ | mmap.PROT_WRITE
-    kinds: list[tuple[tuple[int, ...], npt.DTypeLike, int]] = [
-        *((shape, storage_dtype(problem.dtype), mmap.PROT_READ) for shape in problem.input_shapes),
-        (problem.output_shape, problem.output_dtype, both),
-        *([((plan.scratch_bytes,), np.uint8, both)] if plan.scratch_bytes else ()),
-    ]
+    count = len(plan.problem.input_shapes)
     try:
-        if len(descriptors) < len(kinds):  # the kernel drops those that it has no room for
+        if len(descriptors) < count + 1 + bool(plan.scratch_bytes):  # the kernel drops those that it has no room for
             raise OSError("too many files are open")
-        maps = [mmap.mmap(each, 0, prot=access) for each, (_, _, access) in zip(descriptors, kinds, strict=True)]
-        return [np.ndarray(shape, dtype, memory) for memory, (shape, dtype, _) in zip(maps, kinds, strict=True)]
+        inputs = [mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) for descriptor in descriptors[:count]]
+        output, *scratch = [mmap.mmap(descriptor, 0) for descriptor in descriptors[count:]]
+        job = Job.over(plan, inputs, output, scratch[0] if scratch else None)
+        return [*job.inputs, job.output, *([] if job.scratch is None else [job.scratch])]
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

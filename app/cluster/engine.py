@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from app.cluster.costs import Costs
 from app.cluster.link import Link
@@ -19,10 +18,9 @@ from app.cluster.node import identity
 from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Job, JobState, shutting_down, uninterrupted
+from app.pool.jobs import Job, shutting_down, uninterrupted
 from app.pool.local import LocalEngine
-from convgrad._errors import DeadlineExceeded, InternalError, Overloaded
-from kernels import Unit
+from convgrad._errors import DeadlineExceeded, InternalError
 
 __all__ = ["RayEngine"]
 
@@ -52,9 +50,8 @@ class RayEngine(LocalEngine):
     """Run jobs on the cluster at `address` when that is faster, and the others on `workers` processes.
 
     With `join` this machine becomes a node with that many bytes of memory for tensors; otherwise it must be one.
-    With `fallback`, jobs for a cluster that is away are computed here; without it they are rejected. Machines of
-    another target get no work if `mixed` is ``refuse``, and use the server's target if it is ``common``. The cluster
-    usually has `expected` workers. Without `costs` every job that can travel is sent.
+    Jobs for a cluster that is away are computed here. It usually has `expected` workers. Without `costs` every job that
+    can travel is sent.
     """
 
     def __init__(
@@ -65,13 +62,11 @@ class RayEngine(LocalEngine):
         address: str,
         join: int = 0,
         expected: int,
-        fallback: bool = True,
-        mixed: Literal["refuse", "common"] = "refuse",
         costs: Costs | None,
     ) -> None:
         super().__init__(segments, workers=workers, spare=True)
-        self._expected, self._fallback, self._costs = expected, fallback, costs
-        self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
+        self._expected, self._costs = expected, costs
+        self._link = Link([identity(), address, str(join)], self._on_nodes)
         self._share_numbers = itertools.count(1)
         self._shared: dict[int, _Shared] = {}
         names = ("cluster_jobs", "cluster_units", "cluster_retried_units", "cluster_fallbacks")
@@ -97,26 +92,20 @@ class RayEngine(LocalEngine):
         await super().stop()
         await self._link.stop()
 
-    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units as they complete."""
+    async def run(self, job: Job) -> None:
+        """Compute a job."""
         if self._stopping:
             raise shutting_down()
-        done: set[int] = set()
+        done = set[int]()
         if nodes := self._nodes_for(job):
             try:
-                async with contextlib.aclosing(self._share(job, nodes)) as shared:
-                    async for unit in shared:
-                        done.add(unit.index)
-                        yield unit
+                await self._share(job, nodes, done)
             except (Away, OSError) as reason:
-                if not self._fallback:
-                    raise _overloaded(f"the call can't be finished on the cluster: {reason}") from None
                 self._counters["cluster_fallbacks"] += 1
                 _log.warning("job %s continues on this machine: %s", job.id, reason)
-        if left := tuple(unit for unit in job.plan.units if unit.index not in done):
-            async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
-                async for unit in units:
-                    yield unit
+        job.units = tuple(unit for unit in job.plan.units if unit.index not in done)
+        if job.units:
+            await super().run(job)
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory, counters and the cluster."""
@@ -136,12 +125,13 @@ class RayEngine(LocalEngine):
             return 0
         if self._costs is not None:
             nodes = self._costs.nodes(plan, here=here, there=self.cluster_workers or self._expected, nodes=nodes)
-        if nodes and not self.cluster_workers and not self._fallback:
-            raise _overloaded("the cluster is away")
         return nodes if self.cluster_workers else 0
 
-    async def _share(self, job: Job, nodes: int) -> AsyncGenerator[Unit, None]:
-        """Compute the first stage here and on the cluster; raises `Away` if this machine has to compute the rest."""
+    async def _share(self, job: Job, nodes: int, finished: set[int]) -> None:
+        """Compute the first stage here and on the cluster, and note the units that are `finished`.
+
+        Raises `Away` if this machine has to compute the rest.
+        """
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
         # Only `shared` may have the holds: this frame may outlive the job, in the traceback of its error.
@@ -153,13 +143,15 @@ class RayEngine(LocalEngine):
             descriptors = [segment.fd for segment in job.segments]
             self._begin(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
             self._counters["cluster_jobs"] += 1
-            job.state.queue_s = time.monotonic() - since
+            job.queue_s = time.monotonic() - since
             while left:
                 self._give(shared)
                 if (index := await self._next(shared)) is not None:
                     split.done(index)
                     left -= 1
-                    yield job.plan.units[index]
+                    finished.add(index)
+                    if job.on_unit is not None:
+                        job.on_unit(job.plan.units[index])
         finally:
             await self._leave(shared)
 
@@ -184,10 +176,7 @@ class RayEngine(LocalEngine):
 
     async def _compute_here(self, shared: _Shared, index: int) -> int:
         """Compute one unit on this machine's workers."""
-        alone = replace(shared.job, units=(shared.job.plan.units[index],), state=JobState())
-        async with contextlib.aclosing(super().run(alone)) as units:
-            async for _ in units:
-                pass
+        await super().run(replace(shared.job, units=(shared.job.plan.units[index],), on_unit=None))
         return index
 
     async def _compute_there(self, shared: _Shared, index: int) -> int | None:
@@ -233,23 +222,15 @@ class RayEngine(LocalEngine):
         del self._shared[shared.number]
 
     def _on_nodes(self, message: Nodes | None) -> None:
-        before, lost = self.nodes, None
+        before = self.nodes
         self.nodes, self._abandoned = message or ((), 0)
         if self.nodes != before:
             _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(self.nodes))
         for node in set(self.nodes) - set(before):
             if node.refused:
                 _log.warning("cluster: %s gets no work: %s", node.name, node.refused)
-        if message is None:
-            lost = Away("the connection to the cluster was lost")
-        elif not self._fallback and not any(not node.refused for node in self.nodes):
-            lost = Away("no machine of the cluster is left")
-        self._tell(lost)
+        self._tell(Away("the connection to the cluster was lost") if message is None else None)
 
     def _tell(self, news: Exception | None) -> None:
         for shared in self._shared.values():
             shared.news.put_nowait(news)
-
-
-def _overloaded(message: str) -> Overloaded:
-    return Overloaded(message, retry_after=5.0, data={"reason": "cluster"})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cluster.messages import Away, Nodes, Reply, Request
-from app.pool.engine import uninterrupted
+from app.pool.jobs import uninterrupted
 from app.pool.messages import pair, receive, send
 
 __all__ = ["Link"]

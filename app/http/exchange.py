@@ -19,7 +19,7 @@ from typing import cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.protocol import CONNECTION, DIRECT_BODY, FULL, SLOW_S
-from app.pool.engine import shutting_down
+from app.pool.jobs import shutting_down
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
 from app.telemetry.context import ANYONE, CONTEXT, MONITORED, REQUEST_ID, RequestContext, address_of, api_of

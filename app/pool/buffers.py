@@ -182,7 +182,6 @@ class SegmentPool:
         # its callback only appends here, and the next caller returns the block.
         self._returned: deque[int] = deque()
         self._held = Counter[str]()  # bytes by owner
-        self._counted = 0  # bytes that are not in blocks
         self._stats = SegmentStats()  # without what `stats` counts itself
         self._numbers = itertools.count(1)
         self._closed = False
@@ -213,20 +212,11 @@ class SegmentPool:
         Raises `TooLarge` and `Overloaded` as `acquire` does.
         """
         if nbytes > self.limit:
-            raise TooLarge(
-                f"the request needs {nbytes} bytes, but the service has {self.limit} for all calls",
-                data={"reason": "memory", "bytes": nbytes, "limit": self.limit},
-            )
-        with self._lock:
-            self._collect()
-            victims = self._victims(self._stats.total + nbytes - self.limit) if nbytes > 0 else []
-            if victims is None:
-                raise self._refusal(nbytes, "the memory for tensors is in use")
-            self._forget(victims)
-            self._stats.total += nbytes
-            self._counted += nbytes
-            self._stats.peak = max(self._stats.peak, self._stats.total)
-        self._destroy(victims)
+            raise self._too_large("the request", nbytes)
+        if nbytes > 0:
+            self._reserve(nbytes, "")
+        else:
+            self._give_back(-nbytes, "")
 
     def trim(self, idle_s: float = 0.0) -> int:
         """Free the blocks that have been idle for `idle_s` seconds; return the number of bytes freed."""
@@ -246,8 +236,7 @@ class SegmentPool:
         """Return the current counts and sizes."""
         with self._lock:
             self._collect()
-            used = self._counted + sum(block.size for block in self._leased.values())
-            stats = replace(self._stats, used=used, idle_blocks=len(self._idle))
+            stats = replace(self._stats, used=self._held.total(), idle_blocks=len(self._idle))
         if self._closed and stats.idle_blocks:
             self.trim()
             return self.stats()
@@ -258,11 +247,12 @@ class SegmentPool:
         if size > self.limit:
             size = -(-nbytes // _PAGE) * _PAGE
         if size > self.limit:
-            raise TooLarge(
-                f"a tensor needs {nbytes} bytes, but the service has {self.limit} for all calls",
-                data={"reason": "memory", "bytes": nbytes, "limit": self.limit},
-            )
+            raise self._too_large("a tensor", nbytes)
         return size
+
+    def _too_large(self, what: str, nbytes: int) -> TooLarge:
+        message = f"{what} needs {nbytes} bytes, but the service has {self.limit} for all calls"
+        return TooLarge(message, data={"reason": "memory", "bytes": nbytes, "limit": self.limit})
 
     def _reuse(self, size: int, nbytes: int, owner: str) -> Segment | None:
         with self._lock:
@@ -272,7 +262,7 @@ class SegmentPool:
             if block is None:
                 return None
             self._stats.reused += 1
-            self._held[owner] += block.size
+            self._hold(block.size, owner)
             return self._lease(block, nbytes, owner)
 
     def _check_share(self, size: int, owner: str) -> None:
@@ -301,12 +291,12 @@ class SegmentPool:
         now = time.monotonic()
         while self._returned:
             block = self._leased.pop(self._returned.popleft())
-            self._give_back(block.size, block.owner)
+            self._hold(-block.size, block.owner)
             block.idle_since = now
             self._idle.append(block)
 
-    def _give_back(self, size: int, owner: str) -> None:
-        self._held[owner] -= size
+    def _hold(self, size: int, owner: str) -> None:
+        self._held[owner] += size
         if not self._held[owner]:
             del self._held[owner]
 
@@ -323,34 +313,37 @@ class SegmentPool:
         return best
 
     def _fresh(self, size: int, nbytes: int, owner: str, *, touch: bool = False) -> Segment:
-        block = self._create(size, owner)
+        self._reserve(size, owner)
+        try:
+            block = _Block(next(self._numbers), size)
+        except OSError as error:
+            self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
+            self._give_back(size, owner)
+            raise self._refusal(size, f"shared memory can't be allocated: {error.strerror}") from error
         if touch:
             block.touch()
         with self._lock:
+            self._stats.created += 1
             return self._lease(block, nbytes, owner)
 
-    def _create(self, size: int, owner: str) -> _Block:
+    def _reserve(self, size: int, owner: str) -> None:
+        """Count memory that is not allocated yet; idle blocks go for it."""
         with self._lock:
+            self._collect()
             self._check_share(size, owner)  # another thread may have created one since `_reuse`
             victims = self._victims(self._stats.total + size - self.limit)
             if victims is None:
                 raise self._refusal(size, "the memory for tensors is in use")
             self._forget(victims)
             self._stats.total += size
-            self._held[owner] += size
-        self._destroy(victims)
-        try:
-            block = _Block(next(self._numbers), size)
-        except OSError as error:
-            self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
-            with self._lock:
-                self._stats.total -= size
-                self._give_back(size, owner)
-                raise self._refusal(size, f"shared memory can't be allocated: {error.strerror}") from error
-        with self._lock:
-            self._stats.created += 1
             self._stats.peak = max(self._stats.peak, self._stats.total)
-        return block
+            self._hold(size, owner)
+        self._destroy(victims)
+
+    def _give_back(self, size: int, owner: str) -> None:
+        with self._lock:
+            self._stats.total -= size
+            self._hold(-size, owner)
 
     def _victims(self, excess: int) -> list[_Block] | None:
         victims = []

@@ -49,11 +49,13 @@ def _warm_up(server: socket.socket) -> Loaded | Unfit | Failed:
         if (unfit := _load_and_prove(server)) is not None:
             return unfit
         from app.pool import worker  # noqa: F401 -- once, not in every worker
+        from kernels.speed import tile_gflops
+        from kernels.target import target
 
         # Everything alive now stays alive: collecting it would only copy the pages that workers share.
         gc.collect()
         gc.freeze()
-        return Loaded(_speed())
+        return Loaded(tile_gflops() if target().compiles else 0.0)
     except ConnectionError:
         raise
     except Exception as error:  # noqa: BLE001 - the server reports it
@@ -88,13 +90,6 @@ def _load_and_prove(server: socket.socket) -> Unfit | None:
         if verdict.unfit is None:
             _load(report)
     return None if verdict.unfit is None else Unfit(str(target()), verdict.unfit, narrower(target()).name)
-
-
-def _speed() -> float:
-    from kernels.speed import tile_gflops
-    from kernels.target import target
-
-    return tile_gflops() if target().compiles else 0.0
 
 
 def _load(report: Callable[[int, int], None]) -> int:

@@ -1,23 +1,57 @@
-"""Scheduling without processes: the stages of a job, units to run again, and fair shares of the workers' time."""
+"""Jobs: what is computed on which memory, units to run again, and fair shares of the workers' time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
-from app.pool.engine import Job
-from convgrad._errors import ConvgradError
-from kernels import Unit
+from app.pool.buffers import Segment
+from convgrad._errors import ConvgradError, Overloaded, ShuttingDown
+from engine.threads import Stages
+from kernels import Plan, Unit
 
-__all__ = ["FairQueue", "JobRun"]
+__all__ = ["FairQueue", "Job", "JobRun", "no_workers", "shutting_down", "uninterrupted"]
 
+# By then a service manager may have started another process.
+_RETRY_AFTER_S = 5
 # A crash counts for more than a kill from outside, whose cause is rarely the unit.
 _CRASH_BLAME, _KILL_BLAME, _BLAME_LIMIT = 3, 1, 6
 
 
-class JobRun:
+@dataclass(eq=False, slots=True)
+class Job:
+    """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
+
+    `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its time,
+    and so do those of one `connection`. Each unit of a `short` job takes some ten milliseconds at most.
+    `units` are those to compute, all of the plan's unless they are given; `on_unit` is called with each that is done.
+    Workers compute on segments.
+    """
+
+    id: str
+    plan: Plan
+    inputs: tuple[Segment, ...]
+    output: Segment
+    scratch: Segment | None = None
+    deadline: float | None = None
+    owner: str = ""
+    connection: int = 0
+    short: bool = False
+    units: tuple[Unit, ...] | None = None
+    on_unit: Callable[[Unit], object] | None = None
+    queue_s: float | None = None
+    """Seconds that the first unit waited for a worker, once it has one."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All memory that its units read or write."""
+        return *self.inputs, self.output, *((self.scratch,) if self.scratch else ())
+
+
+class JobRun(Stages):
     """The state of one job in the pool.
 
     A job is *settled* when it is over and no worker has a unit of it: only then is its memory released.
@@ -28,53 +62,32 @@ class JobRun:
         self.since = time.monotonic()
         self.error: ConvgradError | None = None
         self.settled = asyncio.Event()
-        self.on_workers = 0
         # Keeps the segments' memory from being reused until the job is settled, even if their owner releases them.
         self._holds: tuple[object, ...] = tuple(segment.view for segment in job.segments)
-        self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
-        units = job.plan.units if job.units is None else job.units
-        for unit in units:
-            self._stages[unit.stage].append(unit)
-        self._left = [len(units) for units in self._stages]
-        self._stage = 0
-        self._finished: deque[Unit] = deque()
         self._deaths: dict[int, int] = {}
-        self._reader: asyncio.Future[None] | None = None
-        self._advance()
+        super().__init__(job.plan.units if job.units is None else job.units, job.plan.stages)
 
     @property
     def over(self) -> bool:
         """Whether no unit is left to compute."""
-        return self.error is not None or self._stage == len(self._stages)
-
-    @property
-    def waiting(self) -> int:
-        """Number of units of the current stage that can run."""
-        return 0 if self.over else len(self._stages[self._stage])
+        return self.error is not None or super().over
 
     @property
     def remaining(self) -> int:
         """Units that are not done."""
         return 0 if self.error else sum(self._left)
 
-    def take(self) -> Unit:
-        """Take the next unit, for a worker."""
-        self.on_workers += 1
-        return self._stages[self._stage].popleft()
-
     def done(self, unit: Unit) -> None:
         """Record a unit that a worker finished."""
-        if self.error is None:
-            self._left[unit.stage] -= 1
-            self._finished.append(unit)
-            self._advance()
-        self._off_worker()
+        super().done(unit)
+        if self.error is None and self.job.on_unit is not None:
+            self.job.on_unit(unit)
+        self._settle()
 
     def requeue(self, unit: Unit) -> None:
         """Put an unfinished unit back at the front of its stage."""
-        if self.error is None:
-            self._stages[unit.stage].appendleft(unit)
-        self._off_worker()
+        super().requeue(unit)
+        self._settle()
 
     def lost(self, unit: Unit, *, killed: bool) -> bool:
         """Count a worker's death during this unit; return whether the unit is to blame (two crashes or six kills)."""
@@ -85,39 +98,10 @@ class JobRun:
         """End the job with an error; only the first one counts. Units on workers still have to be returned."""
         if not self.over:
             self.error = error
-            self._stages = [deque() for _ in self._stages]
-        self._notify()
+        self._settle()
 
-    async def next(self) -> Unit | None:
-        """Wait for the next finished unit, or without `JobState.each` for the end; None at the end.
-
-        Raises the error of a failed job.
-        """
-        while True:
-            if self.error is not None:
-                # A copy: the error's traceback would refer to this job and the job to the error, so that the
-                # memory viewed from the reader's frames would wait for the garbage collector.
-                raise type(self.error)(self.error.message, data=self.error.data)
-            if self.job.state.each and self._finished:
-                return self._finished.popleft()
-            if self.over:
-                return None
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    def _advance(self) -> None:
-        while self._stage < len(self._stages) and self._left[self._stage] == 0:
-            self._stage += 1
-
-    def _off_worker(self) -> None:
-        self.on_workers -= 1
-        self._notify()
-
-    def _notify(self) -> None:
-        due = self.over or (self.job.state.each and self._finished)
-        if due and self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-        if self.over and self.on_workers == 0:
+    def _settle(self) -> None:
+        if self.over and not self.running:
             self._holds = ()
             self.settled.set()
 
@@ -142,16 +126,15 @@ class FairQueue:
         self._runs.append(run)
 
     def remove(self, run: JobRun) -> None:
-        """Remove a job that is over."""
+        """Remove a job that is settled."""
         self._runs.remove(run)
         left = {part for other in self._runs for part in _path(other)}
         self._used = {part: used for part, used in self._used.items() if part in left}
 
     def charge(self, run: JobRun, seconds: float) -> None:
         """Count the time of a unit."""
-        if run in self._runs:
-            for part in _path(run):
-                self._used[part] += seconds
+        for part in _path(run):
+            self._used[part] += seconds
 
     def next(self, *, short: bool = False) -> JobRun | None:
         """Return the next job that has a unit to run, or None; with `short`, of the jobs whose units all are."""
@@ -161,7 +144,7 @@ class FairQueue:
         running = Counter[object]()  # units whose time is not known yet
         for run in self._runs:
             for part in _path(run):
-                running[part] += run.on_workers
+                running[part] += run.running
         order = {part: (used, running[part], place) for place, (part, used) in enumerate(self._used.items())}
         return min(waiting, key=lambda run: [order[part] for part in _path(run)])
 
@@ -172,10 +155,33 @@ class FairQueue:
     def __iter__(self) -> Iterator[JobRun]:
         return iter(self._runs)
 
-    def __contains__(self, run: JobRun) -> bool:
-        return run in self._runs
+    def __len__(self) -> int:
+        return len(self._runs)
 
 
 def _path(run: JobRun) -> tuple[object, ...]:
     job = run.job
     return job.owner, (job.owner, job.connection), run
+
+
+def shutting_down() -> ShuttingDown:
+    """Return the error of requests and jobs when the service ends."""
+    return ShuttingDown("the service is shutting down", retry_after=_RETRY_AFTER_S)
+
+
+def no_workers() -> Overloaded:
+    """Return the error of requests and jobs when no worker can be started."""
+    message = "the service has no workers; /readyz has the cause"
+    return Overloaded(message, retry_after=_RETRY_AFTER_S, data={"reason": "failed"})
+
+
+async def uninterrupted(work: Awaitable[object]) -> None:
+    """Wait for `work` to the end, delaying a cancellation until then."""
+    waiting, cancelled = asyncio.ensure_future(work), False
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

@@ -62,8 +62,9 @@ class Launcher:
         self.restarts = 0
         self.pid: int | None = None
         self.share = 0.0
+        """The share of the warm-up that is done, 0 to 1."""
         self.unfit: Unfit | None = None
-        """Why the compiled code does not work on this processor."""
+        """Why the compiled code does not work on this processor, if so; there are no workers then."""
         self.tile_gflops = 0.0
         self._start_s = start_s
         self._on_loaded, self._on_worker, self._on_failed, self._on_died = on_loaded, on_worker, on_failed, on_died
@@ -140,8 +141,10 @@ class Launcher:
         message, descriptors = found
         match message:
             case Warming(done, total):
-                self.share = max(self.share, done / total if total else 0.0)
-                self._log_progress()
+                self.share, now = max(self.share, done / total if total else 0.0), time.monotonic()
+                if now - self._progress_logged >= _PROGRESS_EVERY_S and self.share < 1.0:
+                    self._progress_logged = now
+                    _log.info("preparing the kernels for this processor: %.0f %%", 100 * self.share)
             case Loaded(gflops):
                 self.loaded, self.share, self.tile_gflops = True, 1.0, gflops
                 self._on_loaded()
@@ -167,13 +170,6 @@ class Launcher:
     def _on_silence(self) -> None:
         _log.warning("the fork server does not respond: killing it")
         self.kill()
-
-    def _log_progress(self) -> None:
-        """Log the progress of the warm-up every few seconds."""
-        now = time.monotonic()
-        if now - self._progress_logged >= _PROGRESS_EVERY_S and self.share < 1.0:
-            self._progress_logged = now
-            _log.info("preparing the kernels for this processor: %.0f %%", 100 * self.share)
 
     def _on_exit(self) -> None:
         while self._read():

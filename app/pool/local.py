@@ -16,17 +16,16 @@ import pickle
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from app.pool.buffers import SegmentPool
 from app.pool.causes import how_it_ended
-from app.pool.engine import Job, no_workers, shutting_down, uninterrupted
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
-from app.pool.jobs import FairQueue, JobRun
+from app.pool.jobs import FairQueue, Job, JobRun, no_workers, shutting_down, uninterrupted
 from app.pool.launcher import Launcher
-from app.pool.messages import Done, Unfit
+from app.pool.messages import Done
 from convgrad._errors import (
     Cancelled,
     ConvgradError,
@@ -35,7 +34,7 @@ from convgrad._errors import (
     Overloaded,
     WorkerLost,
 )
-from kernels import Plan, Unit
+from kernels import Plan
 
 __all__ = ["LocalEngine"]
 
@@ -79,12 +78,10 @@ class LocalEngine:
         self._dead: list[int] = []  # process ids that the fork server has not reaped
         self._idle: list[WorkerHandle] = []  # the last one to finish is used first: its caches are warm
         self._queue = FairQueue()
-        self._open: set[JobRun] = set()  # jobs that are not settled
-        self._timers: dict[JobRun, asyncio.TimerHandle] = {}
         self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
         names = ("units", "macs", "compute_s", "retried_units", "deaths", "enforced_stops")
         self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
-        self._background: list[asyncio.Task[None]] = []
+        self._trimming: asyncio.Task[None] | None = None
         self._closing = False
         self._stopping = False
         self._changed = asyncio.Event()
@@ -99,7 +96,7 @@ class LocalEngine:
         self._ever_answered = False  # whether any worker has become ready
         self._fork_server_proved = False  # whether one of the current fork server has
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._launcher = Launcher(
+        self.launcher = Launcher(
             start_s=start_s,
             on_loaded=self._on_loaded,
             on_worker=self._on_worker,
@@ -119,26 +116,13 @@ class LocalEngine:
         """Number of workers that are ready, and the number wanted, without the spare one."""
         return min(sum(worker.ready for worker in self._workers), self._wanted), self._wanted
 
-    def progress(self) -> float:
-        """Return the share of the warm-up that is done, 0 to 1."""
-        return self._launcher.share
-
-    def seconds_left(self) -> float:
-        """Estimate how long the warm-up still takes."""
-        return self._launcher.seconds_left()
-
-    @property
-    def unfit(self) -> Unfit | None:
-        """Why the compiled code does not work on this processor, if so; there are no workers then."""
-        return self._launcher.unfit
-
     async def start(self) -> None:
         """Start the fork server in the background; workers are forked when it has warmed up."""
         loop = asyncio.get_running_loop()
         # Segments are freed in whichever thread needs the memory.
         self._segments.on_retire = lambda number: loop.call_soon_threadsafe(self._forget_segment, number)
-        loop.call_soon(self._launcher.start)
-        self._background = [loop.create_task(self._trim())]
+        loop.call_soon(self.launcher.start)
+        self._trimming = loop.create_task(self._trim())
 
     async def stop(self) -> None:
         """Refuse new jobs, fail the running ones, and end every process; may be called again."""
@@ -147,41 +131,42 @@ class LocalEngine:
             self._stop_task = asyncio.get_running_loop().create_task(self._shut_down())
         await asyncio.shield(self._stop_task)
 
-    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units in the order in which they complete, or none without `JobState.each`.
+    async def run(self, job: Job) -> None:
+        """Compute a job. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
 
-        Closing the generator cancels the job. The generator ends only when no worker can write to the job's segments
-        any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
+        It ends, also if it is cancelled, only when no worker can write to the job's segments any more.
         """
-        run = self._submit(job)
+        if self._stopping:
+            raise shutting_down()
+        if self.given_up:
+            raise no_workers()
+        run, loop, late = JobRun(job), asyncio.get_running_loop(), None
+        self._queue.add(run)
+        if job.deadline is not None:
+            error = DeadlineExceeded("the deadline passed before the result was complete")
+            late = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._fail, run, error)
+        self._dispatch()
         try:
-            while (unit := await run.next()) is not None:
-                yield unit
-        finally:
+            await run.settled.wait()
+        except asyncio.CancelledError:
             self._fail(run, Cancelled("the call was cancelled"))
-            if not run.settled.is_set():
-                await uninterrupted(run.settled.wait())
+            await uninterrupted(run.settled.wait())
+            raise
+        finally:
+            if late is not None:
+                late.cancel()
+            self._queue.remove(run)
+            self._changed.set()
+        if run.error is not None:
+            # A copy: the frames of its traceback refer to the run, and that to the error. Memory that they view would
+            # wait for the garbage collector.
+            raise type(run.error)(run.error.message, data=run.error.data)
 
     def count(self, units: int, macs: int, seconds: float) -> None:
         """Count units that were computed."""
         self._counters["units"] += units
         self._counters["macs"] += macs
         self._counters["compute_s"] += seconds
-
-    def _submit(self, job: Job) -> JobRun:
-        """Queue a job; raises `ShuttingDown` after `stop` and `Overloaded` after giving up."""
-        if self._stopping:
-            raise shutting_down()
-        if self.given_up:
-            raise no_workers()
-        run = JobRun(job)
-        self._open.add(run)
-        self._queue.add(run)
-        if job.deadline is not None:
-            loop = asyncio.get_running_loop()
-            self._timers[run] = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._too_late, run)
-        self._dispatch()
-        return run
 
     def _fail(self, run: JobRun, error: ConvgradError) -> None:
         """End a job that is not over: waiting units are dropped, running ones stopped, or else their workers killed."""
@@ -193,7 +178,6 @@ class LocalEngine:
             if worker.assignments and (last := worker.assignments[-1]).run is run:
                 worker.stop(last)
                 loop.call_later(self._grace_s, self._enforce, worker, last)
-        self._release_if_over(run)
 
     def _forget_segment(self, number: int) -> None:
         """Let workers unmap a segment that no longer exists."""
@@ -205,10 +189,10 @@ class LocalEngine:
         return {
             "workers": [worker.snapshot() for worker in self._workers],
             "workers_wanted": self._wanted,
-            "tile_gflops": self._launcher.tile_gflops,
-            "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
-            "jobs": len(self._open),
-            "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),
+            "tile_gflops": self.launcher.tile_gflops,
+            "fork_server": {"pid": self.launcher.pid, "restarts": self.launcher.restarts},
+            "jobs": len(self._queue),
+            "units_waiting": sum(run.remaining - run.running for run in self._queue if not run.over),
             "counters": self._counters.copy(),
         }
 
@@ -216,8 +200,8 @@ class LocalEngine:
 
     def _dispatch(self) -> None:
         while self._idle and (run := self._turn()) is not None:
-            if run.job.state.queue_s is None:
-                run.job.state.queue_s = time.monotonic() - run.since
+            if run.job.queue_s is None:
+                run.job.queue_s = time.monotonic() - run.since
             self._idle.pop().run(run, self._plan_copy(run.job.plan))
         self._prefetch()
 
@@ -272,21 +256,7 @@ class LocalEngine:
             run.requeue(unit)
         if not worker.assignments:
             self._idle.append(worker)
-        self._release_if_over(run)
         self._dispatch()
-
-    def _too_late(self, run: JobRun) -> None:
-        self._fail(run, DeadlineExceeded("the deadline passed before the result was complete"))
-
-    def _release_if_over(self, run: JobRun) -> None:
-        """Remove a job that is over from the queue, and forget it once it is settled."""
-        if run.over and run in self._queue:
-            self._queue.remove(run)
-            if (timer := self._timers.pop(run, None)) is not None:
-                timer.cancel()
-        if run.settled.is_set():
-            self._open.discard(run)
-            self._changed.set()
 
     def _enforce(self, worker: WorkerHandle, assignment: Assignment) -> None:
         if assignment in worker.assignments:
@@ -298,13 +268,13 @@ class LocalEngine:
 
     def _fill(self) -> None:
         """Request the next missing worker; `_on_worker` goes on."""
-        stopped = self._closing or self.given_up or self._launcher.busy
-        if self._launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
-            self._launcher.spawn(self._dead)
+        stopped = self._closing or self.given_up or self.launcher.busy
+        if self.launcher.loaded and not stopped and len(self._workers) < self._wanted + self._spare:
+            self.launcher.spawn(self._dead)
             self._dead.clear()
 
     def _on_loaded(self) -> None:
-        if self._launcher.unfit is not None:
+        if self.launcher.unfit is not None:
             self.on_change()
         self._fill()
 
@@ -329,7 +299,7 @@ class LocalEngine:
         if self._fork_server_proved:
             self._fork_server_proved = False
             _log.warning("%s; starting another one", cause)
-            self._launcher.start()
+            self.launcher.start()
         else:
             self._retry_later(cause, final)
 
@@ -354,7 +324,7 @@ class LocalEngine:
             self._counters["deaths"] += 1
             if worker.ready:
                 self._fill()
-            elif self._launcher.loaded:  # otherwise the fork server's own failure is counted
+            elif self.launcher.loaded:  # otherwise the fork server's own failure is counted
                 self._retry_later("a worker exited before it was ready", final=False)
         while worker.assignments:
             assignment = worker.assignments.pop()
@@ -365,7 +335,6 @@ class LocalEngine:
                     message = "the same unit of work keeps crashing worker processes"
                     self._fail(run, WorkerLost(message, data={"unit": unit.index}))
             run.requeue(unit)
-            self._release_if_over(run)
         self._dispatch()
 
     def _retry_later(self, cause: str, final: bool) -> None:
@@ -380,7 +349,7 @@ class LocalEngine:
         known, self.failure = self.failure, cause
         if not ready and (final or self._failures >= _MOST_FAILURES):
             self.given_up = True
-            for run in tuple(self._open):
+            for run in self._queue:
                 self._fail(run, no_workers())
         else:
             delay = min(_RETRY_FIRST_S * (1 << min(self._failures - 1, 10)), _RETRY_LAST_S)
@@ -393,7 +362,7 @@ class LocalEngine:
 
     def _retry(self) -> None:
         self._retry_timer = None
-        self._launcher.start()
+        self.launcher.start()
         self._fill()
 
     async def _trim(self) -> None:
@@ -410,20 +379,20 @@ class LocalEngine:
     # Shutdown.
 
     async def _shut_down(self) -> None:
-        for run in tuple(self._open):
+        for run in self._queue:
             self._fail(run, shutting_down())
-        while self._open:
+        while len(self._queue):
             await self._wait_for_change()
         self._closing = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
-        for task in self._background:
-            task.cancel()
+        if self._trimming is not None:
+            self._trimming.cancel()
         for worker in self._workers:
             worker.kill()
         while self._workers:
             await self._wait_for_change()
-        await self._launcher.stop()
+        await self.launcher.stop()
         self._segments.on_retire = None
 
     async def _wait_for_change(self) -> None:

@@ -16,13 +16,11 @@ import traceback
 from collections import deque
 from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 import verify.fast  # noqa: F401 -- loaded before workers are forked
 from app.pool.messages import Done, Run, receive, send
 from engine.container import name_process, prefer_for_oom_kill
-from kernels import Plan, Unit, run_unit, storage_dtype
+from engine.threads import Job
+from kernels import Plan, Unit, run_unit
 
 __all__ = ["work"]
 
@@ -98,22 +96,13 @@ class _Worker:
                 os.close(descriptor)
 
     def _compute(self, message: Run) -> bool:
-        plan = self._plans[message.plan]
-        problem = plan.problem
-        dtype = storage_dtype(problem.dtype)
-        shapes = zip(message.inputs, problem.input_shapes, strict=True)
-        inputs = [self._array(number, shape, dtype) for number, shape in shapes]
-        output = self._array(message.output, problem.output_shape, problem.output_dtype)
-        scratch = None
-        if message.scratch is not None:
-            scratch = self._array(message.scratch, (plan.scratch_bytes,), np.dtype(np.uint8))
+        plan, memory = self._plans[message.plan], self._segments
+        scratch = None if message.scratch is None else memory[message.scratch]
+        job = Job.over(plan, [memory[number] for number in message.inputs], memory[message.output], scratch)
 
         def stop() -> bool:
             while self._poll.poll(0):
                 self._listen()
             return message.serial <= self._stopped
 
-        return not stop() and run_unit(plan, Unit(*message.unit), inputs, output, scratch, stop)
-
-    def _array(self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-        return np.ndarray(shape, dtype, self._segments[number])
+        return not stop() and run_unit(plan, Unit(*message.unit), job.inputs, job.output, job.scratch, stop)

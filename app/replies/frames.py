@@ -98,7 +98,7 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
         case Begin(output):
             op = call.prepared.op
             header = {"type": "begin", "op": op.called_as, "output": output.name, **output.describe()}
-            header |= {"tiles": output.computation.tiles, "resolved": call.prepared.resolved}
+            header |= {"tiles": output.tiles, "resolved": call.prepared.resolved}
             if len(call.outputs) > 1:
                 header["outputs"] = [each.name for each in call.outputs]
             return header | op.reply_warnings
@@ -109,7 +109,7 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
         case End(output, stats):
             with call.context.timings.measure("encode"):
                 checksum = await output.sha256()
-            return {"type": "end", "tiles": output.computation.tiles, "sha256": checksum, "stats": stats}
+            return {"type": "end", "tiles": output.tiles, "sha256": checksum, "stats": stats}
 
 
 def _error(context: RequestContext, caught: Exception) -> dict[str, Any]:

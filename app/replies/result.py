@@ -10,8 +10,7 @@ import numpy as np
 import pybase64
 from starlette.types import Send
 
-from app.calls.outputs import CallOutput, HeldTensor
-from app.calls.work import Result, Work, finish
+from app.calls.work import Output, Result, Work, finish
 from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
 from app.threads import in_thread_if
@@ -75,7 +74,7 @@ class JsonResult:
         yield self._end
 
 
-def _tensor_text(output: CallOutput | HeldTensor, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
+def _tensor_text(output: Output, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
     """Return the text of a tensor in pieces, without quotes, and its length, if that is known."""
     kind, data = dtype(output.spec.dtype), output.data
     if encoding == "list":

@@ -39,7 +39,7 @@ FORMAT = "convgrad-sealed-check/2"
 _OUTCOMES = ("unsupported", "failed")
 """What a caller may report for a case instead of a result."""
 
-_CASES = 50
+_CASES, _MOST_CASES = 50, 200
 _MOST_CHECKS = 256
 """Open checks of all owners; as many finished ones are kept."""
 _LABEL = re.compile(r"[ -~]{0,200}")
@@ -232,7 +232,10 @@ class SealedCheck:
     def summary(self) -> dict[str, Any]:
         """Return the document to be signed. It has no floats, which other languages would format differently."""
         counted = Counter(case.status for case in self.cases)
-        verdict = self._verdict(counted)
+        varied = any(case.varied for case in self.cases if case.status == "passed")
+        verdict = "passed" if varied and counted["passed"] == self.asked else "incomplete"
+        if counted.keys() - {"passed", "unsupported"}:
+            verdict = "failed"
         return {
             "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "key": self.key,
             "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(), "asked": self.asked,
@@ -241,29 +244,22 @@ class SealedCheck:
             "cases": [case.as_entry() for case in self.cases],
         }  # fmt: skip
 
-    def _verdict(self, counted: Counter[str]) -> str:
-        if counted.keys() - {"passed", "unsupported"}:
-            return "failed"
-        varied = any(case.varied for case in self.cases if case.status == "passed")
-        return "passed" if varied and counted["passed"] == self.asked else "incomplete"
-
 
 class SealedChecks:
     """The open checks, and finished ones, whose documents can be requested again.
 
-    Documents are signed with `key`, by default a random one. An owner may have `checks` open checks at a time, each of
-    `cases` cases at most.
+    Documents are signed with `key`, by default a random one. An owner may have `checks` open checks at a time.
     """
 
-    def __init__(self, key: str | None = None, *, checks: int = _MOST_CHECKS, cases: int = 200) -> None:
+    def __init__(self, key: str | None = None, *, checks: int = _MOST_CHECKS) -> None:
         self.signer = Signer(key)
-        self._most, self._most_cases = checks, cases
+        self._most = checks
         self._checks: dict[str, SealedCheck] = {}
         """By id: the open ones, and finished ones in the order in which they were finished."""
 
     def begin(self, given: Mapping[str, Any], owner: str, key: str) -> SealedCheck:
         """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
-        takes, asked, label = _read(given, self._most_cases)
+        takes, asked, label = _read(given)
         data = {"reason": "checks", "limit": self._most}
         unfinished = [check for check in self._checks.values() if check.document is None]
         if sum(check.owner == owner for check in unfinished) >= self._most:
@@ -280,7 +276,8 @@ class SealedChecks:
         """Return a check by its id; raises `NotFound`, and `Forbidden` for that of another owner."""
         check = self._checks.get(name) if isinstance(name, str) else None
         if check is None:
-            raise _unknown()
+            message = "there is no such check: it was never begun, was deleted, or its time is over"
+            raise NotFound(message, data={"reason": "unknown_check"})
         if check.owner != owner:
             raise Forbidden("another key or address began this check", data={"reason": "other_key"})
         return check
@@ -336,20 +333,15 @@ def _refused(member: str, message: str, kind: str) -> InvalidParams:
     return invalid_params("check", [broken_rule([member], message, kind)])
 
 
-def _unknown() -> NotFound:
-    message = "there is no such check: it was never begun, was deleted, or its time is over"
-    return NotFound(message, data={"reason": "unknown_check"})
-
-
-def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
+def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str]:
     """Read the parameters of a new check: what the kernel takes, the number of cases, a label."""
     broken: list[BrokenRule] = []
     takes = _takes(given.get("takes"), broken)
     asked, label = given.get("cases"), given.get("label")
-    asked = min(_CASES, most) if asked is None else asked
-    if type(asked) is not int or not 1 <= asked <= most:
+    asked = _CASES if asked is None else asked
+    if type(asked) is not int or not 1 <= asked <= _MOST_CASES:
         but = f", but is {number(asked)}" if type(asked) is int else ""
-        broken.append(broken_rule(["cases"], f"cases must be an integer from 1 to {most}{but}", "value"))
+        broken.append(broken_rule(["cases"], f"cases must be an integer from 1 to {_MOST_CASES}{but}", "value"))
     label = "" if label is None else label
     if not isinstance(label, str) or not _LABEL.fullmatch(label):
         broken.append(broken_rule(["label"], "label must be at most 200 characters of printable ASCII", "value"))

@@ -35,7 +35,6 @@ def tight() -> Iterator[Resident]:
         body_limit=4 << 20,
         json_limit=4 << 20,
         work_limit=50_000_000_000,
-        output_limit=16 << 20,
         memory_limit=40 << 20,
         deadline_s=20.0,
     ) as resident:

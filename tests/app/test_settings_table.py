@@ -35,8 +35,8 @@ def test_writing_and_checking(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     page = tmp_path / "running.md"
     right = PAGE.read_text(encoding="utf-8")
     page.write_text(right.replace("| `CONVGRAD_PORT` |", "| `CONVGRAD_DOOR` |"), encoding="utf-8")
-    assert main(["--check", "--page", str(page)]) == 1
+    assert main(True, page) == 1
     assert str(page) in capsys.readouterr().err
-    assert main(["--page", str(page)]) == 0
+    assert main(False, page) == 0
     assert page.read_text(encoding="utf-8") == right
-    assert main(["--check", "--page", str(page)]) == 0
+    assert main(True, page) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from convgrad._errors import ConvgradError
-from engine.limits import ProcessLimits
+from engine.limits import Limits
 from engine.options import Options, parse_options
 from engine.prepare import Preparer
 from kernels.cache import CACHE
@@ -19,7 +19,7 @@ from tests.schemas.calls import GRADIENT, attributes, gradient
 @pytest.fixture
 def preparer() -> Preparer:
     """A preparer that remembers nothing yet."""
-    return Preparer(ProcessLimits(2))
+    return Preparer(Limits(2))
 
 
 RIGHT = attributes(weights_format="IOX", groups=1)
@@ -35,7 +35,7 @@ def test_a_call_is_prepared_once(preparer: Preparer) -> None:
     assert hurried.computations is first.computations
     assert (first.options.deadline_ms, hurried.options.deadline_ms) == (None, 7)
     with pytest.raises(ConvgradError, match="multiply-adds"):
-        Preparer(ProcessLimits(2, work_limit=1)).prepare(GRADIENT, RIGHT, gradient(), Options())
+        Preparer(Limits(2, work_limit=1)).prepare(GRADIENT, RIGHT, gradient(), Options())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from convgrad._errors import Cancelled, DeadlineExceeded, WorkerLost
 from kernels import compute, plan
 from tests.app.pool.fleet import TINY, Array, Fleet, fleet, random_inputs, soon

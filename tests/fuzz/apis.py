@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -17,10 +16,9 @@ from unittest import mock
 from fastapi import FastAPI
 
 from app.main import create_app
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from app.replies.errors import MAPPING
 from app.settings import Settings
-from kernels import Unit
 from schemas.tables import operation_names
 from tests.fuzz.parsers import RUNNER
 
@@ -43,14 +41,15 @@ class _Instant:
     def count(self, units: int, macs: int, seconds: float) -> None:
         pass
 
-    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        for unit in job.plan.units:
-            yield unit
+    async def run(self, job: Job) -> None:
+        if job.on_unit is not None:
+            for unit in job.plan.units:
+                job.on_unit(unit)
 
 
 @cache
 def _app() -> FastAPI:
-    limits = {"body_limit": _LIMIT, "json_limit": 64 << 10, "output_limit": _LIMIT, "memory_limit": 8 << 20}
+    limits = {"body_limit": _LIMIT, "json_limit": 64 << 10, "memory_limit": 8 << 20}
     settings = Settings.model_validate({**limits, "workers": 1, "work_limit": 10**9, "deadline_s": 20.0})
     with mock.patch("app.main.make_engine", return_value=_Instant()):
         return create_app(settings)

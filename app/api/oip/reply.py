@@ -16,7 +16,7 @@ from app.api.oip.body import HEAD_LENGTH
 from app.api.oip.regions import Region
 from app.api.oip.request import InferRequest, RequestedOutput
 from app.calls.call import Call
-from app.calls.outputs import CallOutput
+from app.calls.work import Output
 from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece, slices
 from app.replies.coding import coded
 from app.replies.numbers import NUMBERS, list_pieces
@@ -105,7 +105,7 @@ async def _with_numbers(
     call: Call,
     start: bytes,
     described: Sequence[bytes],
-    pairs: Sequence[tuple[RequestedOutput, CallOutput]],
+    pairs: Sequence[tuple[RequestedOutput, Output]],
     binary: Sequence[memoryview] = (),
 ) -> AsyncGenerator[bytes | memoryview, None]:
     """Yield the head, with the elements of outputs neither binary nor in shared memory; then those in `binary`."""

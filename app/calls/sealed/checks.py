@@ -20,8 +20,6 @@ from engine.sealed.checks import SealedCase, SealedCheck
 
 __all__ = ["Judging", "SealedChecks", "SealedLimits", "settled", "submit"]
 
-_MOST_CASES = 200
-
 Judging = Coroutine[Any, Any, dict[str, Any]]
 """Judges an answer, sets the status of its case, and returns the reply."""
 
@@ -45,7 +43,7 @@ class SealedChecks(sealed.SealedChecks):
     def __init__(self, secret: str | None, segments: SegmentPool, limits: SealedLimits | None = None) -> None:
         """Sign with `secret`; None: a random one."""
         self.limits = limits or SealedLimits()
-        super().__init__(secret, checks=self.limits.checks, cases=_MOST_CASES)
+        super().__init__(secret, checks=self.limits.checks)
         self._segments = segments
         self._drawing = asyncio.Lock()
 
@@ -65,7 +63,8 @@ class SealedChecks(sealed.SealedChecks):
             current = check.current()
             if current is not None or len(check.cases) == check.asked:
                 return current
-            drawn, inputs = await asyncio.to_thread(_drawn, check)
+            drawn = await asyncio.to_thread(check.draw)
+            inputs = await asyncio.to_thread(drawn.case.inputs)
             drawn.until = time.monotonic() + self.limits.case_s
             try:
                 await self._keep(drawn, inputs, check.owner)
@@ -116,8 +115,3 @@ async def settled(check: SealedCheck) -> SealedCheck:
     if judging := [case.verdict for case in check.cases[-1:] if case.verdict is not None]:
         await asyncio.wait(judging)
     return check
-
-
-def _drawn(check: SealedCheck) -> tuple[SealedCase, dict[str, Array]]:
-    drawn = check.draw()
-    return drawn, drawn.case.inputs()

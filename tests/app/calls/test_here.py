@@ -39,9 +39,9 @@ def test_what_is_tiny() -> None:
     """Work, memory and the reference decide; f64 and verifications are for workers."""
     engine = Engine(2)
     small = metas_of(SMALL.inputs())
-    assert engine.prepare(SMALL.op, SMALL.attributes(), small, Options()).tiny
-    assert not engine.prepare(SMALL.op, SMALL.attributes(), small, Options(reference=True)).tiny
-    assert not engine.prepare(HEAVY.op, HEAVY.attributes(), metas_of(HEAVY.floats()), Options()).tiny
+    assert engine.preparer.prepare(SMALL.op, SMALL.attributes(), small, Options()).tiny
+    assert not engine.preparer.prepare(SMALL.op, SMALL.attributes(), small, Options(reference=True)).tiny
+    assert not engine.preparer.prepare(HEAVY.op, HEAVY.attributes(), metas_of(HEAVY.floats()), Options()).tiny
 
 
 def _units(resident: Resident) -> int:

@@ -19,11 +19,12 @@ from app.settings import Settings
 from app.telemetry.context import RequestContext
 from convgrad import TooLarge
 from engine import prepare
+from engine.options import Options
 from engine.planning import (
     Computation,
+    Prepared,
     call_bytes,
     check_limits,
-    describe_plans,
     is_planned_at_once,
     plan_call,
     problem_of,
@@ -57,17 +58,15 @@ def test_shapes_and_work_agree_on_both_sides() -> None:
         assert problem.macs == op.macs
 
 
-@pytest.mark.parametrize("name", ["work_limit", "output_limit", "memory_limit"])
+@pytest.mark.parametrize("name", ["work_limit", "memory_limit"])
 def test_each_limit_refuses(name: str) -> None:
     """A limit one below what the call needs rejects it, and the error has the reason, both numbers and the place."""
     op = resolved(SMALL)
-    output = 4 * int(np.prod(op.output.shape))
-    need = {"work_limit": op.macs, "output_limit": output, "memory_limit": call_bytes(op)}[name]
-    check_limits(op, Settings().model_copy(update={name: need}))
+    need = {"work_limit": op.macs, "memory_limit": call_bytes(op)}[name]
+    check_limits(op, Settings().model_copy(update={name: need}).limits)
     with pytest.raises(TooLarge) as caught:
-        check_limits(op, Settings().model_copy(update={name: need - 1}))
-    loc = ["outputs" if name == "output_limit" else "inputs", "diff_weights" if name == "output_limit" else "diff_dst"]
-    reason = name.removesuffix("_limit")
+        check_limits(op, Settings().model_copy(update={name: need - 1}).limits)
+    reason, loc = name.removesuffix("_limit"), ["inputs", "diff_dst"]
     assert caught.value.data == {"reason": reason, "limit": need - 1, "value": need, "loc": loc}
 
 
@@ -79,7 +78,7 @@ def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], c
     ones = (1,) * len(kernel)
     op = resolved(Case(src_channels=channels, src_spatial=kernel, dst_spatial=ones, kernel=kernel))
     with pytest.raises(TooLarge) as caught:
-        check_limits(op, Settings())
+        check_limits(op, Settings().limits)
     assert caught.value.data["reason"] == "plan"
     assert caught.value.data["value"] > caught.value.data["limit"]
 
@@ -90,16 +89,16 @@ def test_every_output_is_checked() -> None:
     for outputs in (("diff_bias", "diff_weights"), ("diff_weights", "diff_bias")):
         op = resolved(many, outputs=outputs)
         with pytest.raises(TooLarge, match=r"the filter has \d+ taps, but"):
-            check_limits(op, Settings())
+            check_limits(op, Settings().limits)
         assert not is_planned_at_once(op)
 
 
 def test_the_reference_kernel_has_a_limit_of_units() -> None:
     """A filter that other kernels plan at once would need a unit per tap there."""
     op = resolved(Case(src_spatial=(1 << 15,), dst_spatial=(1,), kernel=(1 << 15,)))
-    assert len(plan_call(op, Settings())[0].plan.units) < 64
+    assert len(plan_call(op, Settings().limits)[0].plan.units) < 64
     with pytest.raises(TooLarge) as caught:
-        plan_call(op, Settings(), reference=True)
+        plan_call(op, Settings().limits, reference=True)
     loc = ["attributes", "weights_shape"]
     assert caught.value.data == {"reason": "plan", "limit": 1 << 14, "value": 1 << 15, "loc": loc}
     assert caught.value.message.endswith(": weights_shape is (1, 1, 32768)")
@@ -110,7 +109,7 @@ def test_taps_are_work_of_a_verification(fast: bool) -> None:
     """A verification of many taps with little to sum exceeds the limit of work that its multiply-adds don't reach."""
     op = resolved(Case(n=16, src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64)))
     assert work_of_verification(op, fast=fast) > 16 * 64 * 64 * 100_000 > 10_000 * op.macs
-    settings = Settings(work_limit=1_000_000_000)
+    settings = Settings(work_limit=1_000_000_000).limits
     assert not verification_cost(op, settings)["allowed"]
     work, taps = work_of_verification(op, fast=fast), work_of_taps(op)
     with pytest.raises(TooLarge) as caught:
@@ -123,8 +122,8 @@ def test_taps_are_work_of_a_verification(fast: bool) -> None:
 def test_a_plan_is_described() -> None:
     """A plan's description has its kernel, work, units and tiles."""
     op = resolved(SMALL)
-    found = plan_call(op, Settings(workers=2))
-    said, plan = describe_plans(op, found), found[0].plan
+    found = plan_call(op, Settings(workers=2).limits)
+    said, plan = Prepared(op, found, Options(), {}).describe(), found[0].plan
     assert said["kernel"] == plan.kernel
     assert said["units"] == len(plan.units) >= said["tiles"] > 0
 
@@ -269,7 +268,7 @@ def test_the_spare_worker_is_for_short_units() -> None:
         (SMALL, False, True), (SMALL, True, True), (layer, False, True), (replace(layer, n=64), True, False),
         (taps, False, False), (images, True, False),
     ):  # fmt: skip
-        (found,) = plan_call(resolved(case), Settings(workers=2), reference)
+        (found,) = plan_call(resolved(case), Settings(workers=2).limits, reference)
         assert found.short is short, (case, reference)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from app.cluster.engine import RayEngine
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from app.pool.local import LocalEngine
 from kernels import ConvProblem, Plan, Unit, plan
 from tests.app.pool.fleet import TINY, Array, Fleet, random_inputs
@@ -71,8 +71,7 @@ class Site:
         job = self.fleet.job(chosen, inputs)
 
         async def finish() -> Array:
-            async for _ in LocalEngine.run(self.ray, job):
-                pass
+            await LocalEngine.run(self.ray, job)
             return self._result(job)
 
         try:
@@ -90,13 +89,19 @@ class Site:
         return self.fleet.run(self._compute(self.fleet.job(chosen, inputs, **more), disturb), 120.0)
 
     async def _compute(self, job: Job, disturb: Callable[[], object]) -> tuple[Array, float]:
-        start = 0.0
+        start, seen, disturbed = 0.0, list[int](), False
+
+        def look(unit: Unit) -> None:
+            nonlocal start, disturbed
+            disturbed = disturbed or disturb() is not False
+            start = start or time.monotonic()
+            seen.append(unit.index)
+
+        job.on_unit = look
         try:
-            async with aclosing(self.ray.run(job)) as units:
-                seen = await _watch(units, disturb)
-                start = seen[1]
+            await self.ray.run(job)
             result = self._result(job)
-            assert sorted(seen[0]) == list(range(len(job.plan.units)))
+            assert sorted(seen) == list(range(len(job.plan.units)))
         finally:
             self.fleet.release(job)
         return result, time.monotonic() - start
@@ -105,18 +110,6 @@ class Site:
     def _result(job: Job) -> Array:
         problem = job.plan.problem
         return np.frombuffer(bytes(job.output.view), problem.output_dtype).reshape(problem.output_shape)
-
-
-async def _watch(units: AsyncIterator[Unit], disturb: Callable[[], object]) -> tuple[list[int], float]:
-    seen: list[int] = []
-    start, disturbed = time.monotonic(), False
-    async for unit in units:
-        if not disturbed:
-            disturbed = disturb() is not False
-        if not seen:
-            start = time.monotonic()
-        seen.append(unit.index)
-    return seen, start
 
 
 def many(problem: ConvProblem, seed: int = 0) -> tuple[Plan, list[Array]]:

@@ -8,12 +8,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
+from convgrad._errors import DeadlineExceeded, InternalError, ShuttingDown
 from kernels import compute
 from tests.app.cluster.site import WIDE, Site, many
 from tests.app.pool.fleet import Array
@@ -119,14 +118,7 @@ def test_a_worker_that_ends_is_counted_and_replaced(site: Site, machines: Machin
 
 def test_a_reader_that_leaves(site: Site) -> None:
     """Its memory is free, and the next call is served."""
-
-    async def leave() -> None:
-        job = site.fleet.job(PLAN, INPUTS)
-        async with aclosing(site.ray.run(job)) as units:
-            await anext(units)
-        site.fleet.release(job)
-
-    site.fleet.run(leave())
+    site.fleet.run(site.fleet.leave(site.fleet.job(PLAN, INPUTS)))
     assert right(site, site.there(PLAN, INPUTS)[0])
 
 
@@ -234,45 +226,35 @@ def test_copying_hangs(site: Site, machines: Machines) -> None:
     assert site.ray.snapshot()["cluster"]["bridge"] == pid
 
 
-def test_refusing_and_shutting_down(machines: Machines) -> None:
-    """Without `fallback` a call is rejected where the cluster is lost or away, and at the service's end."""
+def test_shutting_down(machines: Machines) -> None:
+    """A call that the cluster computes is rejected at the service's end, and so are later ones."""
     machines.set(one=1)
-    with Site.open("", fallback=False) as strict:
-        strict.whole()
-        assert right(strict, strict.there(PLAN, INPUTS)[0])
+    with Site.open("") as ending:
+        ending.whole()
         machines.set({"one": "silent"}, one=1)
 
         async def stop() -> None:
-            running = strict.fleet.runner.get_loop().create_task(strict.fleet.finish(strict.fleet.job(PLAN, INPUTS)))
-            await strict.fleet.until(lambda: strict.ray.snapshot()["cluster"]["jobs"])
-            await strict.ray.stop()
+            running = ending.fleet.runner.get_loop().create_task(ending.fleet.finish(ending.fleet.job(PLAN, INPUTS)))
+            await ending.fleet.until(lambda: ending.ray.snapshot()["cluster"]["jobs"])
+            await ending.ray.stop()
             with pytest.raises(ShuttingDown):
                 await running
             with pytest.raises(ShuttingDown):
-                await strict.fleet.finish(strict.fleet.job(PLAN, INPUTS))
+                await ending.fleet.finish(ending.fleet.job(PLAN, INPUTS))
 
-        pid = strict.ray.snapshot()["cluster"]["bridge"]
-        with pytest.raises(Overloaded, match="can't be finished on the cluster") as caught:
-            strict.there(PLAN, INPUTS, lambda: os.kill(pid, signal.SIGKILL))
-        assert caught.value.retry_after
-        with pytest.raises(Overloaded, match="is away"):
-            strict.there(PLAN, INPUTS)
-        machines.set(one=1)
-        strict.until(lambda: strict.ready() == 1)
-        machines.set({"one": "silent"}, one=1)
-        strict.fleet.run(stop())
+        ending.fleet.run(stop())
 
 
 def test_a_cluster_that_comes_later(machines: Machines) -> None:
-    """Until then the service computes alone; with `common`, machines compute for its target."""
+    """Until then the service computes alone."""
     machines.set()
-    with Site.open("", mixed="common") as made:
+    with Site.open("") as made:
         made.fleet.run(made.fleet.whole())
         made.until(lambda: made.ray.snapshot()["cluster"]["bridge_restarts"] > 0)
         assert made.ray.ready
         assert right(made, made.there(PLAN, INPUTS)[0])
         assert made.counter("jobs") == 0
-        machines.set({"three": "other"}, three=1)
+        machines.set(three=1)
         made.whole()
         assert right(made, made.there(PLAN, INPUTS)[0])
         assert made.counter("units")

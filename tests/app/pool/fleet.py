@@ -15,7 +15,7 @@ import numpy.typing as npt
 import uvloop
 
 from app.pool.buffers import Segment, SegmentPool
-from app.pool.engine import Job
+from app.pool.jobs import Job
 from app.pool.local import LocalEngine
 from kernels import ConvProblem, Plan, Unit, compute, plan, storage_dtype
 
@@ -96,11 +96,23 @@ class Fleet:
         """Run a job, return its result and its units, and release its memory however it ends."""
         problem = job.plan.problem
         try:
-            units = [unit async for unit in self.engine.run(job)]
+            units: list[Unit] = []
+            job.on_unit = units.append
+            await self.engine.run(job)
             result = np.frombuffer(bytes(job.output.view), storage_dtype(problem.dtype))
             return result.reshape(problem.output_shape), units
         finally:
             self.release(job)
+
+    async def leave(self, job: Job) -> None:
+        """Run a job, cancel it after its first unit, and release its memory."""
+        begun = asyncio.Event()
+        job.on_unit = lambda _: begun.set()
+        running = asyncio.create_task(self.engine.run(job))
+        await begun.wait()
+        running.cancel()
+        await asyncio.wait({running})
+        self.release(job)
 
     def release(self, job: Job) -> None:
         """Release a job's memory."""

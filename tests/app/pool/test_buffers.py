@@ -243,11 +243,11 @@ def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:
 def test_a_block_made_in_a_thread_is_the_caller_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other call can take it while its caller resumes, so the event loop allocates nothing."""
     pool, makers = SegmentPool(32 * _MIB), []
-    create, to_thread = SegmentPool._create, asyncio.to_thread
+    reserve, to_thread = SegmentPool._reserve, asyncio.to_thread
 
     def recording(self: SegmentPool, *arguments: Any) -> Any:
         makers.append(threading.current_thread())
-        return create(self, *arguments)
+        return reserve(self, *arguments)
 
     async def raced(*arguments: Any, **options: Any) -> Any:
         made = await to_thread(*arguments, **options)
@@ -255,7 +255,7 @@ def test_a_block_made_in_a_thread_is_the_caller_s(monkeypatch: pytest.MonkeyPatc
         assert rival is None
         return made
 
-    monkeypatch.setattr(SegmentPool, "_create", recording)
+    monkeypatch.setattr(SegmentPool, "_reserve", recording)
     monkeypatch.setattr(asyncio, "to_thread", raced)
     asyncio.run(pool.acquire_async(4 * _MIB))
     assert len(makers) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import random
 from collections import Counter
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Job
-from app.pool.jobs import FairQueue, JobRun
+from app.pool.jobs import FairQueue, Job, JobRun
 from convgrad._errors import Cancelled, DeadlineExceeded
 from kernels import Plan, Unit
 from tests.app.pool.fleet import TINY
@@ -193,32 +191,16 @@ def test_only_the_first_error_counts(pool: SegmentPool) -> None:
     assert complete.error is None
 
 
-def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
-    """Finished units are delivered in the order of completion, then the end, even long after completion."""
-    run = JobRun(job_of(pool, 2))
-    first, second = run.take(), run.take()
+def test_units_are_reported_in_the_order_of_completion(pool: SegmentPool) -> None:
+    """Each unit that is done is reported, and none of a job that has failed."""
+    run, seen = JobRun(job_of(pool, 3)), list[Unit]()
+    run.job.on_unit = seen.append
+    first, second, third = run.take(), run.take(), run.take()
     run.done(second)
     run.done(first)
-
-    async def read() -> list[Unit | None]:
-        return [await run.next() for _ in range(4)]
-
-    assert asyncio.run(read()) == [second, first, None, None]
-
-
-async def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
-    """A reader that wants the whole result is told only once: when the last unit is done."""
-    run = JobRun(job_of(pool, 2))
-    run.job.state.each = False
-    reader = asyncio.create_task(run.next())
-    first, second = run.take(), run.take()
-    await asyncio.sleep(0)
-    run.done(first)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not reader.done()
-    run.done(second)
-    assert await reader is None
+    run.fail(Cancelled("gone"))
+    run.done(third)
+    assert seen == [second, first]
 
 
 def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None:
@@ -231,16 +213,6 @@ def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None
     assert queue.sole() is None
     queue.remove(first)
     assert queue.sole() is second
-
-
-async def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
-    """A waiting reader gets the job's error as soon as it fails."""
-    run = JobRun(job_of(pool, 1))
-    reader = asyncio.create_task(run.next())
-    await asyncio.sleep(0)
-    run.fail(DeadlineExceeded("late"))
-    with pytest.raises(DeadlineExceeded):
-        await reader
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -300,7 +272,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A job settles once it is over and no worker has its units, and never earlier."""
         for run in self.runs:
             busy = sum(1 for other, _ in self.on_workers if other is run)
-            assert run.on_workers == busy
+            assert run.running == busy
             complete = len(self.finished[run]) == len(run.job.plan.units)
             assert run.over == (complete or run.error is not None)
             assert run.settled.is_set() == (run.over and not busy)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from convgrad._errors import DeadlineExceeded, ShuttingDown
-from kernels import ConvProblem, box, compute, plan
+from kernels import ConvProblem, Unit, box, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
 from tests.app.pool.proc import descriptors, opened_since
 
@@ -77,19 +77,23 @@ def test_the_number_of_workers_changes_no_bit(two: Fleet) -> None:
     assert len(set(results)) == 1
 
 
-async def test_a_yielded_unit_is_final(two: Fleet) -> None:
-    """A unit's box is final when the unit is yielded, and each unit is yielded once."""
+async def test_a_reported_unit_is_final(two: Fleet) -> None:
+    """A unit's box is final when the unit is reported, and each unit is reported once."""
     inputs = random_inputs(WIDE)
     expected = compute(WIDE, *inputs)
     job = two.job(plan(WIDE, workers=2), inputs)
     output = np.frombuffer(job.output.view, np.float32).reshape(WIDE.output_shape)
     seen = []
-    async for unit in two.engine.run(job):
+
+    def look(unit: Unit) -> None:
         seen.append(unit.index)
         if unit.offset is not None:
             np.testing.assert_array_equal(box(output, unit), box(expected, unit))
+
+    job.on_unit = look
+    await two.engine.run(job)
     assert sorted(seen) == list(range(len(job.plan.units)))
-    assert job.state.queue_s is not None
+    assert job.queue_s is not None
     assert two.counters["compute_s"] > 0
 
 
@@ -140,15 +144,11 @@ def test_a_spare_worker_goes_past_long_units() -> None:
         both.run(scenario(both))
 
 
-async def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
+async def test_a_cancelled_job_frees_workers_and_memory(two: Fleet) -> None:
     """A caller that leaves after the first unit leaves no unit on a worker and no lease."""
-    job = two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG))
-    units = two.engine.run(job)
-    await anext(units)
-    await units.aclose()
+    await two.leave(two.job(plan(LONG, workers=4, reference=True), random_inputs(LONG)))
     assert not two.busy()
     assert two.engine.snapshot()["jobs"] == 0
-    two.release(job)
     assert two.segments.stats().used == 0
 
 

@@ -134,9 +134,8 @@ async def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
     """A worker that notices the stop is not killed, and takes the next job in the same process."""
     pids = two.pids
     job = two.job(plan(SLOW, workers=2, reference=True), random_inputs(SLOW))
-    units = two.engine.run(job)
     with Frozen(two.pids):
-        reading = asyncio.ensure_future(anext(units))
+        reading = asyncio.ensure_future(two.engine.run(job))
         await two.until(two.busy)
         reading.cancel()
         await asyncio.sleep(0)
@@ -153,8 +152,7 @@ async def test_a_worker_that_ignores_a_stop_is_killed(strict: Fleet) -> None:
     await strict.whole()
     job = strict.job(plan(TINY, reference=True), random_inputs(TINY))
     with Frozen(strict.pids):
-        units = strict.engine.run(job)
-        reading = asyncio.ensure_future(anext(units))
+        reading = asyncio.ensure_future(strict.engine.run(job))
         await strict.until(strict.busy)
         busy = strict.busy()
         strict.release(job)

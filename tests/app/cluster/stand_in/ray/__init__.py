@@ -37,11 +37,10 @@ def state() -> dict[str, Any]:
     return found
 
 
-def init(_address: str = "", *, runtime_env: dict[str, Any], **_: object) -> None:
+def init(_address: str = "", **_: object) -> None:
     """Connect, unless there is no cluster."""
     if not state()["machines"]:
         raise ConnectionError("there is no cluster")
-    _cluster.told = bool(runtime_env["env_vars"].get("CONVGRAD_TARGET"))
     _cluster.thread = threading.Thread(target=_cluster.schedule, daemon=True)
     _cluster.thread.start()
 
@@ -150,7 +149,7 @@ class _Task:
             with Path(os.environ["STAND_IN"]).with_suffix(f".{what}").open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 
-    def run(self, machine: str, *, told: bool) -> None:
+    def run(self, machine: str) -> None:
         """Call the function on a machine."""
 
         def fault() -> str | None:
@@ -169,7 +168,7 @@ class _Task:
             if unit and (error := RAISED.get(broken or "")) is not None:
                 raise RayTaskError(error())
             result = self.function(*self.arguments)
-            if self.function.__name__ == "check" and broken == "other" and not told:
+            if self.function.__name__ == "check" and broken == "other":
                 result = "other", result[1]
             if self.function.__name__ == "check" and broken == "unfit":
                 result = result[0], "it is broken"
@@ -187,7 +186,7 @@ class _Cluster:
         self.lock = threading.Lock()
         self.waiting: deque[_Task] = deque()
         self.thread = threading.Thread()
-        self.told = self.over = False
+        self.over = False
         self._running: list[tuple[str, _Task]] = []
 
     def schedule(self) -> None:
@@ -210,7 +209,7 @@ class _Cluster:
         if loads[machine] < machines[machine]:
             self.waiting.remove(task)
             self._running.append((machine, task))
-            threading.Thread(target=task.run, args=(machine,), kwargs={"told": self.told}, daemon=True).start()
+            threading.Thread(target=task.run, args=(machine,), daemon=True).start()
 
 
 _cluster = _Cluster()
