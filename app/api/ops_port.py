@@ -30,41 +30,40 @@ def listen_for_operators(settings: Settings) -> socket.socket | None:
     return socket.create_server((settings.ops_host, settings.ops_port), family=family)
 
 
-class OpsPort:
+class OpsPort(uvicorn.Server):
     """Serve health and metrics on a listener, on the event loop of the service."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         app = Application()
         app.state.service = service
         app.stack = Exchanges(Routes([ops_pages.health]), Limits(0))  # no page reads a body
-        config = uvicorn.Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=1,
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=HttpProtocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
         )
-        self._server = _Server(config)
         self._listener = listener
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start serving."""
-        self._serving = asyncio.create_task(self._server.serve([self._listener]))
+        self._serving = asyncio.create_task(self.serve([self._listener]))
         host, port = self._listener.getsockname()[:2]
         _log.info("health and metrics at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
-        self._server.should_exit = True
+        self.should_exit = True
         if self._serving is not None:
             await self._serving
 
-
-class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the main server."""

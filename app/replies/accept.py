@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from app.caching import cached_if_short
 from convgrad._errors import NotAcceptable
@@ -16,17 +15,13 @@ _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
 _MOST_ITEMS = 64
 
 
-def choose(accept: str | None, offers: Sequence[str]) -> str:
+@cached_if_short
+def choose(accept: str, offers: tuple[str, ...]) -> str:
     """Return the offer with the highest quality, the first of equals.
 
-    Without a header every offer is acceptable. Malformed ranges are ignored. Raises `NotAcceptable` when no offer is
-    left.
+    Without a header, `accept` is empty and every offer acceptable. Malformed ranges are ignored. Raises `NotAcceptable`
+    when no offer is left.
     """
-    return _choose(accept or "", tuple(offers))
-
-
-@cached_if_short
-def _choose(accept: str, offers: tuple[str, ...]) -> str:
     if not accept.strip():
         return offers[0]
     ranges = [("*/*" if name == "*" else name, quality) for name, quality in weighted(accept)]
@@ -52,10 +47,7 @@ def weighted(header: str) -> list[tuple[str, float]]:
 
 def _quality(offer: str, ranges: list[tuple[str, float]]) -> float:
     """Return the quality of the most specific range that matches `offer`."""
-    highest = 0.0
     for pattern in (offer, offer.partition("/")[0] + "/*", "*/*"):
-        matching = [quality for name, quality in ranges if name == pattern]
-        if matching:
-            highest = max(matching)
-            break
-    return highest
+        if matching := [quality for name, quality in ranges if name == pattern]:
+            return max(matching)
+    return 0.0

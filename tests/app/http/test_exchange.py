@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.exchange import Exchange, Exchanges, Limits, exchange_of
-from app.replies.body import send_bytes, send_head, send_piece
+from app.replies.body import send_body, send_head, send_piece
 from convgrad import Cancelled, Overloaded
 
 ANY = Limits(1 << 40)
@@ -55,7 +55,7 @@ async def _echo(inner: Scope, receive: Receive, send: Send) -> None:
     more = True
     while more:
         more = (await receive()).get("more_body", False)
-    await send_bytes(send, b"ok", "text/plain")
+    await send_body(send, [b"ok"], "text/plain", 2)
 
 
 async def _nothing(*_: object) -> Any:
@@ -79,7 +79,7 @@ def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.INFO)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_bytes(send, b"", "text/plain")
+        await send_body(send, [], "text/plain", 0)
 
     given = {**scope(), "path": "/" + "x" * 60_000}
     asyncio.run(Exchanges(app, ANY)(given, asyncio.Event().wait, _ignored))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_timings_are_sent() -> None:
 
     async def timed(inner: Scope, _: Receive, send: Send) -> None:
         exchange_of(inner).context.timings.add("compute", 0.001)
-        await send_bytes(send, b"", "text/plain")
+        await send_body(send, [], "text/plain", 0)
 
     start, _ = call(Exchanges(timed, ANY))
     assert headers_of(start)["server-timing"] == "compute;dur=1.000"
@@ -148,7 +148,7 @@ def test_a_large_unread_body_closes_the_connection() -> None:
     """A reply before the end of a long body announces that the connection will close, and is sent in full first."""
 
     async def early(_: Scope, __: Receive, send: Send) -> None:
-        await send_bytes(send, b"no", "text/plain", status=422)
+        await send_body(send, [b"no"], "text/plain", 2, status=422)
 
     sent = call(Exchanges(early, ANY), b"a", b"b", content_length=str(1 << 30))
     assert headers_of(sent[0])["connection"] == "close"
@@ -166,7 +166,7 @@ def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.Monkey
     async def early(_: Scope, __: Receive, send: Send) -> None:
         nonlocal held
         held = True
-        await send_bytes(send, b"no", "text/plain", status=422)
+        await send_body(send, [b"no"], "text/plain", 2, status=422)
         held = False
 
     async def receive() -> Message:
