@@ -16,8 +16,8 @@ from typing import Any
 from fastapi import Request
 
 from app.http.exchange import exchange_of
+from app.replies.accept import accepts
 from app.replies.body import SMALL, json_bytes, send_body, slices
-from app.replies.coding import accepts
 from app.sharing import Shared
 from convgrad import __version__
 from schemas.describe import describe, list_operations

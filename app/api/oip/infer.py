@@ -33,8 +33,7 @@ from app.intake.sinks import Sink, TensorFault
 from app.intake.tensors import Input, Tensor, shape_list
 from app.pool.buffers import Memory
 from app.replies import frames
-from app.replies.accept import choose
-from app.replies.coding import choose_coding
+from app.replies.accept import choose, choose_coding
 from convgrad._errors import PROBLEM_JSON, InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported
 from engine.planning import Prepared, tensor_bytes
 from schemas.broken_rules import broken_rule

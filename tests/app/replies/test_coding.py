@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.replies.coding import choose_coding
+from app.replies.accept import choose_coding
 
 
 @pytest.mark.parametrize(
