@@ -85,7 +85,7 @@ class MultipartBody:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
-        return await self._request.with_parts(self._arrived()).read()
+        return await replace(self._request, inputs={**self._request.inputs, **self._arrived()}).read()
 
     async def _take(self, event: _Event) -> None:
         if isinstance(event, Mapping):
@@ -133,32 +133,35 @@ class MultipartBody:
         if row in self._parts:
             raise _refusal(called, name, f"the part {name} is given twice", "conflict")
         broken: list[BrokenRule] = []
-        description = self._request.described(row)
+        inputs = dict(self._request.inputs)
+        spelled = next((each for each in inputs if rows.input_spellings.get(each) == row), None)
+        description = None if spelled is None else inputs.pop(spelled)
         wire = WireTensor(None, None) if description is None else read_tensor(description, ["inputs", name], broken)
         if broken or wire is None:
             raise invalid_params(called, broken)
         if wire.member is not None:
             raise _refusal(called, name, f"{name} is in the request and in a part: give one", "conflict")
         part = self._parts[row] = NpyPart(name, wire, self._lease, self._bound, is_shape=rows.is_shape(name))
+        self._request = replace(self._request, inputs=inputs)  # without the description
         return part
 
-    def _arrived(self) -> dict[str, tuple[str, Input]]:
+    def _arrived(self) -> dict[str, Input]:
         assert self._request is not None
-        inputs: dict[str, tuple[str, Input]] = {}
-        for row, part in self._parts.items():
+        inputs: dict[str, Input] = {}
+        for part in self._parts.values():
             with _named(self._request.called_as, part.name):
                 if (value := part.input()) is not None:
-                    inputs[row] = part.name, value
+                    inputs[part.name] = value
         return inputs
 
     async def _check_arrived(self) -> None:
         """Check what is known before the data of a tensor arrives: what has no data yet may come as a part."""
         assert self._request is not None
         self._checked = True
-        arrived = self._arrived()
-        given = {name: value for name, value in self._request.inputs.items() if _has_data(value)}
-        request = replace(self._request, inputs=given).with_parts(arrived)
-        if self._request.rows.shape_input in self._parts.keys() - arrived.keys():
+        inputs = {name: value for name, value in self._request.inputs.items() if _has_data(value)} | self._arrived()
+        request = replace(self._request, inputs=inputs)
+        shape = self._parts.get(request.rows.shape_input or "")
+        if shape is not None and shape.name not in inputs:
             request = request.without_shape()
         await self._check(await request.read())
 

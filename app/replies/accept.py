@@ -7,10 +7,7 @@ import re
 from app.caching import cached_if_short
 from convgrad._errors import NotAcceptable
 
-__all__ = ["CODINGS", "accepts", "choose", "choose_coding"]
-
-CODINGS = ("gzip", "deflate")
-"""Content codings of replies."""
+__all__ = ["accepts", "choose", "choose_coding"]
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+(?:/[!#$%&'*+.^_`|~0-9a-z-]+)?")
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
@@ -54,7 +51,7 @@ def choose_coding(accept_encoding: str) -> str | None:
     above `identity`.
     """
     qualities = dict(_weighted(accept_encoding))
-    named = {name: quality for name, quality in qualities.items() if name in CODINGS and quality > 0}
+    named = {name: quality for name, quality in qualities.items() if name in ("gzip", "deflate") and quality > 0}
     if not named:
         return None
     best = max(named, key=lambda name: named[name])

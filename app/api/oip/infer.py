@@ -6,7 +6,6 @@ soon as the head has arrived; then the memory of each tensor is allocated, and e
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -26,7 +25,7 @@ from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange
 from app.intake.body import media_type, parse_json, parse_text, read_json
-from app.intake.coding import Decompressor, decompressor_of
+from app.intake.coding import coding_of, decompressed
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.intake.sinks import Sink, TensorFault
@@ -103,9 +102,9 @@ class _Inference(Compute):
         headers, chunks, length = exchange.headers, exchange.chunks(), exchange.length
         if not (name := media_type(headers)).endswith("+json"):
             check_media_type(name, _REQUEST_TYPES)
-        coded = decompressor_of(headers.get("content-encoding", ""), int(self.service.settings.body_limit))
-        if coded is not None:
-            chunks, length = _decompressed(chunks, coded), None  # which is not known in advance
+        if (coding := coding_of(headers.get("content-encoding", ""))) is not None:
+            # The length of the decompressed body is not known in advance.
+            chunks, length = decompressed(chunks, coding, int(self.service.settings.body_limit)), None
         head_length = _head_length(headers, length)
         rest = await self._read_head(chunks, lease, head_length, length)
         # A region may be unregistered meanwhile: this call keeps using the one it found.
@@ -220,15 +219,6 @@ def _head_length(headers: Mapping[str, str], length: int | None) -> int | None:
 def _usual_request(called_as: str, text: bytes) -> InferRequest:
     """Read a short head: training sends the same one with every call, and only new tensors."""
     return read_request(find_operation(called_as), parse_text(text))
-
-
-async def _decompressed(chunks: AsyncIterator[bytes | memoryview], decompressor: Decompressor) -> AsyncIterator[bytes]:
-    """Yield a body without its content coding; raises what the decompressor raises."""
-    async for chunk in chunks:
-        for piece in decompressor.pieces(bytes(chunk)):
-            yield piece
-            await asyncio.sleep(0)
-    decompressor.close()
 
 
 async def _write(chunk: bytes, coming: deque[Sink], lease: Lease, *, direct: bool) -> None:
