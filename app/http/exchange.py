@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -139,8 +139,8 @@ class Exchange:
                 yield chunk
                 add("decode", clock() - arrived)
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    @contextmanager
+    def watched(self) -> Iterator[None]:
         """Cancel the block when the client disconnects, and raise `Cancelled`; the body must have been read."""
         task, gone = cast("asyncio.Task[None]", asyncio.current_task()), False
         before, watchers = task.cancelling(), list[asyncio.Task[None]]()

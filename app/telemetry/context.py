@@ -83,13 +83,12 @@ class Timings:
 
     def each(self, part: str, pieces: Iterable[T]) -> Iterator[T]:
         """Yield `pieces`, adding the time it takes to produce each of them to a part."""
-        source = iter(pieces)
-        while True:
-            with self.measure(part):
-                piece = next(source, None)
-            if piece is None:
-                return
+        begun = time.perf_counter()
+        for piece in pieces:
+            self.add(part, time.perf_counter() - begun)
             yield piece
+            begun = time.perf_counter()
+        self.add(part, time.perf_counter() - begun)
 
     def header(self) -> str:
         """Return the `Server-Timing` value: the known parts in milliseconds, in processing order."""

@@ -195,9 +195,8 @@ def test_a_client_that_leaves_cancels_the_block() -> None:
             return {"type": "http.disconnect"}
 
         asyncio.get_running_loop().call_soon(gone.set)
-        with pytest.raises(Cancelled):
-            async with Exchange(scope(), receive, _ignored, ANY).watched():
-                await asyncio.Event().wait()
+        with pytest.raises(Cancelled), Exchange(scope(), receive, _ignored, ANY).watched():
+            await asyncio.Event().wait()
         await asyncio.sleep(0)
         task = asyncio.current_task()
         assert task is not None
@@ -215,7 +214,7 @@ def test_a_cancellation_is_not_lost_when_the_client_leaves_too() -> None:
             return {"type": "http.disconnect"}
 
         async def wait() -> None:
-            async with Exchange(scope(), receive, _ignored, ANY).watched():
+            with Exchange(scope(), receive, _ignored, ANY).watched():
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(wait())
@@ -259,7 +258,7 @@ def test_a_block_that_ends_is_not_cancelled() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        async with Exchange(scope(), receive, _ignored, ANY).watched():
+        with Exchange(scope(), receive, _ignored, ANY).watched():
             await asyncio.sleep(0)
         return "done"
 
