@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from app.api import pages as ops_pages
 from app.api import rest, web
 from app.api.oip import routes as oip
-from app.api.oip.body import HEAD_LENGTH
+from app.api.oip.request import HEAD_LENGTH
 from app.api.routing import Application, Routes
 from app.api.rpc import routes as rpc
 from app.calls.metrics import ServiceMetrics

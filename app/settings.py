@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     connections: int = Field(default=1024, ge=1)
     """Open connections; more are rejected with 503, except for health and metrics."""
     body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=_KIB)
-    """Largest request body in bytes."""
+    """Largest request body in bytes; the outputs of a call may have as many, or 1 GiB if that is more."""
     json_limit: ByteSize = Field(default=ByteSize(64 << 20), ge=1024)
     """Largest JSON body, or JSON part of a body, in bytes."""
     work_limit: int = Field(default=10**13, ge=1)
@@ -211,7 +211,8 @@ class Settings(BaseSettings):
     def limits(self) -> Limits:
         """What a call may take."""
         cluster, work = self.ray_workers if self.engine == "ray" else 0, self.work_limit
-        return Limits(self.worker_count, cluster, work, self.memory_budget, full_verification=work)
+        output, memory = max(int(self.body_limit), _GIB), self.memory_budget
+        return Limits(self.worker_count, cluster, work, output, memory, full_verification=work)
 
 
 class _Flags(Settings):

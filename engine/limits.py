@@ -20,6 +20,8 @@ class Limits:
     """Workers of other machines: calls are cut into units for both."""
     work_limit: float = math.inf
     """Most multiply-adds of a call."""
+    output_limit: float = math.inf
+    """Largest outputs of a call, together."""
     memory_budget: int = field(default_factory=memory_bytes)
     """Largest tensors and scratch of a call, together."""
     full_verification: float = 1e13

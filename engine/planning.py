@@ -254,6 +254,9 @@ def check_limits(op: ResolvedOp, limits: Limits, taps: int = 0) -> None:
     if not target().compiles:
         work += " of the reference kernel, as no compiled code works on this processor (/readyz has the reason)"
         check_limit("work", op.macs, _REFERENCE_MACS, work, cause)
+    output = max(op.outputs, key=tensor_bytes)
+    largest = _cause(op, "outputs", output.name, output.shape)
+    check_limit("output", sum(map(tensor_bytes, op.outputs)), limits.output_limit, "bytes of output", largest)
     check_limit("memory", call_bytes(op), limits.memory_budget, "bytes of tensors", _largest(op))
     for output in op.outputs:
         problem = problem_of(op, output.name)

@@ -40,8 +40,9 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
         work = await task.work(request, lease)
         del request  # a client that reads slowly does not hold the text of its tensors
         lease.forget()
-        async with exchange.watched(), work:
-            await encode(work, exchange.send)
+        with exchange.watched():
+            async with work:
+                await encode(work, exchange.send)
 
 
 async def decode(exchange: Exchange, task: Task, lease: Lease) -> RequestObject:

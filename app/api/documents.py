@@ -16,8 +16,8 @@ from typing import Any
 from fastapi import Request
 
 from app.http.exchange import exchange_of
-from app.replies.body import SMALL, json_bytes, send_head, send_piece
-from app.replies.coding import accepts
+from app.replies.accept import accepts
+from app.replies.body import SMALL, json_bytes, send_body, slices
 from app.sharing import Shared
 from convgrad import __version__
 from schemas.describe import describe, list_operations
@@ -45,17 +45,14 @@ class Document:
     async def reply(self, request: Request) -> None:
         """Send the document, or 304 if the client has it."""
         exchange = exchange_of(request.scope)
-        gzipped = accepts(exchange.headers.get("accept-encoding"), "gzip")
+        gzipped = accepts(exchange.headers.get("accept-encoding", ""), "gzip")
         content, tag = (await self._variants.get())[gzipped]
         headers = {**self._headers, "etag": tag, **({"content-encoding": "gzip"} if gzipped else {})}
         if tag in exchange.headers.get("if-none-match", ""):
-            await send_head(exchange.send, self._media_type, status=304, headers=headers)
-            await send_piece(exchange.send, b"", last=True)
+            await send_body(exchange.send, [], self._media_type, status=304, headers=headers)
             return
-        await send_head(exchange.send, self._media_type, length=len(content), headers=headers)
         # In pieces, of which a client that does not read has one in memory.
-        for start in range(0, len(content), SMALL):
-            await send_piece(exchange.send, content[start : start + SMALL], last=start + SMALL >= len(content))
+        await send_body(exchange.send, slices(content, SMALL), self._media_type, len(content), headers=headers)
 
     def _made(self) -> dict[bool, tuple[bytes, str]]:
         """Return content and entity tag, which the compression changes, by whether they are for gzip."""

@@ -29,17 +29,18 @@ class OpsPort(uvicorn.Server):
         app = Application()
         app.state.service = service
         app.stack = Exchanges(Routes([ops_pages.health]), Limits(0))  # no page reads a body
-        config = uvicorn.Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=1,
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=HttpProtocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
         )
-        super().__init__(config)
         self._listeners = listeners
         self._serving: asyncio.Task[None] | None = None
 

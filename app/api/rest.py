@@ -52,7 +52,7 @@ async def describe_one(request: Request, op: str) -> None:
 async def compute(request: Request, op: str) -> None:
     """Compute an operation, under any of its names."""
     exchange = exchange_of(request.scope)
-    chosen = choose(exchange.headers.get("accept"), REPLY_TYPES)
+    chosen = choose(exchange.headers.get("accept", ""), REPLY_TYPES)
     check = npy.check_outputs if chosen == npy.MEDIA_TYPE else lambda _: None
     task = Compute(service_of(request), exchange.context, find_operation(op), check)
     await answer(exchange, task, decode, _ENCODERS[chosen])
@@ -66,7 +66,7 @@ def _add_page(
     async def page(request: Request, **parameters: str) -> None:
         exchange = exchange_of(request.scope)
         task = make(service_of(request), exchange.context, **parameters)
-        chosen = choose(exchange.headers.get("accept"), reply_types)
+        chosen = choose(exchange.headers.get("accept", ""), reply_types)
         await answer(exchange, task, decode, _ENCODERS[chosen])
 
     router.add_api_route(path, page, methods=[method])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 
+from app.caching import cached_if_short
 from app.http.exchange import Exchange
 from app.intake.body import media_type
 from app.settings import Settings, is_loopback
@@ -40,23 +40,19 @@ class CrossOriginProtection:
 
     def check(self, exchange: Exchange) -> None:
         """Raise `Forbidden`, or `UnsupportedMediaType` for a content type that only forms have."""
-        headers = exchange.headers
+        headers, method = exchange.headers, exchange.scope["method"]
         # Orchestrators and load balancers may use any name; the answers are the same for everyone.
         if _ANY not in self._hosts and exchange.scope["path"] not in HEALTH_PAGES:
-            self._check_host(headers)
-        if "origin" in headers or "sec-fetch-site" in headers:
-            self._check_page(exchange.scope["method"], headers)
-
-    def _check_host(self, headers: Mapping[str, str]) -> None:
-        host = headers.get("host")
-        if host is not None and not is_allowed_host(host, self._hosts):  # no browser leaves it out
-            raise Forbidden(
-                "the name in the Host header is not allowed: CONVGRAD_ALLOWED_HOSTS lists the names of this service",
-                data={"reason": "host"},
-            )
-
-    def _check_page(self, method: str, headers: Mapping[str, str]) -> None:
-        if not (self._is_own(headers) or self._may_call(headers) or _is_visit(method, headers)):
+            host = headers.get("host")
+            if host is not None and not is_allowed_host(host, self._hosts):  # no browser leaves it out
+                raise Forbidden(
+                    "the name in the Host header is not allowed: CONVGRAD_ALLOWED_HOSTS lists those of this service",
+                    data={"reason": "host"},
+                )
+        if "origin" not in headers and "sec-fetch-site" not in headers:
+            return
+        may_call = _ANY in self._origins or headers.get("origin") in self._origins
+        if not (_is_own(headers) or may_call or _is_visit(method, headers)):
             raise Forbidden(
                 "pages of this origin may not call the service: CONVGRAD_CORS lists the origins that may",
                 data={"reason": "origin"},
@@ -67,16 +63,14 @@ class CrossOriginProtection:
                 data={"supported": list(_TAKEN)},
             )
 
-    def _is_own(self, headers: Mapping[str, str]) -> bool:
-        """Whether the request comes from one of this service's pages or from the user, such as by a bookmark."""
-        site = headers.get("sec-fetch-site")
-        if site is not None:
-            return site in _OWN
-        # Browsers send Sec-Fetch-Site only over HTTPS and to loopback. Schemes may differ behind a TLS proxy.
-        return headers["origin"].partition("://")[2].lower() == headers.get("host", "?").lower()
 
-    def _may_call(self, headers: Mapping[str, str]) -> bool:
-        return _ANY in self._origins or headers.get("origin") in self._origins
+def _is_own(headers: Mapping[str, str]) -> bool:
+    """Whether the request comes from one of this service's pages or from the user, such as by a bookmark."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site in _OWN
+    # Browsers send Sec-Fetch-Site only over HTTPS and to loopback. Schemes may differ behind a TLS proxy.
+    return headers["origin"].partition("://")[2].lower() == headers.get("host", "?").lower()
 
 
 def _is_visit(method: str, headers: Mapping[str, str]) -> bool:
@@ -85,14 +79,10 @@ def _is_visit(method: str, headers: Mapping[str, str]) -> bool:
     return method in _READS and where == ("navigate", "document")
 
 
+@cached_if_short
 def is_allowed_host(host: str, allowed: frozenset[str]) -> bool:
     """Whether a Host header has one of the `allowed` names or addresses; `localhost` covers all loopback names."""
-    return len(host) <= _LONGEST_HOST and _is_allowed_host(host, allowed)
-
-
-@lru_cache(maxsize=256)
-def _is_allowed_host(host: str, allowed: frozenset[str]) -> bool:
-    match = _HOST.fullmatch(host.lower())
+    match = _HOST.fullmatch(host.lower()) if len(host) <= _LONGEST_HOST else None
     if match is None:
         return False
     name = match[1] or match[2].removesuffix(".")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -37,9 +37,8 @@ class DirectReader(asyncio.BufferedProtocol):
         self._done = done
         self._left = length
         self._reading = False
-        self._targets: deque[memoryview] = deque()
-        self._filled = 0  # bytes of the first target
-        self._came: deque[tuple[bytes | memoryview, int, int]] = deque()  # received, but not in a message yet
+        self._target = memoryview(b"")  # what is left of it
+        self._came: deque[bytes | memoryview] = deque()  # received, but not in a message yet
         self._room = bytearray()
         self._reads = 0
 
@@ -47,49 +46,51 @@ class DirectReader(asyncio.BufferedProtocol):
         """Count bytes that the HTTP protocol has received."""
         self._left -= count
 
-    def place(self, targets: Iterable[memoryview]) -> None:
-        """Read the bytes that follow those of the last message into `targets`, in order."""
-        wanted = [target for target in targets if target]
-        if not wanted or not self._left or self._http.transport.is_closing():
+    def place(self, target: memoryview) -> None:
+        """Read the bytes that follow those of the last message into `target`, which follows one that is full."""
+        if not self._left or self._http.transport.is_closing():
             return
-        self._targets.extend(wanted)
+        self._target = target
         if self._reading:
-            early = [piece[start:stop] for piece, start, stop in self._came]
+            early = b"".join(self._came)
             self._came.clear()
         else:
             self._reading = True
-            early = [memoryview(bytes(self._cycle.body))]
+            early = bytes(self._cycle.body)
             self._cycle.body.clear()
             self._http.transport.set_protocol(self)
-        for piece in early:
-            self._copy(memoryview(piece))
+        # Copy bytes that arrived before their destination was known.
+        count = min(len(target), len(early))
+        target[:count] = early[:count]
+        self._fill(count)
+        if len(early) > count:
+            self._came.append(early[count:])
         self._http.flow.resume_reading()
 
     def forget(self) -> None:
-        """Drop all targets: the rest of the body is not wanted."""
-        self._came = deque([(b"", 0, 0)] if self._came else [])
-        self._targets.clear()
-        self._filled = 0
+        """Drop the target: the rest of the body is not wanted."""
+        self._came = deque([b""] if self._came else [])
+        self._target = memoryview(b"")
 
     # Called by the transport.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Return the memory for the next bytes, never beyond the end of the body."""
-        if self._targets:
-            return self._targets[0][self._filled : self._filled + min(_ROOM, self._left)]
+        if self._target:
+            return self._target[: min(_ROOM, self._left)]
         self._room = self._room or bytearray(_ROOM)
         return memoryview(self._room)[: self._left]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle bytes that were received."""
         self._left -= nbytes
-        if self._targets:
+        if self._target:
             self._fill(nbytes)
             self._reads += 1
             if self._left and self._reads % _READS == 0:
                 self._http.flow.pause_reading()  # until `receive` is called, after the others' turn
         else:
-            self._came.append((bytes(self._room[:nbytes]), 0, nbytes))
+            self._came.append(bytes(self._room[:nbytes]))
             self._http.flow.pause_reading()
         self._cycle.message_event.set()
         if not self._left:
@@ -122,27 +123,11 @@ class DirectReader(asyncio.BufferedProtocol):
             cycle.message_event.clear()
         if not self._reading or cycle.disconnected or cycle.response_complete:
             return await cycle.receive()  # type: ignore[return-value] # the same messages, typed as dictionaries
-        piece, start, stop = self._came.popleft()
+        body = self._came.popleft()
         self._reading = bool(self._left or self._came)
-        return {"type": "http.request", "body": piece[start:stop], "more_body": self._reading}
-
-    def _copy(self, data: memoryview) -> None:
-        """Copy bytes that arrived before their destination was known."""
-        while data and self._targets:
-            room = self._targets[0][self._filled :]
-            count = min(len(room), len(data))
-            room[:count] = data[:count]
-            self._fill(count)
-            data = data[count:]
-        if data:
-            self._came.append((bytes(data), 0, len(data)))
+        return {"type": "http.request", "body": body, "more_body": self._reading}
 
     def _fill(self, count: int) -> None:
-        target, start = self._targets[0], self._filled
-        self._filled += count
-        if self._came and self._came[-1][0] is target:
-            start = self._came.pop()[1]
-        self._came.append((target, start, self._filled))
-        if self._filled == len(target):
-            self._targets.popleft()
-            self._filled = 0
+        if count:
+            self._came.append(self._target[:count])
+            self._target = self._target[count:]

@@ -10,18 +10,17 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.protocol import CONNECTION, DIRECT_BODY, FULL, SLOW_S
 from app.pool.jobs import shutting_down
-from app.replies.body import send_bytes
-from app.replies.errors import error_reply
+from app.replies.body import send_body
+from app.replies.errors import error_headers, error_reply
 from app.telemetry.context import ANYONE, CONTEXT, MONITORED, REQUEST_ID, RequestContext, address_of, api_of
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, DeadlineExceeded, Overloaded, TooLarge
@@ -106,25 +105,22 @@ class Exchange:
                 # Servers send it after every reply too; `watched` must not see that.
                 await asyncio.Event().wait()
             return message
-        message = await self._receive_in_time()
-        context = self.context
-        context.received += self._note(message)
-        if context.received > self._limits.body:
-            raise self._too_large()
-        return message
-
-    async def _receive_in_time(self) -> Message:
-        slow_s, left = self._limits.slow_s, self._limits.deadline_s - self.context.age()
+        context, slow_s = self.context, self._limits.slow_s
+        left = self._limits.deadline_s - context.age()
         try:
             async with asyncio.timeout(min(slow_s, left)):
-                return await self._receive()
+                message = await self._receive()
         except TimeoutError:
             if left <= slow_s:
                 raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
             raise DeadlineExceeded(
-                f"the body arrived too slowly: nothing for {slow_s:g} s after {self.context.received} bytes",
+                f"the body arrived too slowly: nothing for {slow_s:g} s after {context.received} bytes",
                 data={"reason": "slow_sender"},
             ) from None
+        context.received += self._note(message)
+        if context.received > self._limits.body:
+            raise self._too_large()
+        return message
 
     async def chunks(self) -> AsyncIterator[bytes | memoryview]:
         """Yield the body as it arrives; what was read straight to its destination comes as `memoryview`.
@@ -143,9 +139,34 @@ class Exchange:
                 yield chunk
                 add("decode", clock() - arrived)
 
-    def watched(self) -> _Watched:
-        """Cancel the ``async with`` block when the client disconnects; the body must have been read."""
-        return _Watched(self.receive)
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Cancel the block when the client disconnects, and raise `Cancelled`; the body must have been read."""
+        task, gone = cast("asyncio.Task[None]", asyncio.current_task()), False
+        before, watchers = task.cancelling(), list[asyncio.Task[None]]()
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        start = loop.call_later(_UNWATCHED_S, lambda: watchers.append(loop.create_task(watch())))
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            # More cancellations than before and the watcher's own: the task has been cancelled for another reason, too.
+            if gone and task.cancelling() <= before + 1:
+                raise Cancelled("the client disconnected before its reply was complete") from error
+            raise
+        finally:
+            start.cancel()
+            for watcher in watchers:
+                watcher.cancel()
+            if gone:
+                task.uncancel()
 
     # The reply.
 
@@ -194,24 +215,21 @@ class Exchange:
         error = self.context.fail(caught).with_traceback(None)
         if not self.status and not isinstance(error, Cancelled):
             context = self.context
-            reply = error_reply(error, context.api, context.request_id, accept=self.headers.get("accept", ""))
-            await send_bytes(self.send, reply.body, reply.media_type, status=reply.status, headers=reply.headers)
+            accept = self.headers.get("accept", "")
+            status, body, kind = error_reply(error, context.api, context.request_id, accept=accept)
+            await send_body(self.send, [body], kind, len(body), status=status, headers=error_headers(error))
 
     async def end(self) -> None:
         """End a reply that was sent before the whole request arrived; called after the request's memory is released."""
         if not self._end_pending:
             return
+        left = LINGER_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                await self._drain()
+                while not self._complete and left > 0:
+                    async with asyncio.timeout(LINGER_IDLE_S):
+                        left -= self._note(await self._receive())
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _drain(self) -> None:
-        left = LINGER_BYTES
-        while not self._complete and left > 0:
-            async with asyncio.timeout(LINGER_IDLE_S):
-                message = await self._receive()
-            left -= self._note(message)
 
     def _note(self, message: Message) -> int:
         """Note whether a message is the last one of the body; return its bytes."""
@@ -221,41 +239,6 @@ class Exchange:
     def _too_large(self) -> TooLarge:
         limit = self._limits.body
         return TooLarge(f"the request body exceeds the limit of {limit} bytes", data={"reason": "body", "limit": limit})
-
-
-class _Watched:
-    """Cancel the block when the client disconnects, and raise `Cancelled`."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._gone = False
-        self._watcher: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task, self._cancels = task, task.cancelling()
-        self._start = asyncio.get_running_loop().call_later(_UNWATCHED_S, self._begin)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._start.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        # More cancellations than before and the watcher's own: the task has been cancelled for another reason, too.
-        only_gone = self._gone and self._task.uncancel() <= self._cancels
-        if only_gone and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise Cancelled("the client disconnected before its reply was complete") from error
-
-    def _begin(self) -> None:
-        self._watcher = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._task.cancel()
 
 
 class Exchanges:
@@ -271,7 +254,7 @@ class Exchanges:
         self._app = app
         self._limits = limits
         self._telemetry = telemetry or Telemetry()
-        self._checks = (check_connections, *checks)
+        self._checks = (_check_connections, *checks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -295,7 +278,7 @@ class Exchanges:
             await exchange.end()
 
 
-def check_connections(exchange: Exchange) -> None:
+def _check_connections(exchange: Exchange) -> None:
     """Raise `Overloaded` beyond the limit of connections, except for health and metrics."""
     limit = exchange.scope.get(FULL)
     if limit is not None and exchange.scope["path"] not in MONITORED:

@@ -144,11 +144,6 @@ class HttpProtocol(HttpToolsProtocol):
         if self._direct_body is not None:
             self._direct_body.passed(len(body))
 
-    def on_message_complete(self) -> None:
-        """End the request."""
-        self._loose = 0
-        super().on_message_complete()
-
     def _body_received(self) -> None:
         """End a request whose `DirectReader` has the body: the parser still waits for it."""
         self.cycle.more_body = False

@@ -1,12 +1,11 @@
 """The memory of a request: allocated for it, returned in any case.
 
-`Lease` owns what a request has allocated. A call takes its tensors over with `hand_over`; closing the lease returns the
+`Lease` owns what a request has allocated. A call takes its tensors over with `hand_over`; leaving the lease returns the
 rest to the pool, after errors and disconnects too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol, Self
 
 from app.intake.upload_slots import LARGE, UploadSlot
@@ -22,15 +21,15 @@ _HEAP = 256 << 10
 class DirectBody(Protocol):
     """Read the rest of a body from the socket straight into its destination."""
 
-    def place(self, targets: Iterable[memoryview]) -> None:
-        """Read the next bytes of the body into these, in order."""
+    def place(self, target: memoryview) -> None:
+        """Read the next bytes of the body into this."""
 
     def forget(self) -> None:
-        """Stop reading into them."""
+        """Stop reading into it."""
 
 
 class Lease:
-    """Own the segments of one request until a call takes them over; always close it."""
+    """Own the segments of one request until a call takes them over."""
 
     def __init__(
         self,
@@ -50,15 +49,13 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     async def acquire(self, nbytes: int) -> Segment:
         """Allocate a segment without blocking the event loop; for a large one, wait for an upload slot.
 
         Raises what `SegmentPool.acquire` raises, and what rejects the request once it has a slot.
         """
-        await self._wait(nbytes)
+        if nbytes >= LARGE and self._slot is not None:
+            await self._slot.acquire()
         segment = await self._pool.acquire_async(max(nbytes, 1), self.context.owner)
         self._held[id(segment)] = segment
         return segment
@@ -70,13 +67,10 @@ class Lease:
 
     async def count(self, nbytes: int) -> None:
         """Count memory that is no segment until the lease ends; waits and raises as `acquire` does."""
-        await self._wait(nbytes)
-        self._pool.count(nbytes)
-        self._counted.append(nbytes)
-
-    async def _wait(self, nbytes: int) -> None:
         if nbytes >= LARGE and self._slot is not None:
             await self._slot.acquire()
+        self._pool.count(nbytes)
+        self._counted.append(nbytes)
 
     def share(self, segment: Segment) -> Segment:
         """Own another lease of a segment's memory; return it."""
@@ -103,9 +97,9 @@ class Lease:
     def place(self, target: memoryview) -> None:
         """Read the next bytes of the body straight into `target` where possible; these arrive as `memoryview`."""
         if self._direct_body is not None:
-            self._direct_body.place([target])
+            self._direct_body.place(target)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Return the segments that no call took over."""
         self.received()
         if self._direct_body is not None:

@@ -17,17 +17,19 @@ from app.caching import cached_if_short
 from app.intake.body import parse_json
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
-from app.intake.sinks import NpySink, TensorFault
+from app.intake.sinks import Sink, TensorFault, npy_dtype
 from app.intake.tensors import Input, check_shape_tensor, npy_tensor, shape_list
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
-from convgrad._npy import NpyHeader
+from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, too_large
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MultipartBody"]
+__all__ = ["MultipartBody", "NpyPart"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _ENCODINGS = ("", "binary", "8bit", "7bit")
+# The most that a header of a file can need: magic, version, length field, text.
+_HEAD = HEADER_LIMIT + 12
 
 _Event = Mapping[str, str] | memoryview | None
 """The headers of a part, by lower-case name, then any number of pieces of its data, then None at its end."""
@@ -59,8 +61,8 @@ class MultipartBody:
         self._text: list[bytes | memoryview] | None = None  # of the request
         self._length = 0
         self._request: RequestObject | None = None
-        self._part: _TensorPart | None = None
-        self._parts: dict[str, _TensorPart] = {}  # by canonical name
+        self._part: NpyPart | None = None
+        self._parts: dict[str, NpyPart] = {}  # by canonical name
         self._checked = False
         self._parser = _Parser(_boundary(content_type))
 
@@ -69,13 +71,13 @@ class MultipartBody:
         async for chunk in chunks:
             if isinstance(chunk, memoryview):
                 assert self._part is not None
-                self._part.sink.placed(len(chunk))
+                self._part.placed(len(chunk))
             else:
                 for event in self._parser.feed(chunk):
                     await self._take(event)
                 if self._request is not None and not self._checked and not self._parser.ended:
                     await self._check_arrived()
-                if self._part is not None and self._parser.in_data and (room := self._part.sink.room()):
+                if self._part is not None and self._parser.in_data and (room := self._part.room()):
                     self._lease.place(room)
             if self._bound is not None:
                 self._bound -= len(chunk)
@@ -83,13 +85,15 @@ class MultipartBody:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
-        return await self._request.with_parts(self._arrived()).read()
+        return await replace(self._request, inputs={**self._request.inputs, **self._arrived()}).read()
 
     async def _take(self, event: _Event) -> None:
         if isinstance(event, Mapping):
             await self._open(event)
         elif self._part is not None:
-            await self._part.write(event)
+            assert self._request is not None
+            with _named(self._request.called_as, self._part.name):
+                await self._write(self._part, event)
         elif event is not None and self._text is not None:
             self._text.append(event)
             self._length += len(event)
@@ -98,6 +102,16 @@ class MultipartBody:
                 raise TooLarge(msg, data={"reason": "json", "limit": self._limit})
         elif self._text is not None:
             self._request = await self._read(await parse_json(self._text, self._lease))
+
+    async def _write(self, part: NpyPart, data: memoryview | None) -> None:
+        """Write the next bytes of a part, or end it; before memory is allocated for its data, the call is checked."""
+        if data is None:
+            part.close()
+            return
+        rest = part.parse(data)
+        if part.header is not None and not part.received and len(rest) < part.nbytes:
+            await self._check_arrived()
+        await part.write(rest)
 
     async def _open(self, headers: Mapping[str, str]) -> None:
         name = _name(headers.get("content-disposition", ""), headers.get("content-transfer-encoding", ""))
@@ -108,7 +122,7 @@ class MultipartBody:
             return
         self._part = self._tensor_part(name)
 
-    def _tensor_part(self, name: str) -> _TensorPart:
+    def _tensor_part(self, name: str) -> NpyPart:
         assert self._request is not None
         called, rows = self._request.called_as, self._request.rows
         row = rows.input_spellings.get(name)
@@ -119,117 +133,141 @@ class MultipartBody:
         if row in self._parts:
             raise _refusal(called, name, f"the part {name} is given twice", "conflict")
         broken: list[BrokenRule] = []
-        description = self._request.described(row)
+        inputs = dict(self._request.inputs)
+        spelled = next((each for each in inputs if rows.input_spellings.get(each) == row), None)
+        description = None if spelled is None else inputs.pop(spelled)
         wire = WireTensor(None, None) if description is None else read_tensor(description, ["inputs", name], broken)
         if broken or wire is None:
             raise invalid_params(called, broken)
         if wire.member is not None:
             raise _refusal(called, name, f"{name} is in the request and in a part: give one", "conflict")
-        part = _TensorPart(
-            called, name, wire, self._lease, self._bound, self._check_arrived, is_shape=rows.is_shape(name)
-        )
-        self._parts[row] = part
+        part = self._parts[row] = NpyPart(name, wire, self._lease, self._bound, is_shape=rows.is_shape(name))
+        self._request = replace(self._request, inputs=inputs)  # without the description
         return part
 
-    def _arrived(self) -> dict[str, tuple[str, Input]]:
-        inputs = {row: (part.name, part.input()) for row, part in self._parts.items()}
-        return {row: (name, value) for row, (name, value) in inputs.items() if value is not None}
+    def _arrived(self) -> dict[str, Input]:
+        assert self._request is not None
+        inputs: dict[str, Input] = {}
+        for part in self._parts.values():
+            with _named(self._request.called_as, part.name):
+                if (value := part.input()) is not None:
+                    inputs[part.name] = value
+        return inputs
 
     async def _check_arrived(self) -> None:
         """Check what is known before the data of a tensor arrives: what has no data yet may come as a part."""
         assert self._request is not None
         self._checked = True
-        given = {name: value for name, value in self._request.inputs.items() if _has_data(value)}
-        request = replace(self._request, inputs=given).with_parts(self._arrived())
-        if self._request.rows.shape_input in self._parts.keys() - self._arrived().keys():
+        inputs = {name: value for name, value in self._request.inputs.items() if _has_data(value)} | self._arrived()
+        request = replace(self._request, inputs=inputs)
+        shape = self._parts.get(request.rows.shape_input or "")
+        if shape is not None and shape.name not in inputs:
             request = request.without_shape()
         await self._check(await request.read())
 
 
-class _TensorPart:
-    """One `.npy` part: its sink, and its faults as errors of the call."""
+class NpyPart(Sink):
+    """Receive a `.npy` file, of at most `bound` bytes: its header is parsed, its data goes to byte 0 of the memory.
 
-    def __init__(
-        self,
-        called: str,
-        name: str,
-        wire: WireTensor,
-        lease: Lease,
-        bound: int | None,
-        on_missing: Callable[[], Awaitable[None]],
-        *,
-        is_shape: bool,
-    ) -> None:
+    `wire` is the description of the tensor in the request. Every method raises `TensorFault`.
+    """
+
+    def __init__(self, name: str, wire: WireTensor, lease: Lease, bound: int | None, *, is_shape: bool = False) -> None:
+        super().__init__(lease)
         self.name = name
-        self._called = called
+        self.header: NpyHeader | None = None
         self._wire = wire
+        self._bound = bound
         self._is_shape = is_shape
-        self._on_missing = on_missing
-        self.sink = NpySink(lease, self._check, bound=bound)
+        self._head = bytearray()
 
-    async def write(self, data: memoryview | None) -> None:
-        """Take the next bytes of the file, or None at its end."""
-        with self._named():
-            if data is None:
-                self.sink.close()
-            else:
-                await self.sink.write(data)
-
-    def input(self) -> Input | None:
-        """Return the tensor, or the values of a shape; None for those that are not known yet."""
-        header = self.sink.header
-        if header is None or (self._is_shape and self.sink.missing):
-            return None
-        with self._named():
-            tensor = npy_tensor(header, self._wire.dtype, self.sink)
-            return shape_list(tensor) if self._is_shape else tensor
-
-    async def _check(self, header: NpyHeader, complete: bool) -> None:
-        kind = self.sink.dtype(self._wire.dtype)
+    def parse(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Take the header from the next bytes of the file; return those that follow it."""
+        if self.header is not None:
+            return data
+        before = len(self._head)
+        self._head += data[:_HEAD]
+        try:
+            header = self.header = parse_header(self._head)
+        except ParseError as error:
+            raise TensorFault(error.message, "npy") from None
+        if header is None:
+            return b""
+        self._head.clear()
+        self.nbytes = header.nbytes
+        if self._bound is not None and self.nbytes > (most := self._bound - header.offset):
+            message = f"dtype and shape need {self.nbytes} bytes, but at most {most} can still arrive"
+            raise TensorFault(message, "size")
+        dtype = npy_dtype(header, self._wire.dtype)
         if self._wire.shape is not None and self._wire.shape != header.shape:
             message = f"the request gives shape {dims(self._wire.shape)}, but the file has {dims(header.shape)}"
             raise TensorFault(message, "shape")
         if self._is_shape:
-            check_shape_tensor(kind, header.shape)
-        if not complete:
-            await self._on_missing()
+            check_shape_tensor(dtype, header.shape)
+        return memoryview(data)[header.offset - before :]
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except TensorFault as fault:
-            raise _refusal(self._called, self.name, f"{self.name}: {fault.message}", fault.kind) from None
-        except Unsupported as error:
-            if "errors" in error.data:
-                raise
-            wrong = broken_rule(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
-            raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
-        except TooLarge as error:
-            raise error if "loc" in error.data else too_large(error, ["inputs", self.name], self.name) from None
+    async def write(self, data: bytes | memoryview) -> None:
+        """Receive the next bytes of the file."""
+        data = self.parse(data)
+        if len(data) > self.missing:
+            raise TensorFault(f"dtype and shape need {self.nbytes} bytes, but more arrived", "size")
+        if self.header is not None:
+            await super().write(data)
+
+    def close(self) -> None:
+        """Check that the header and all of its data have arrived."""
+        if self.header is None:
+            raise TensorFault("the .npy data ends inside its header", "npy")
+        if self.missing:
+            raise TensorFault(f"dtype and shape need {self.nbytes} bytes, but {self.received} arrived", "size")
+
+    def input(self) -> Input | None:
+        """Return the tensor, or the values of a shape; None for those that are not known yet."""
+        if self.header is None or (self._is_shape and self.missing):
+            return None
+        tensor = npy_tensor(self.header, self._wire.dtype, self)
+        return shape_list(tensor) if self._is_shape else tensor
+
+
+@contextmanager
+def _named(called: str, name: str) -> Iterator[None]:
+    """Make errors of the call of what is wrong with one tensor."""
+    try:
+        yield
+    except TensorFault as fault:
+        raise _refusal(called, name, f"{name}: {fault.message}", fault.kind) from None
+    except Unsupported as error:
+        if "errors" in error.data:
+            raise
+        wrong = broken_rule(["inputs", name], f"{name}: {error.message}", "unsupported_dtype")
+        raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
+    except TooLarge as error:
+        raise error if "loc" in error.data else too_large(error, ["inputs", name], name) from None
 
 
 class _Parser:
-    """Split a body into its parts as it arrives; `ended` once its closing boundary has, whatever follows."""
+    """Split a body into its parts as it arrives."""
 
     def __init__(self, boundary: bytes) -> None:
-        self.ended = False
         self._events: list[_Event] = []
         self._headers: dict[str, str] = {}
-        self._field = self._value = b""
+        self._field, self._value = bytearray(), bytearray()
         self._parser = MultipartParser(
             boundary,
             {
-                "on_part_begin": self._on_part_begin,
-                "on_header_field": self._on_header_field,
-                "on_header_value": self._on_header_value,
+                "on_header_field": lambda data, start, end: self._field.extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
                 "on_header_end": self._on_header_end,
-                "on_headers_finished": lambda: self._events.append(self._headers),
+                "on_headers_finished": self._on_headers_finished,
                 "on_part_data": lambda data, start, end: self._events.append(memoryview(data)[start:end]),
                 "on_part_end": lambda: self._events.append(None),
-                "on_end": self._on_end,
             },
         )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the closing boundary has arrived, whatever follows it."""
+        return self._parser.state == MultipartState.END
 
     @property
     def in_data(self) -> bool:
@@ -246,21 +284,13 @@ class _Parser:
         events, self._events = self._events, []
         return events
 
-    def _on_part_begin(self) -> None:
-        self._headers = {}
-
-    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += data[start:end]
-
-    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
     def _on_header_end(self) -> None:
         self._headers[self._field.decode("latin-1").lower()] = self._value.decode("latin-1").strip()
-        self._field = self._value = b""
+        self._field, self._value = bytearray(), bytearray()
 
-    def _on_end(self) -> None:
-        self.ended = True
+    def _on_headers_finished(self) -> None:
+        self._events.append(self._headers)
+        self._headers = {}
 
 
 @cached_if_short

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from app.intake.tensors import Input, Tensor, read_inputs
+from app.intake.tensors import Tensor, read_inputs
 from app.threads import in_thread_if
 from engine.graphs import GraphCall, read_graph_call
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
@@ -38,17 +38,6 @@ class RequestObject:
     attributes: Mapping[str, Any]
     inputs: Mapping[str, Any]
     options: Any
-
-    def described(self, row: str) -> Any:
-        """Return the request's description of an input, by canonical name; None if there is none."""
-        spellings = self.rows.input_spellings
-        return next((value for name, value in self.inputs.items() if spellings.get(name) == row), None)
-
-    def with_parts(self, parts: Mapping[str, tuple[str, Input]]) -> Self:
-        """Return the request with inputs that came separately, by canonical name, for their descriptions."""
-        spellings = self.rows.input_spellings
-        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in parts}
-        return replace(self, inputs=rest | dict(parts.values()))
 
     def without_shape(self) -> Self:
         """Return the request without the attribute that the input for a shape replaces once its values arrive."""

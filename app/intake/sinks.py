@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 
 from app.intake.lease import Lease
 from app.pool.buffers import Segment
 from convgrad._dtypes import DType
-from convgrad._errors import InvalidParams, ParseError
-from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
+from convgrad._errors import InvalidParams
+from convgrad._npy import NpyHeader
 
-__all__ = ["Elements", "NpySink", "Sink", "TensorFault", "npy_dtype"]
+__all__ = ["Elements", "Sink", "TensorFault", "npy_dtype"]
 
 # A tensor up to this size, that of the smallest segment, gets one only when a worker needs it.
 _SMALL = 64 << 10
-
-# The most that a header can need: magic, version, length field, text.
-_HEAD = HEADER_LIMIT + 12
 
 
 class TensorFault(Exception):  # noqa: N818 - becomes an error where the tensor's name is known
@@ -88,56 +84,6 @@ class Sink(Elements):
     def content(self) -> bytearray:
         """Return all bytes."""
         return self.small if self.segment is None else bytearray(self.segment.view[: self.nbytes])
-
-
-class NpySink(Sink):
-    """Receive a `.npy` file: its header is parsed, its data goes to byte 0 of the memory.
-
-    `on_header` is called with the header, and with whether all data came with it, before memory is allocated.
-    """
-
-    def __init__(
-        self, lease: Lease, on_header: Callable[[NpyHeader, bool], Awaitable[object]], *, bound: int | None = None
-    ) -> None:
-        super().__init__(lease)
-        self._on_header = on_header
-        self._bound = bound
-        self._head = bytearray()
-        self.header: NpyHeader | None = None
-
-    async def write(self, data: bytes | memoryview) -> None:
-        """Receive the next bytes of the file; raises `TensorFault`."""
-        if self.header is None:
-            before = len(self._head)
-            self._head += data[:_HEAD]
-            try:
-                self.header = parse_header(self._head)
-            except ParseError as error:
-                raise TensorFault(error.message, "npy") from None
-            if self.header is None:
-                return
-            self._head.clear()
-            self.nbytes, data = self.header.nbytes, memoryview(data)[self.header.offset - before :]
-            most = None if self._bound is None else self._bound - self.header.offset
-            if most is not None and self.nbytes > most:
-                message = f"dtype and shape need {self.nbytes} bytes, but at most {most} can still arrive"
-                raise TensorFault(message, "size")
-            await self._on_header(self.header, len(data) >= self.nbytes)
-        if len(data) > self.missing:
-            raise TensorFault(f"dtype and shape need {self.nbytes} bytes, but more arrived", "size")
-        await super().write(data)
-
-    def dtype(self, declared: str | None) -> DType:
-        """Return the dtype by the header; raises `TensorFault` unless it is the `declared` one."""
-        assert self.header is not None
-        return npy_dtype(self.header, declared)
-
-    def close(self) -> None:
-        """Raise `TensorFault` unless the header and all of its data have arrived."""
-        if self.header is None:
-            raise TensorFault("the .npy data ends inside its header", "npy")
-        if self.missing:
-            raise TensorFault(f"dtype and shape need {self.nbytes} bytes, but {self.received} arrived", "size")
 
 
 def npy_dtype(header: NpyHeader, declared: str | None) -> DType:

@@ -45,7 +45,6 @@ __all__ = [
 _AT_ONCE = 64
 # Decoding or reordering this much takes well under a millisecond.
 _INLINE = 128 << 10
-_SWAP_STEP = 1 << 18
 _WHAT = "invalid inputs"
 _WIRE_DTYPES = get_args(WireDType)
 # Text that holds the header of any file that NumPy writes for a tensor; that of any file that is accepted.
@@ -289,28 +288,19 @@ async def _collect(tensor: Tensor, lease: Lease, here: bool) -> Memory:
         memory = Memory(elements.content()) if here else await lease.acquire(tensor.nbytes)
         if not here:
             await in_thread_if(large, elements.fill, memory.view[: tensor.nbytes])
+    if not (tensor.fortran or tensor.swapped):
+        return memory
     # The request may be cancelled before a thread ends: the thread's views keep the memory from being reused.
-    if tensor.fortran:
-        source = memory
-        memory = Memory(bytearray(tensor.nbytes)) if here else await lease.acquire(tensor.nbytes)
-        await in_thread_if(large, _transpose, tensor, source, memory)
-        if isinstance(source, Segment):
-            lease.release(source)
-    if tensor.swapped:
-        await in_thread_if(large, _swap, tensor, memory)
-    return memory
+    ordered = Memory(bytearray(tensor.nbytes)) if here else await lease.acquire(tensor.nbytes)
+    await in_thread_if(large, _reorder, tensor, memory, ordered)
+    if isinstance(memory, Segment):
+        lease.release(memory)
+    return ordered
 
 
-def _transpose(tensor: Tensor, source: Memory, target: Memory) -> None:
-    bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
-    stored = np.frombuffer(source.view, bits, count)
-    into = np.frombuffer(target.view, bits, count)
-    np.copyto(into.reshape(tensor.shape), stored.reshape(tensor.shape, order="F"))
-
-
-def _swap(tensor: Tensor, memory: Memory) -> None:
-    """Swap the bytes of every element in place; in steps, because NumPy holds the GIL during each."""
-    bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
-    elements = np.frombuffer(memory.view, bits, count)
-    for start in range(0, count, _SWAP_STEP):
-        elements[start : start + _SWAP_STEP].byteswap(inplace=True)
+def _reorder(tensor: Tensor, source: Memory, target: Memory) -> None:
+    """Copy the elements to C order and little-endian bytes, without the GIL."""
+    size, order = tensor.dtype.itemsize, ">" if tensor.swapped else "<"
+    stored = np.frombuffer(source.view, f"{order}u{size}", tensor.nbytes // size)
+    into = np.frombuffer(target.view, f"<u{size}", tensor.nbytes // size)
+    np.copyto(into.reshape(tensor.shape), stored.reshape(tensor.shape, order="F" if tensor.fortran else "C"))

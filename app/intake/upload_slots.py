@@ -42,26 +42,24 @@ class UploadSlot:
         Raises `Overloaded` if none becomes free within a few seconds, and what `check` raises.
         """
         async with self._acquiring:
-            if not self._acquired:
-                await self._acquire()
-
-    async def _acquire(self) -> None:
-        try:
-            async with asyncio.timeout(_LONGEST_WAIT_S):
-                await self._free.acquire()
-        except TimeoutError:
-            raise Overloaded(
-                f"other large bodies are being received, and this one waited {_LONGEST_WAIT_S:g} s",
-                retry_after=1,
-                data={"reason": "queue"},
-            ) from None
-        self._check_later(_LOOKS)
-        try:
-            self._check()
-        except BaseException:
-            self.release()
-            raise
-        self._acquired = True
+            if self._acquired:
+                return
+            try:
+                async with asyncio.timeout(_LONGEST_WAIT_S):
+                    await self._free.acquire()
+            except TimeoutError:
+                raise Overloaded(
+                    f"other large bodies are being received, and this one waited {_LONGEST_WAIT_S:g} s",
+                    retry_after=1,
+                    data={"reason": "queue"},
+                ) from None
+            self._check_later(_LOOKS)
+            try:
+                self._check()
+            except BaseException:
+                self.release()
+                raise
+            self._acquired = True
 
     def _check_later(self, looks: int) -> None:
         loop = asyncio.get_running_loop()

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from starlette.types import Send
 
-__all__ = ["SMALL", "json_bytes", "send_bytes", "send_data", "send_head", "send_piece", "slices"]
+from app.threads import in_thread_if
+from convgrad._frames import Bytes
+
+__all__ = ["SMALL", "json_bytes", "send_body", "send_data", "send_head", "send_piece", "slices"]
 
 SMALL = 64 << 10
 """A reply up to this size is sent in one piece: copying its parts is cheaper than another write to the socket."""
 
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
+# Short pieces that are sent in a millisecond.
+_AT_ONCE = 64
+# The fastest level: tensors hardly shrink at any. Compressing this much takes a millisecond; more is done in a thread.
+_LEVEL, _INLINE = 1, 32 << 10
+_WBITS = {"gzip": 31, "deflate": 15}
 # Bytes written to the socket at a time. While its client does not read, a reply holds two such pieces of text.
 _SLICE = 256 << 10
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -49,22 +58,47 @@ async def send_piece(send: Send, piece: bytes | memoryview, *, last: bool = Fals
         await asyncio.sleep(0)  # `send` does not wait for a client that reads fast enough
 
 
-async def send_data(send: Send, data: bytes | bytearray | memoryview) -> None:
+async def send_data(send: Send, data: Bytes) -> None:
     """Send a part of the body of any size, in slices; more has to follow."""
     for piece in slices(data):
         await send_piece(send, piece)
 
 
-def slices(data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
+def slices(data: Bytes, size: int = _SLICE) -> Iterator[memoryview]:
     """Cut data into pieces to write at a time."""
     view = memoryview(data)
-    for start in range(0, len(view), _SLICE):
-        yield view[start : start + _SLICE]
+    for start in range(0, len(view), size):
+        yield view[start : start + size]
 
 
-async def send_bytes(
-    send: Send, body: bytes, media_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
+async def send_body(
+    send: Send,
+    pieces: Iterable[Bytes],
+    media_type: str,
+    length: int | None = None,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    coding: str | None = None,
 ) -> None:
-    """Send a whole reply."""
-    await send_head(send, media_type, status=status, length=len(body), headers=headers)
-    await send_piece(send, body, last=True)
+    """Send a reply whose pieces have `length` bytes in all, chunked if that is not known.
+
+    A small one is sent as a whole, another one in slices, between which other tasks run. It is compressed if there is a
+    `coding`, large slices in a thread.
+    """
+    if coding is None and length is not None and length <= SMALL:
+        body = b"".join(pieces)  # measured before the head, which has the timings
+        await send_head(send, media_type, status=status, length=length, headers=headers)
+        await send_piece(send, body, last=True)
+        return
+    pack: Any = None if coding is None else zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[coding])
+    if coding is not None:
+        length, headers = None, {**(headers or {}), "content-encoding": coding, "vary": "accept-encoding"}
+    await send_head(send, media_type, status=status, length=length, headers=headers)
+    for number, part in enumerate(part for piece in pieces for part in slices(piece)):
+        sent = part if pack is None else await in_thread_if(len(part) > _INLINE, pack.compress, part)
+        if sent:
+            await send_piece(send, sent)
+        if (number + 1) % _AT_ONCE == 0 or len(part) > _GIVES_WAY > len(sent):
+            await asyncio.sleep(0)
+    await send_piece(send, b"" if pack is None else pack.flush(), last=True)

@@ -13,7 +13,6 @@ from convgrad._errors import PROBLEM_JSON, ConvgradError
 __all__ = [
     "MAPPING",
     "ErrorCodes",
-    "ErrorReply",
     "codes_of",
     "error_headers",
     "error_reply",
@@ -95,27 +94,17 @@ def problem_object(error: ConvgradError, request_id: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """An HTTP reply that reports an error."""
-
-    status: int
-    body: bytes
-    media_type: str
-    headers: dict[str, str]
-
-
-def error_reply(error: ConvgradError, api: str, request_id: str, *, accept: str = "") -> ErrorReply:
-    """Build the reply for `error`: a problem object, or the Open Inference Protocol's `{"error": ".."}`.
+def error_reply(error: ConvgradError, api: str, request_id: str, *, accept: str = "") -> tuple[int, bytes, str]:
+    """Return status, body and media type for `error`: a problem object, or `{"error": ".."}` of Open Inference.
 
     The protocol has one status for all invalid requests. A client of it that accepts problem objects, which have more
     detail, gets one.
     """
-    status, headers = codes_of(error).status, error_headers(error)
+    status = codes_of(error).status
     if api == "oip" and PROBLEM_JSON not in accept:
         status, body = 400 if status == 422 else status, json_bytes({"error": _all_rules(error)})
-        return ErrorReply(status, body, "application/json", headers)
-    return ErrorReply(status, json_bytes(problem_object(error, request_id)), PROBLEM_JSON, headers)
+        return status, body, "application/json"
+    return status, json_bytes(problem_object(error, request_id)), PROBLEM_JSON
 
 
 def _all_rules(error: ConvgradError) -> str:

@@ -15,7 +15,7 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
-from app.replies.body import send_bytes, send_piece, slices
+from app.replies.body import send_body, send_piece, slices
 from app.replies.stream import Stream
 from app.telemetry.context import RequestContext, Timings
 from convgrad._errors import Cancelled
@@ -90,7 +90,7 @@ class _FrameStream(Stream):
         if self.started:
             await send_piece(self._send, rest, last=True)
         else:
-            await send_bytes(self._send, rest, MEDIA_TYPE, headers=_HEADERS)
+            await send_body(self._send, [rest], MEDIA_TYPE, len(rest), headers=_HEADERS)
 
 
 async def _header(call: Call, event: Event) -> dict[str, Any]:

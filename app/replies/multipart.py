@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 from starlette.types import Send
 
 from app.calls.work import Result, Work, finish
-from app.replies.body import json_bytes, send_data, send_head, send_piece
+from app.replies.body import json_bytes, send_body
 from app.replies.result import encoded
 from convgrad._dtypes import dtype
+from convgrad._frames import Bytes
 from convgrad._npy import write_header
 
 __all__ = ["MEDIA_TYPE", "send_multipart"]
 
 MEDIA_TYPE = "multipart/form-data"
-
-# Small outputs that are sent in a millisecond.
-_AT_ONCE = 64
 
 
 async def send_multipart(work: Work, send: Send) -> None:
@@ -29,16 +28,11 @@ async def send_multipart(work: Work, send: Send) -> None:
     boundary = f"convgrad-{secrets.token_hex(16)}"
     with work.context.timings.measure("encode"):
         heads = await encoded(result, partial(_heads, boundary))
-    tail = f"\r\n--{boundary}--\r\n".encode()
-    length = sum(map(len, heads)) + sum(len(output.data) for output in result.outputs) + len(tail)
-    await send_head(send, f"{MEDIA_TYPE}; boundary={boundary}", length=length)
-    await send_piece(send, heads[0])
-    for number, (head, output) in enumerate(zip(heads[1:], result.outputs, strict=True), 1):
-        if number % _AT_ONCE == 0:
-            await asyncio.sleep(0)
-        await send_piece(send, head)
-        await send_data(send, output.data)
-    await send_piece(send, tail, last=True)
+    files: Iterable[Bytes] = chain.from_iterable(
+        (head, output.data) for head, output in zip(heads[1:], result.outputs, strict=True)
+    )
+    pieces: list[Bytes] = [heads[0], *files, f"\r\n--{boundary}--\r\n".encode()]
+    await send_body(send, pieces, f"{MEDIA_TYPE}; boundary={boundary}", sum(map(len, pieces)))
 
 
 def _heads(boundary: str, result: Result) -> list[bytes]:

@@ -10,9 +10,10 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import TileReady, Work, finish
-from app.replies.body import SMALL, send_bytes, send_data, send_head, send_piece
+from app.replies.body import SMALL, send_body, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
+from convgrad._frames import Bytes
 from convgrad._npy import write_header
 from engine.options import Options
 
@@ -57,13 +58,12 @@ async def send_npy(call: Work, send: Send) -> None:
     spec = output.spec
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
-    headers = {"x-tensor-dtype": spec.dtype}
+    headers, length = {"x-tensor-dtype": spec.dtype}, len(header) + output.nbytes
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
     if output.nbytes <= SMALL:
         await finish(call)
-        with call.context.timings.measure("encode"):
-            body = b"".join((header, output.data))
-        await send_bytes(send, body, MEDIA_TYPE, headers=headers)
+        pieces = call.context.timings.each("encode", list[Bytes]((header, output.data)))
+        await send_body(send, pieces, MEDIA_TYPE, length, headers=headers)
         return
     ready, sent = ReadyRows(spec.shape), 0
     async with aclosing(call.events()) as events:
@@ -73,7 +73,7 @@ async def send_npy(call: Work, send: Send) -> None:
             with call.context.timings.measure("encode"):
                 final = ready.add(event.offset, event.shape) * row_bytes
             if final and not sent:
-                await send_head(send, MEDIA_TYPE, length=len(header) + output.nbytes, headers=headers)
+                await send_head(send, MEDIA_TYPE, length=length, headers=headers)
                 await send_piece(send, header)
             await send_data(send, output.data[sent:final])
             sent = final

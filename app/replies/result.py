@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pybase64
 from starlette.types import Send
 
 from app.calls.work import Output, Result, Work, finish
-from app.replies.body import SMALL, json_bytes, send_bytes, send_head, send_piece
+from app.replies.body import json_bytes, send_body
 from app.replies.numbers import NUMBERS, list_pieces
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 from engine.options import Encoding
 
-__all__ = ["JsonResult", "base64_pieces", "encoded", "send_result"]
+__all__ = ["base64_pieces", "encoded", "json_text", "rpc_response", "send_result", "spliced"]
 
 # Bytes encoded at a time, a multiple of 3. While its client does not read, a reply holds two such pieces of text.
 _SLICE = 3 << 16
 # The nodes of a graph that take about a millisecond to encode.
 _NODES = 100
 
-
 T = TypeVar("T")
+
+Wrap = Callable[[Mapping[str, Any]], Any]
+JsonText = tuple[Iterator[bytes], int | None]
 
 
 def base64_pieces(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
@@ -43,35 +45,40 @@ def base64_pieces(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         yield pybase64.b64encode(rest)
 
 
-class JsonResult:
-    """A result as JSON text, in pieces; valid while the memory of its tensors is.
+def spliced(text: bytes, key: bytes, values: Sequence[Iterable[bytes]], *, quoted: bool) -> Iterator[bytes]:
+    """Yield JSON text with these values, texts in pieces, in place of each empty string under a key.
 
-    They have their bytes or a whole `.npy` file as base64, or numbers. `length` is None if numbers are too many to be
-    formatted in advance.
+    Quotes inside of strings are escaped, so nothing else looks like such a member.
     """
+    quote = b'"' if quoted else b""
+    before, *others = text.split(b'"%b":""' % key, len(values))
+    for pieces, after in zip(values, others, strict=True):
+        yield b'%b"%b":%b' % (before, key, quote)
+        yield from pieces
+        before = quote + after
+    yield before
 
-    def __init__(self, result: Result) -> None:
-        encoding, outputs = result.encoding, result.outputs
-        key, self._quote = "npy" if encoding == "npy" else "data", b"" if encoding == "list" or not outputs else b'"'
-        described = {output.name: output.describe() | {key: ""} for output in outputs}
-        text = json_bytes({**result.document, result.member: described} if outputs else result.document)
-        # The tensors go where their key has an empty string; nothing else in the object has that key.
-        *texts, last = text.split(b'"%s":""' % key.encode()) if outputs else [text]
-        self._texts = [text + b'"%s":' % key.encode() + self._quote for text in texts]
-        self._end = self._quote + last
-        self._tensors = [_tensor_text(output, encoding) for output in outputs]
-        lengths = [length for _, length in self._tensors]
-        around = sum(map(len, self._texts)) + len(self._quote) * (len(texts) - 1) + len(self._end)
-        self.length = None if None in lengths else around + sum(cast("list[int]", lengths))
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the text in pieces."""
-        before = b""
-        for text, (tensor, _) in zip(self._texts, self._tensors, strict=True):
-            yield before + text
-            yield from tensor
-            before = self._quote
-        yield self._end
+def rpc_response(request_id: Any, result: Any) -> dict[str, Any]:
+    """Build the JSON-RPC response of a request that was successful."""
+    return {"jsonrpc": "2.0", "result": result, "id": request_id}
+
+
+def json_text(result: Result, wrap: Wrap = lambda document: document) -> JsonText:
+    """Return a result, inside of the JSON value that `wrap` makes of it, as text: its pieces, and their length.
+
+    The pieces are valid while the memory of the tensors is, which are base64 of their bytes or of a whole `.npy` file,
+    or numbers. The length is None if numbers are too many to be formatted in advance.
+    """
+    encoding, outputs = result.encoding, result.outputs
+    key, listed = "npy" if encoding == "npy" else "data", encoding == "list"
+    described = {output.name: output.describe() | {key: ""} for output in outputs}
+    text = json_bytes(wrap({**result.document, result.member: described} if outputs else result.document))
+    texts = [_tensor_text(output, encoding) for output in outputs]
+    lengths = [length for _, length in texts if length is not None]
+    length = len(text) + sum(lengths) - (2 * len(texts) if listed else 0)
+    pieces = spliced(text, key.encode(), [pieces for pieces, _ in texts], quoted=not listed)
+    return pieces, length if len(lengths) == len(texts) else None
 
 
 def _tensor_text(output: Output, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
@@ -94,15 +101,6 @@ async def encoded(result: Result, encode: Callable[[Result], T]) -> T:
 
 async def send_result(work: Work, send: Send) -> None:
     """Run the work to its end and reply with its JSON object."""
-    timings = work.context.timings
     await finish(work)
-    result = await encoded(work.result(), JsonResult)
-    if result.length is not None and result.length <= SMALL:
-        with timings.measure("encode"):
-            body = b"".join(result.pieces())
-        await send_bytes(send, body, "application/json")
-        return
-    await send_head(send, "application/json", length=result.length)
-    for piece in timings.each("encode", result.pieces()):
-        await send_piece(send, piece)
-    await send_piece(send, b"", last=True)
+    pieces, length = await encoded(work.result(), json_text)
+    await send_body(send, work.context.timings.each("encode", pieces), "application/json", length)

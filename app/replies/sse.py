@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
-from itertools import chain
+from functools import partial
 from typing import Any, cast
 
 from starlette.types import Send
@@ -18,7 +18,7 @@ from app.calls.work import Progress, TileReady, Work
 from app.replies.body import json_bytes
 from app.replies.errors import rpc_error
 from app.replies.numbers import list_pieces
-from app.replies.result import JsonResult, base64_pieces, encoded
+from app.replies.result import base64_pieces, encoded, json_text, rpc_response, spliced
 from app.replies.stream import Stream
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
@@ -66,6 +66,7 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
     raised.
     """
     call = cast("Call", work) if work.streams == "tiles" else None
+    wrap = partial(rpc_response, request_id)
     try:
         async with aclosing(work.events()) as events:
             async for event in events:
@@ -75,10 +76,10 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
                     tile = _tile(event, request_id, call.prepared.options.encoding)
                     await stream.message(call.context.timings.each("encode", tile))
         if call is None:
-            result = (await encoded(work.result(), JsonResult)).pieces()
+            pieces, _ = await encoded(work.result(), partial(json_text, wrap=wrap))
+            await stream.message(pieces)
         else:
-            result = iter([json_bytes(await _result(call))])
-        await stream.message(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % json_bytes(request_id)], result, [b"}"]))
+            await stream.message([json_bytes(wrap(await _result(call)))])
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
@@ -107,12 +108,8 @@ def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[byte
         },
     )
     if encoding == "list":
-        yield from list_pieces(tile.array.view(dtype(tile.output.spec.dtype).numpy), text.removesuffix(b'""}}'))
-        yield b"}}"
-        return
-    yield text.removesuffix(b'"}}')
-    yield from base64_pieces(tile.pieces())
-    yield b'"}}'
+        return spliced(text, b"data", [list_pieces(tile.array.view(dtype(tile.output.spec.dtype).numpy))], quoted=False)
+    return spliced(text, b"data", [base64_pieces(tile.pieces())], quoted=True)
 
 
 async def _result(call: Call) -> dict[str, Any]:

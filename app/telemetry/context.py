@@ -6,23 +6,16 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from convgrad._errors import (
-    Cancelled,
-    ConvgradError,
-    InternalError,
-    Overloaded,
-    RateLimited,
-    ShuttingDown,
-    TooLarge,
-    Unauthorised,
-)
+from app.caching import cached_if_short
+from convgrad import _errors as errors
+from convgrad._errors import Cancelled, ConvgradError, InternalError
 
 __all__ = [
     "ANYONE",
@@ -62,23 +55,9 @@ MONITORED = HEALTH_PAGES | {"/metrics"}
 _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 
 # Errors that count as refusals; the others are faults of the request or the service.
-_REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
+_REFUSALS = (errors.Overloaded, errors.RateLimited, errors.ShuttingDown, errors.TooLarge, errors.Unauthorised)
 
 PARTS = ("receive", "decode", "queue", "compute", "encode")
-
-
-class _Measure:
-    __slots__ = ("_part", "_start", "_timings")
-
-    def __init__(self, timings: Timings, part: str) -> None:
-        self._timings = timings
-        self._part = part
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._timings.add(self._part, time.perf_counter() - self._start)
 
 
 class Timings:
@@ -93,19 +72,23 @@ class Timings:
         """Add to the time of a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
-    def measure(self, part: str) -> _Measure:
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
         """Add the time of a ``with`` block to a part."""
-        return _Measure(self, part)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - start)
 
     def each(self, part: str, pieces: Iterable[T]) -> Iterator[T]:
         """Yield `pieces`, adding the time it takes to produce each of them to a part."""
-        source = iter(pieces)
-        while True:
-            with self.measure(part):
-                piece = next(source, None)
-            if piece is None:
-                return
+        begun = time.perf_counter()
+        for piece in pieces:
+            self.add(part, time.perf_counter() - begun)
             yield piece
+            begun = time.perf_counter()
+        self.add(part, time.perf_counter() - begun)
 
     def header(self) -> str:
         """Return the `Server-Timing` value: the known parts in milliseconds, in processing order."""
@@ -159,14 +142,8 @@ class RequestContext:
 
     def facts(self, status: int) -> dict[str, Any]:
         """Return what the log has about the request, which got `status`."""
-        facts = {
-            "request_id": self.request_id,
-            "key": self.key,
-            "address": self.address,
-            "status": status,
-            "outcome": self.outcome,
-            "ms": round(self.age() * 1000, 3),
-        }
+        facts = {"request_id": self.request_id, "key": self.key, "address": self.address, "status": status}
+        facts |= {"outcome": self.outcome, "ms": round(self.age() * 1000, 3)}
         return facts | ({"trace_id": self.trace_id} if self.trace_id else {})
 
 
@@ -179,16 +156,14 @@ def as_convgrad_error(error: BaseException) -> ConvgradError:
     return InternalError("internal error; the service's log has the details under the request id")
 
 
+@cached_if_short
 def address_of(host: str) -> str:
     """Return the address to count requests by: for IPv6 its /64 network, in which a host can choose any address.
 
     `ANYONE` for what is not an address, such as the peer of a Unix socket.
     """
-    return _address_of(host) if len(host) <= _LONGEST_ADDRESS else ANYONE  # a proxy may name anything
-
-
-@lru_cache(maxsize=1024)
-def _address_of(host: str) -> str:
+    if len(host) > _LONGEST_ADDRESS:  # a proxy may name anything
+        return ANYONE
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

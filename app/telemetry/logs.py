@@ -6,7 +6,6 @@ import json
 import logging
 import logging.config
 import re
-import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -46,16 +45,8 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
-        self._second, self._time = -1, ""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - the base class's name
-        """Format the time, reusing that of the previous line within the same second."""
-        if int(record.created) != self._second:
-            self._second = int(record.created)
-            self._time = time.strftime(datefmt or self.default_time_format, time.localtime(self._second))
-        return f"{self._time},{int(record.msecs):03d}"
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as above
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """Format the line of one record."""
         facts: dict[str, Any] = getattr(record, "facts", {})
         line = " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in facts.items())])

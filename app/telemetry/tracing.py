@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.telemetry.context import CONTEXT, RequestContext, api_of
+from app.telemetry.context import CONTEXT, api_of
 from convgrad import __version__
 from convgrad._launch import install_hint
 
@@ -57,7 +57,7 @@ class Tracing:
         set_global_response_propagator(TraceResponsePropagator())  # type: ignore[no-untyped-call] # theirs
         traced: ASGIApp = OpenTelemetryMiddleware(
             _described(app),
-            default_span_details=_details,
+            default_span_details=lambda scope: (f"{scope['method']} {api_of(scope['path'])}", {}),
             tracer_provider=self._provider,
             exclude_spans=["receive", "send"],
         )
@@ -79,26 +79,14 @@ def _described(app: ASGIApp) -> ASGIApp:
             span, context = get_current_span(), scope[CONTEXT]
             context.trace_id = f"{span.get_span_context().trace_id:032x}"
             if not message.get("more_body", message["type"] == "http.response.start"):
-                span.set_attributes(_facts(context))
+                parts = {f"convgrad.{part}_ms": seconds * 1000 for part, seconds in context.timings.seconds.items()}
+                facts = {"request_id": context.request_id, "key": context.key, "outcome": context.outcome}
+                span.set_attributes({f"convgrad.{name}": value for name, value in facts.items()} | parts)
             await send(message)
 
         await app(scope, receive, send_described)
 
     return described
-
-
-def _facts(context: RequestContext) -> dict[str, Any]:
-    parts = {f"convgrad.{part}_ms": seconds * 1000 for part, seconds in context.timings.seconds.items()}
-    return {
-        "convgrad.request_id": context.request_id,
-        "convgrad.key": context.key,
-        "convgrad.outcome": context.outcome,
-        **parts,
-    }
-
-
-def _details(scope: Scope) -> tuple[str, dict[str, Any]]:
-    return f"{scope['method']} {api_of(scope['path'])}", {}
 
 
 def _provider() -> Any:

@@ -17,15 +17,17 @@ import numpy as np
 
 from app.intake.body import parse_text
 from app.intake.lease import Lease
+from app.intake.multipart import NpyPart
 from app.intake.numbers import elements_of
-from app.intake.sinks import NpySink, TensorFault
+from app.intake.sinks import TensorFault
 from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 from convgrad._assembly import Assembly
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError, InvalidParams, ParseError
 from convgrad._frames import MAGIC, FrameDecoder
-from convgrad._npy import NpyHeader, parse_header
+from convgrad._npy import parse_header
+from schemas.tensors import WireTensor
 
 __all__ = ["RUNNER", "assembly", "frames", "json_text", "lists", "npy", "pieces"]
 
@@ -47,16 +49,12 @@ def pieces(data: bytes, how: int) -> Iterator[bytes]:
     return (data[start : start + step] for start in range(0, len(data), step))
 
 
-async def _accept(_header: NpyHeader, _complete: bool) -> None:
-    """Accept every header."""
-
-
 def npy(data: bytes) -> None:
     """Read a .npy file: pieces give the same result as the whole, and NumPy reads every accepted header alike."""
     how, file = data[0] if data else 0, data[1:]
 
     async def land(lease: Lease, how: int) -> Any:
-        sink = NpySink(lease, _accept, bound=len(file))
+        sink = NpyPart("src", WireTensor(None, None), lease, len(file))
         for piece in pieces(file, how):
             await sink.write(piece)
         sink.close()

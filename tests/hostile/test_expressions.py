@@ -51,7 +51,6 @@ WORST: dict[str, list[str]] = {
 OURS = {
     "app.api.web._COMMENT",
     "app.http.keys._DIGEST", "app.http.keys._LIMIT", "app.http.keys._NAME", "app.settings._HOST_NAME",
-    "app.settings_table._LITERAL", "app.settings_table._WORD",
     "convgrad._command.spec._DESCRIBED", "convgrad._command.spec._INTEGERS", "convgrad._multipart._NAME",
     "engine.threads._OPENMP", "schemas.describe._NAME",
 }  # fmt: skip

@@ -12,17 +12,16 @@ import os
 import re
 import stat
 import weakref
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.api.oip.request import MemoryRange
 from app.intake.sinks import Elements
 from app.threads import in_thread_if
-from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
+from convgrad._errors import CallerError, InvalidParams, InvalidRequest
 from schemas.broken_rules import safe_key
 
-__all__ = ["Region", "Regions", "Registry"]
+__all__ = ["Region", "RegionElements", "Regions"]
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
@@ -35,88 +34,75 @@ _INT64_MAX = 2**63 - 1
 _INLINE = 2 << 20
 
 
+@dataclass(frozen=True, eq=False)
 class Region:
     """A registered part of a shared-memory object; its descriptor is closed with the last reference."""
 
-    def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
-        self.name = name
-        self.key = key
-        self.offset = offset
-        self.byte_size = byte_size
-        self._descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    descriptor: int
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, os.close, self.descriptor)
 
     def describe(self) -> dict[str, str | int]:
         """Describe the region as the protocol's status does."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def elements(self, place: MemoryRange) -> Elements:
-        """Return the elements of a tensor at a place in the region."""
-        return _RegionElements(self, place)
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
+        done = 0
+        while done < len(into):
+            count = os.preadv(self.descriptor, [into[done:]], self.offset + offset + done)
+            if not count:
+                raise self._truncated()
+            done += count
 
     async def write(self, offset: int, data: memoryview) -> None:
         """Write `data` to an offset of the region; raises `InvalidRequest` when that fails."""
         await in_thread_if(len(data) > _INLINE, self._write, offset, data)
 
-    def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
-        done = 0
-        while done < len(into):
-            count = os.preadv(self._descriptor, [into[done:]], self.offset + offset + done)
-            if not count:
-                raise InvalidRequest(f"the memory of the region {self.name} is shorter than it was when registered")
-            done += count
-
     def _write(self, offset: int, data: memoryview) -> None:
         done = 0
         try:
             # Writing past the end would extend the client's memory.
-            if os.fstat(self._descriptor).st_size < self.offset + offset + len(data):
-                raise InvalidRequest(f"the memory of the region {self.name} is shorter than it was when registered")
+            if os.fstat(self.descriptor).st_size < self.offset + offset + len(data):
+                raise self._truncated()
             while done < len(data):
-                done += os.pwritev(self._descriptor, [data[done:]], self.offset + offset + done)
+                done += os.pwritev(self.descriptor, [data[done:]], self.offset + offset + done)
         except OSError as error:
             raise InvalidRequest(f"the region {self.name} can't be written: {error.strerror}") from None
 
+    def _truncated(self) -> InvalidRequest:
+        return InvalidRequest(f"the memory of the region {self.name} is shorter than it was when registered")
+
 
 @dataclass(frozen=True, slots=True)
-class _RegionElements(Elements):
-    """The elements of a tensor in a region, which are copied from there."""
+class RegionElements(Elements):
+    """The elements of a tensor at a place in a region, which are copied from there."""
 
     region: Region
     place: MemoryRange
 
     def content(self) -> bytearray:
+        """Return all bytes."""
         content = bytearray(self.place.byte_size)
         self.fill(memoryview(content))
         return content
 
     def fill(self, target: memoryview) -> None:
+        """Write all bytes into memory of their size."""
         self.region.read(self.place.offset, target)
 
 
-class Registry:
-    """The regions of every owner: a key can't see or use those of another."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self.enabled = enabled
-        self._owners = defaultdict[str, Regions](lambda: Regions(enabled=self.enabled))
-
-    def of(self, owner: str) -> Regions:
-        """Return the regions of a key."""
-        return self._owners[owner]
-
-
-class Regions:
+class Regions(dict[str, Region]):
     """The registered regions of one owner by name.
 
-    A region must be a shared-memory object of the user who runs the service. Every method raises `Unsupported` while
-    the extension is disabled.
+    A region must be a shared-memory object of the user who runs the service. Running calls keep using a region that is
+    removed.
     """
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
         """Open the object `key` and register `byte_size` bytes of it from `offset` under a new name.
@@ -124,50 +110,27 @@ class Regions:
         Raises `InvalidRequest` for a malformed name or key, a name in use, and an object that does not exist, belongs
         to another user, or is too short.
         """
-        self._check_enabled()
         if not _NAME.fullmatch(name):
             raise InvalidRequest("a region's name must have 1 to 128 letters, digits or characters of _.:@+=-")
-        if name in self._regions:
+        if name in self:
             raise InvalidRequest(f"shared memory region {name} is already registered: unregister it first")
-        if len(self._regions) >= _MOST_REGIONS:
+        if len(self) >= _MOST_REGIONS:
             raise InvalidRequest(f"{_MOST_REGIONS} shared memory regions are already registered: unregister some")
         match = _KEY.fullmatch(key) if isinstance(key, str) else None
-        if match is None or match[1].startswith(_FOREIGN) or not isinstance(key, str):
+        if match is None or match[1].startswith(_FOREIGN):
             raise InvalidRequest("key must be the name of a POSIX shared memory object, without a folder")
-        for what, value, least in (("offset", offset, 0), ("byte_size", byte_size, 1)):
-            if type(value) is not int or not least <= value <= _INT64_MAX:
-                raise InvalidRequest(f"{what} must be an integer of at least {least}")
-        assert isinstance(offset, int)
-        assert isinstance(byte_size, int)
+        start, size = _number("offset", offset, 0), _number("byte_size", byte_size, 1)
         descriptor = _open(match[1])
         try:
-            _check_object(descriptor, key, offset + byte_size)
+            _check_object(descriptor, match[0], start + size)
         except CallerError:
             os.close(descriptor)
             raise
-        self._regions[name] = Region(name, key, offset, byte_size, descriptor)
-
-    def unregister(self, name: str | None = None) -> None:
-        """Unregister a region, if it exists, or all of them. Running calls keep using theirs."""
-        self._check_enabled()
-        if name is None:
-            self._regions.clear()
-        else:
-            self._regions.pop(name, None)
-
-    def status(self, name: str | None = None) -> list[dict[str, str | int]]:
-        """Describe a region, or all; raises `NotFound` for an unknown name."""
-        self._check_enabled()
-        if name is None:
-            return [region.describe() for region in self._regions.values()]
-        if name not in self._regions:
-            raise NotFound(f"there is no shared memory region {safe_key(name)}")
-        return [self._regions[name].describe()]
+        self[name] = Region(name, match[0], start, size, descriptor)
 
     def find(self, place: MemoryRange) -> Region:
         """Return the region of a place; raises `InvalidParams` if it does not exist or does not contain the place."""
-        self._check_enabled()
-        region = self._regions.get(place.region)
+        region = self.get(place.region)
         if region is None:
             raise InvalidParams(f"there is no shared memory region {safe_key(place.region)}", errors=[])
         if place.offset + place.byte_size > region.byte_size:
@@ -178,11 +141,11 @@ class Regions:
             )
         return region
 
-    def _check_enabled(self) -> None:
-        if not self._enabled:
-            raise Unsupported(
-                "shared memory is disabled: this service was started without CONVGRAD_OIP_SHARED_MEMORY=true"
-            )
+
+def _number(what: str, value: object, least: int) -> int:
+    if type(value) is not int or not least <= value <= _INT64_MAX:
+        raise InvalidRequest(f"{what} must be an integer of at least {least}")
+    return value
 
 
 def _open(key: str) -> int:

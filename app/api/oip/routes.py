@@ -21,8 +21,8 @@ from app.api.pages import not_ready_headers
 from app.api.routing import service_of
 from app.http.exchange import exchange_of
 from app.intake.body import parse_text
-from convgrad._errors import InvalidRequest, TooLarge, UnknownOperation, Unsupported
-from schemas.broken_rules import safe_text
+from convgrad._errors import InvalidRequest, NotFound, TooLarge, UnknownOperation, Unsupported
+from schemas.broken_rules import safe_key, safe_text
 from schemas.tables import CalledOperation, find_operation, operation_names
 
 __all__ = ["OipState", "router"]
@@ -46,7 +46,7 @@ def find_model(name: str, version: str | None = None) -> CalledOperation:
 @router.get("/")
 async def server(request: Request) -> Any:
     """Describe the server and its extensions."""
-    return server_metadata(shared_memory=_state(request).regions.enabled)
+    return server_metadata(shared_memory=service_of(request).settings.oip_shared_memory)
 
 
 @router.get("/health/live")
@@ -115,7 +115,7 @@ async def _document(request: Request) -> dict[str, Any]:
 
 
 def _regions(request: Request) -> Regions:
-    return _state(request).regions.of(exchange_of(request.scope).context.key)
+    return _state(request).regions(exchange_of(request.scope).context.key)
 
 
 @router.get("/repository/index")
@@ -148,7 +148,10 @@ async def unload(_: Request, model: str) -> Response:
 @router.get("/systemsharedmemory/region/{region}/status")
 async def region_status(request: Request, region: str | None = None) -> Any:
     """Describe a registered region, or all."""
-    return _regions(request).status(region)
+    regions = _regions(request)
+    if region is not None and region not in regions:
+        raise NotFound(f"there is no shared memory region {safe_key(region)}")
+    return [each.describe() for each in (regions.values() if region is None else (regions[region],))]
 
 
 @router.post("/systemsharedmemory/region/{region}/register")
@@ -163,7 +166,9 @@ async def register(request: Request, region: str) -> Any:
 @router.post("/systemsharedmemory/region/{region}/unregister")
 async def unregister(request: Request, region: str | None = None) -> Any:
     """Unregister a region, or all."""
-    _regions(request).unregister(region)
+    regions = _regions(request)
+    for name in list(regions) if region is None else [region]:
+        regions.pop(name, None)
     return {}
 
 

@@ -24,14 +24,15 @@ class Statistics:
         self._last_ms: dict[str, int] = {}
         self._counts, self._ns = Counter[tuple[str, str]](), Counter[tuple[str, str]]()  # by model and duration
 
-    def succeeded(self, model: str, seconds: float, timings: Timings) -> None:
-        """Count a successful request and its timings."""
-        parts = {name: timings.seconds.get(part, 0.0) for name, part in _PARTS.items()}
-        self._add(model, {"success": seconds, **parts})
-
-    def failed(self, model: str, seconds: float) -> None:
-        """Count a request that was rejected, failed or abandoned by its client."""
-        self._add(model, {"fail": seconds})
+    def count(self, model: str, seconds: float, timings: Timings | None) -> None:
+        """Count a request, with its timings if it succeeded; others were rejected, failed or abandoned."""
+        durations = {"fail": seconds}
+        if timings is not None:
+            durations = {"success": seconds} | {name: timings.seconds.get(part, 0.0) for name, part in _PARTS.items()}
+        self._last_ms[model] = int(time.time() * 1000)
+        for name, duration in durations.items():
+            self._counts[model, name] += 1
+            self._ns[model, name] += round(duration * 1e9)
 
     def report(self, model: str, version: str) -> dict[str, Any]:
         """Return the protocol's object for one model; zeros if it was never called."""
@@ -46,9 +47,3 @@ class Statistics:
             "inference_stats": durations,
             "batch_stats": [{"batch_size": 1, **{name: durations[name] for name in _COMPUTE}}] if done else [],
         }
-
-    def _add(self, model: str, durations: dict[str, float]) -> None:
-        self._last_ms[model] = int(time.time() * 1000)
-        for name, seconds in durations.items():
-            self._counts[model, name] += 1
-            self._ns[model, name] += round(seconds * 1e9)

@@ -45,11 +45,7 @@ class TaskMethod:
         else:
             given = bind_params(params, self.params, required=self.required)
         op = given.pop("op", None)
-        return self.make(service, context, _called(op) if self._has_op else None), given
-
-    @property
-    def _has_op(self) -> bool:
-        return self.params[0] == "op"
+        return self.make(service, context, _called(op) if self.params[0] == "op" else None), given
 
 
 Method = TaskMethod | Callable[[Params], Any]
@@ -104,10 +100,8 @@ METHODS: dict[str, Method] = {
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _of_named(Validate),
     "ops.verify": _of_named(Verify),
-    "graph.run": TaskMethod(lambda service, context, _: RunGraph(service, context), graphs.MEMBERS, ("graph",)),
-    "graph.validate": TaskMethod(
-        lambda service, context, _: ValidateGraph(service, context), graphs.MEMBERS, ("graph",)
-    ),
+    "graph.run": _of_graph(RunGraph),
+    "graph.validate": _of_graph(ValidateGraph),
     **{name: _check(name) for name in CHECK_METHODS},
     "rpc.discover": _plain(OPENRPC.content),
 }

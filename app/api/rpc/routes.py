@@ -7,9 +7,11 @@ the request with its `requestId` (`app.calls.cancel`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from inspect import isawaitable
+from itertools import chain
 from typing import TypeGuard
 
 from fastapi import APIRouter, Request
@@ -17,8 +19,7 @@ from starlette.types import Send
 
 from app.api.answer import answer, check_media_type
 from app.api.routing import service_of
-from app.api.rpc.methods import METHODS, Method, TaskMethod
-from app.calls.cancel import Running
+from app.api.rpc.methods import METHODS, Method, Params, TaskMethod
 from app.calls.service import Service
 from app.calls.tasks import Task
 from app.calls.work import Work, finish
@@ -28,9 +29,9 @@ from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.replies import sse
 from app.replies.accept import choose
-from app.replies.body import json_bytes, send_head, send_piece
+from app.replies.body import json_bytes, send_body, send_head, send_piece
 from app.replies.errors import rpc_error
-from app.replies.result import JsonResult, encoded
+from app.replies.result import encoded, json_text, rpc_response
 from convgrad._errors import Cancelled, ConvgradError, InvalidRequest, UnknownOperation, UnsupportedMediaType
 from schemas import rpc
 from schemas.broken_rules import safe_key
@@ -66,7 +67,7 @@ async def call(request: Request) -> None:
 async def answer_rpc(exchange: Exchange, service: Service, methods: Mapping[str, Method] = METHODS) -> None:
     """Read one HTTP request, execute its JSON-RPC requests, and reply."""
     check_media_type(media_type(exchange.headers), (*_CONTENT_TYPES, ""))
-    reply_type = choose(exchange.headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
+    reply_type = choose(exchange.headers.get("accept", ""), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
     with service.lease(exchange.context) as lease:
         message = await _read(exchange, service, lease)
         lease.received()
@@ -100,21 +101,22 @@ class _Message:
 
     async def answer(self, message: _Item | rpc.Batch, media_type: str) -> None:
         """Execute the message and reply."""
-        items = message.items if isinstance(message, rpc.Batch) else (message,)
+        items, send = message.items if isinstance(message, rpc.Batch) else (message,), self._exchange.send
         self._cancel_calls(items)
         wanted = [item for item in items if not _is_notification(item) or _changes_check(item)]
         if all(map(_is_notification, wanted)):
             for item in wanted:
                 await self._execute(item, _nothing)
-            await self._exchange.send({"type": "http.response.start", "status": 204, "headers": []})
-            await send_piece(self._exchange.send, b"", last=True)
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send_piece(send, b"", last=True)
         elif media_type == sse.MEDIA_TYPE:
-            async with sse.EventStream(self._exchange.send) as stream:
-                await self._run_concurrently(lambda number: self._stream(wanted[number], stream), len(wanted))
+            async with sse.EventStream(send) as stream:
+                write: Write = lambda pieces, _: stream.message(pieces)  # noqa: E731 -- of all items
+                await self._run_concurrently(lambda number: self._execute(wanted[number], write, stream), len(wanted))
         elif isinstance(message, rpc.Batch):
             await self._reply_batch(wanted, media_type)
         else:
-            await self._execute(wanted[0], self._whole(media_type))
+            await self._execute(wanted[0], lambda pieces, length: send_body(send, pieces, media_type, length))
 
     def _cancel_calls(self, items: Iterable[_Item]) -> None:
         """Handle the notifications that cancel calls."""
@@ -123,90 +125,73 @@ class _Message:
                 request_id = rpc.id_of({"id": item.params.get("requestId")})
                 self._service.cancellations.cancel(*self._caller, request_id)
 
-    def _whole(self, media_type: str) -> Write:
-        async def write(pieces: Iterable[bytes], length: int | None) -> None:
-            send = self._exchange.send
-            await send_head(send, media_type, length=length)
-            for piece in pieces:
-                await send_piece(send, piece)
-            await send_piece(send, b"", last=True)
-
-        return write
-
     async def _reply_batch(self, items: Sequence[_Item], media_type: str) -> None:
         """Send the answers in the order of their requests, each as soon as it and those before it are ready."""
-        send = self._exchange.send
-        written = [asyncio.Event() for _ in range(len(items) + 1)]
-        written[0].set()
-        first = next(number for number, item in enumerate(items) if not _is_notification(item))
+        send, comma = self._exchange.send, b"["
+        turns = [asyncio.Event() for _ in range(len(items) + 1)]
+        turns[0].set()
 
         async def one(number: int) -> None:
             async def write(pieces: Iterable[bytes], _: int | None) -> None:
-                await written[number].wait()
-                if number == first:
+                nonlocal comma
+                await turns[number].wait()
+                if comma == b"[":
                     await send_head(send, media_type)
-                if not _is_notification(items[number]):
-                    await send_piece(send, b"[" if number == first else b",")
-                    for piece in pieces:
-                        await send_piece(send, piece)
+                before, comma = comma, b","
+                for piece in chain((before,), pieces):
+                    await send_piece(send, piece)
 
             await self._execute(items[number], write)
-            written[number + 1].set()
+            await turns[number].wait()
+            turns[number + 1].set()
 
         await self._run_concurrently(one, len(items))
         await send_piece(send, b"]", last=True)
 
-    async def _stream(self, item: _Item, stream: sse.EventStream) -> None:
-        """Send the messages of one item; the id in each tells them from those of other items."""
-        if _is_notification(item):
-            await self._execute(item, _nothing)
-        else:
-            await self._execute(item, lambda pieces, _: stream.message(pieces), stream)
-
     async def _execute(self, item: _Item, write: Write, stream: sse.EventStream | None = None) -> None:
-        """Execute one item and write its answer, unless the work has sent it to the `stream`."""
+        """Execute one item and write its answer, unless the work has sent it to the `stream`.
+
+        A notification gets no answer. In a stream, the ids of messages tell those of several items apart.
+        """
         request_id, begun = None if isinstance(item, ConvgradError) else item.id, False
+        if _is_notification(item):
+            write, stream = _nothing, None
 
         async def reply(pieces: Iterable[bytes], length: int | None) -> None:
             nonlocal begun
             begun = True
-            before, after = b'{"jsonrpc":"2.0","result":', b',"id":%s}' % json_bytes(request_id)
-            whole = None if length is None else len(before) + length + len(after)
-            await write(_around(before, pieces, after), whole)
+            await write(pieces, length)
 
         async def encode(work: Work, _: Send) -> None:
-            nonlocal begun
             running.add(work)
             if stream is not None and work.streams != "nothing":
                 await sse.stream_work(work, stream, request_id)
                 return
             await finish(work)
-            text = await encoded(work.result(), JsonResult)
-            await reply(self._context.timings.each("encode", text.pieces()), text.length)
+            pieces, length = await encoded(work.result(), partial(json_text, wrap=partial(rpc_response, request_id)))
+            await reply(self._context.timings.each("encode", pieces), length)
 
-        running: Running
-        async with AsyncExitStack() as stack:
-            running = stack.enter_context(self._service.cancellations.register(*self._caller, request_id))
-            if _changes_check(item):
-                await stack.enter_async_context(self._one_check)
+        with self._service.cancellations.register(*self._caller, request_id) as running:
             try:
-                method = self._method(item)
-                if isinstance(method, TaskMethod):
-                    task, document = method.read(self._service, self._context, item.params)  # type: ignore[union-attr] # a request
-                    await answer(self._exchange, task, _reading(document), encode)
-                else:
-                    value = method(item.params)  # type: ignore[union-attr] # a request
-                    value = await value if isawaitable(value) else value
-                    text = value if isinstance(value, bytes) else json_bytes(value)
-                    await reply((text,), len(text))
+                async with self._one_check if _changes_check(item) else nullcontext():
+                    method, params = self._method(item)
+                    if isinstance(method, TaskMethod):
+                        task, document = method.read(self._service, self._context, params)
+                        await answer(self._exchange, task, _reading(document), encode)
+                    else:
+                        value = method(params)
+                        value = await value if isawaitable(value) else value
+                        result = value if isinstance(value, bytes) else json_bytes(value)
+                        text = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (result, json_bytes(request_id))
+                        await reply((text,), len(text))
             except Exception as caught:
                 if begun or (isinstance(caught, Cancelled) and not running.cancelled):  # the client has disconnected
                     raise
                 error = self._error(request_id, caught)
                 await write((error,), len(error))
 
-    def _method(self, item: _Item) -> Method:
-        """Return the method that an item calls; raises the error that answers it."""
+    def _method(self, item: _Item) -> tuple[Method, Params]:
+        """Return the method that an item calls, and its params; raises the error that answers it."""
         if isinstance(item, ConvgradError):
             raise item
         if self._context.denied is not None:
@@ -216,7 +201,7 @@ class _Message:
         method = self._methods.get(item.method)
         if method is None:
             raise _unknown(item.method, self._methods)
-        return method
+        return method, item.params
 
     async def _run_concurrently(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
         """Run `work` for the numbers below `count`, a few at a time, started in order."""
@@ -254,12 +239,6 @@ def _reading(document: Mapping[str, object]) -> Callable[[Exchange, Task, Lease]
         return await (await task.read(document)).read()
 
     return read
-
-
-def _around(before: bytes, pieces: Iterable[bytes], after: bytes) -> Iterator[bytes]:
-    yield before
-    yield from pieces
-    yield after
 
 
 def _session_of(headers: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.exchange import Exchange, Exchanges, Limits
-from app.replies.body import send_bytes, send_head, send_piece
+from app.replies.body import send_body, send_head, send_piece
 from convgrad import Cancelled
 
 ANY = Limits(1 << 40)
@@ -55,7 +55,7 @@ async def _echo(inner: Scope, receive: Receive, send: Send) -> None:
     more = True
     while more:
         more = (await receive()).get("more_body", False)
-    await send_bytes(send, b"ok", "text/plain")
+    await send_body(send, [b"ok"], "text/plain", 2)
 
 
 async def _nothing(*_: object) -> Any:
@@ -79,7 +79,7 @@ def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.INFO)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_bytes(send, b"", "text/plain")
+        await send_body(send, [], "text/plain", 0)
 
     given = {**scope(), "path": "/" + "x" * 60_000}
     asyncio.run(Exchanges(app, ANY)(given, asyncio.Event().wait, _ignored))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_a_large_unread_body_closes_the_connection() -> None:
     """A reply before the end of a long body announces that the connection will close, and is sent in full first."""
 
     async def early(_: Scope, __: Receive, send: Send) -> None:
-        await send_bytes(send, b"no", "text/plain", status=422)
+        await send_body(send, [b"no"], "text/plain", 2, status=422)
 
     sent = call(Exchanges(early, ANY), b"a", b"b", content_length=str(1 << 30))
     assert headers_of(sent[0])["connection"] == "close"
@@ -143,7 +143,7 @@ def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.Monkey
     async def early(_: Scope, __: Receive, send: Send) -> None:
         nonlocal held
         held = True
-        await send_bytes(send, b"no", "text/plain", status=422)
+        await send_body(send, [b"no"], "text/plain", 2, status=422)
         held = False
 
     async def receive() -> Message:
@@ -172,9 +172,8 @@ def test_a_client_that_leaves_cancels_the_block() -> None:
             return {"type": "http.disconnect"}
 
         asyncio.get_running_loop().call_soon(gone.set)
-        with pytest.raises(Cancelled):
-            async with Exchange(scope(), receive, _ignored, ANY).watched():
-                await asyncio.Event().wait()
+        with pytest.raises(Cancelled), Exchange(scope(), receive, _ignored, ANY).watched():
+            await asyncio.Event().wait()
         await asyncio.sleep(0)
         task = asyncio.current_task()
         assert task is not None
@@ -192,7 +191,7 @@ def test_a_cancellation_is_not_lost_when_the_client_leaves_too() -> None:
             return {"type": "http.disconnect"}
 
         async def wait() -> None:
-            async with Exchange(scope(), receive, _ignored, ANY).watched():
+            with Exchange(scope(), receive, _ignored, ANY).watched():
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(wait())

@@ -19,7 +19,7 @@ import tritonclient.http as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from app.api.oip.regions import Registry
+from app.api.oip.infer import OipState
 from app.api.oip.request import MemoryRange
 from convgrad._errors import InvalidParams
 from tests.app import oip
@@ -322,12 +322,12 @@ def test_a_region_belongs_to_the_key_that_registered_it() -> None:
     """A key can't see, use or unregister another key's regions; each key has its own names."""
     memory = shared_memory.SharedMemory(create=True, size=4096)
     try:
-        registry = Registry(enabled=True)
-        ours, theirs = registry.of("ours"), registry.of("theirs")
+        state = OipState(shared_memory=True)
+        ours, theirs = state.regions("ours"), state.regions("theirs")
         ours.register("r", memory.name, 0, 100)
         theirs.register("r", memory.name, 100, 50)
-        theirs.unregister()
-        assert [entry["byte_size"] for entry in registry.of("ours").status()] == [100]
+        theirs.clear()
+        assert [region.byte_size for region in state.regions("ours").values()] == [100]
         with pytest.raises(InvalidParams, match="no shared memory region r"):
             theirs.find(MemoryRange("r", 0, 10))
         assert ours.find(MemoryRange("r", 90, 10)).name == "r"
