@@ -254,17 +254,20 @@ def children(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-async def test_no_descriptor_for_a_worker(two: Fleet) -> None:
-    """A worker whose socket and pidfd can't be received ends, and is replaced once there are descriptors again."""
-    fork_server = two.engine.snapshot()["fork_server"]["pid"]
+@pytest.mark.parametrize("room", [0, 1])
+async def test_no_descriptor_for_a_worker(two: Fleet, room: int) -> None:
+    """A worker whose socket or pidfd can't be received ends, and is replaced once there are descriptors again."""
+    fork_server, before = two.engine.snapshot()["fork_server"]["pid"], descriptors(os.getpid())
     with Frozen({fork_server}):
         kill(two.workers[0]["pid"])
         await two.until(lambda: len(two.workers) < two.count)
-        with no_more_files():
+        os.close(free := os.dup(0))
+        with no_more_files(free + room):
             os.kill(fork_server, signal.SIGCONT)
             await two.until(lambda: two.engine.failure)
     await two.whole()
     await two.until(lambda: children(fork_server) <= two.pids)
+    assert len(descriptors(os.getpid())) <= len(before)  # what earlier tests left may have been closed
 
 
 async def test_no_descriptors_for_a_fork_server(two: Fleet) -> None:
