@@ -13,7 +13,8 @@ import pytest
 from app.intake.body import read_json
 from app.intake.lease import Lease
 from app.intake.requests import read_request_object
-from app.intake.tensors import collect_tensors, read_inputs
+from app.intake.sinks import TensorFault
+from app.intake.tensors import Base64, collect_tensors, read_inputs
 from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 from convgrad._errors import InvalidParams, TooLarge
@@ -52,6 +53,15 @@ def test_bf16_has_two_forms() -> None:
     bits = {name: raw(array, "bf16") for name, array in made.items()}
     right = {name: array.tobytes() for name, array in made.items()}
     assert read_object(call(**files)) == read_object(call(**bits)) == right
+
+
+@pytest.mark.parametrize("end", ["AB==", "AAB=", "A-==", "A ==", "A\n==", "A\u00c1==", "=A==", "A===", "AA=A", "A"])
+def test_base64_has_one_form(end: str) -> None:
+    """Bits after the last byte are zero, and nothing is skipped."""
+    assert Base64("AAAAAAA=").content() == bytes(5)
+    with pytest.raises(TensorFault) as caught:
+        Base64("AAAA" + end).content()
+    assert caught.value.kind == "base64"
 
 
 @pytest.mark.parametrize(
