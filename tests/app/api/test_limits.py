@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from app.pool.buffers import size_class
 from tests.app.bare import connected, multipart, replies, rest_connection, rpc_connection, written
 from tests.app.everywhere import FORMS
 from tests.app.resident import Resident
@@ -24,6 +26,7 @@ from tests.app.samples import (
     SMALL,
     SSE,
     Array,
+    document,
     doubled,
     frames,
     messages,
@@ -113,6 +116,19 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(tight: Resident, a
     with rest_connection(tight.url, SMALL, accept), httpx.Client(base_url=tight.url, timeout=60) as client:
         inputs = SMALL.inputs()
         assert same_bits(read(post(client, SMALL, inputs)), SMALL.expected(inputs))
+
+
+def test_a_client_that_does_not_read_holds_no_text(tight: Resident) -> None:
+    """While it stalls, its call counts with its tensors; the text of its body has been freed."""
+    wide = doubled(400, 1, 4)
+    request = httpx.Request("POST", f"{tight.url}/v1/ops/{wide.op}", json=document(wide, wide.inputs()))
+    head, body = written(request)
+    tight.service.segments.trim()  # a larger idle block would count as a whole
+    with connected(tight.url, little_room=True) as sock:
+        sock.sendall(head + body)
+        assert sock.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
+        assert tight.service.segments.stats().used < size_class(4 * prod(wide.dst_shape)) + len(body)
+        assert tight.service.calls
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
