@@ -94,14 +94,15 @@ def test_old_names_are_parts_too() -> None:
     assert read_parts(body, called=find_operation("ConvolutionBackpropFilters-1")) == expected()
 
 
-def test_a_described_optional_input_is_waited_for() -> None:
-    """An optional input that the request describes only by its dtype may be the last part."""
+@pytest.mark.parametrize("step", [1, 10**6])
+def test_a_described_optional_input_is_waited_for(step: int) -> None:
+    """An optional input that the request describes only by its dtype may be the last part, wherever the body is cut."""
     called = find_operation("ConvTranspose")
     given = {name: {"dtype": "f32"} for name in ("src", "weights", "bias")}
     head = {"attributes": ATTRIBUTES | {"weights_format": "IOX"}, "inputs": given}
     files = {"src": np.ones((1, 2, 3), "f4"), "weights": np.ones((2, 1, 2), "f4"), "bias": np.ones(1, "f4")}
     body = multipart([("request", json.dumps(head).encode()), *((name, npy(array)) for name, array in files.items())])
-    assert read_parts(body, called=called) == {name: array.tobytes() for name, array in files.items()}
+    assert read_parts(body, step=step, called=called) == {name: array.tobytes() for name, array in files.items()}
 
 
 def test_a_request_part_has_a_limit() -> None:
