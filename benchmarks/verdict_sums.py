@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from kernels import ConvProblem
 from kernels.reference import REFERENCE, narrow
-from verify.report import write_report
-from verify.rules import Compared
+from verify.arithmetic import Arithmetic
+from verify.compared import Compared
+from verify.reading import Inputs, read_bytes
+from verify.report import as_json, report_on
 from verify.sums import Sums, unit_sums
 
 __all__ = ["DATA", "KINDS", "Array", "Trial", "compiled", "empty", "honest", "trial"]
@@ -51,15 +53,19 @@ class Trial:
         self.a = np.ascontiguousarray(self.src.astype(wide).T)
         self.b = np.ascontiguousarray(self.diff_dst.astype(wide).T)
 
-    def judge(self, result: Array, *, explain: bool = False) -> dict[str, Any]:
-        """Return the report on a result, O by I, in the dtype of the trial."""
-        shape = self.problem.output_shape
+    def judge(self, result: Array, *, explain: bool = False, arithmetic: Arithmetic | None = None) -> dict[str, Any]:
+        """Return the report on a result, O by I, in the dtype of the trial, of a kernel with this arithmetic."""
+        shape, said, stop = self.problem.output_shape, arithmetic or Arithmetic.usual(self.dtype), lambda: False
         stored = _stored(np.ascontiguousarray(result)).reshape(shape)
-        high, spread = self.sums.high.reshape(shape), self.sums.spread.reshape(shape).copy()
-        low = None if self.sums.low is None else self.sums.low.reshape(shape)
-        text = write_report(Compared(self.problem, self.inputs, stored, high, low, spread, explain), lambda: False)
-        assert text is not None
-        report: dict[str, Any] = json.loads(text)
+        inputs = Inputs(self.problem, said, self.inputs, np.zeros(read_bytes(self.problem, said), np.uint8))
+        sums = self.sums
+        if said.readings:
+            inputs.read(stored, stop)
+            sums = unit_sums(self.problem, REFERENCE.units(self.problem, 1)[0][0], inputs.given, stop)
+        high, spread = sums.high.reshape(shape), sums.spread.reshape(shape).copy()
+        low = None if sums.low is None else sums.low.reshape(shape)
+        compared = Compared(self.problem, inputs.given, stored, high, low, spread, explain, arithmetic=said)
+        report: dict[str, Any] = json.loads(as_json(inputs.described(report_on(compared, stop), stored, stop)))
         return report
 
     def rounded(self, values: Array) -> Array:

@@ -180,6 +180,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         output: str | None = None,
         explain: bool = False,
         fast: bool | None = None,
+        arithmetic: Mapping[str, Any] | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Report:
@@ -188,11 +189,13 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         Inputs and result have the same dtype, which may be float64. `output` names what the result is where the
         operation has several outputs, such as `diff_bias`. `explain` tests every hypothesis about the errors, also
         those of a result that passes. `fast` verifies by random projections, by default only if the reference is
-        beyond the service's limit of work. `on_progress` is called with `Progress` while the service computes.
-        Raises what the call would raise; a result that fails is not an error.
+        beyond the service's limit of work. `arithmetic` is what the kernel says of itself, such as
+        ``{"products": "tf32"}`` or ``{"algorithm": "winograd F(4, 3)"}``; by default products and sums are in f32.
+        `on_progress` is called with `Progress` while the service computes. Raises what the call would raise; a result
+        that fails is not an error.
         """
         name = output or core.output_of(op, await self.operations())
-        options = core.options(False, deadline, explain=explain, fast=fast)
+        options = core.options(False, deadline, explain=explain, fast=fast, arithmetic=arithmetic)
         request = Verify(op, {**inputs, name: result}, attributes or {}, options)
         return Report(core.object_of(await self._backend.result(request, deadline, on_progress)))
 

@@ -338,6 +338,7 @@ def options(
     algorithm: Algorithm = "direct",
     explain: bool = False,
     fast: bool | None = None,
+    arithmetic: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
@@ -352,6 +353,8 @@ def options(
         options["explain"] = True
     if fast is not None:
         options["fast"] = fast
+    if arithmetic is not None:
+        options["arithmetic"] = dict(arithmetic)
     if outputs is not None:
         options["outputs"] = list(outputs)
     milliseconds = math.inf if deadline is None else deadline * 1000

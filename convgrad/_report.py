@@ -62,10 +62,12 @@ class Report:
             lines.append(f"  where: {data['where']['text']}")
         if _narrow(data):
             lines.append(f"  the errors are those of products of numbers with {data['product_bits']:.1f} bits")
+        if data.get("arithmetic"):
+            lines.append(f"  {data['arithmetic']['text']}")
         if data["difficulty"] > 1:
-            lines.append(
-                f"  naive sums of these data err {_short(data['difficulty'])} times as much as in a random order"
-            )
+            how = f" {data['order']}" if data.get("order") else ""
+            times = _short(data["difficulty"])
+            lines.append(f"  honest sums of these data{how} err {times} times as much as in a random order")
         lines.append(f"  {_detection(data)}")
         onednn = data["verdicts"]["onednn"]
         word = "passed" if onednn["passed"] else f"failed by {onednn['failed']} elements"

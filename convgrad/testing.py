@@ -29,17 +29,20 @@ def assert_honest(
     *,
     output: str | None = None,
     fast: bool | None = None,
+    arithmetic: Mapping[str, Any] | None = None,
     client: Client | None = None,
 ) -> Report:
     """Verify `result`, of your own kernel, with the float64 reference of `op`, and return the report (`Client.verify`).
 
-    `output` names what the result is where the operation has several outputs; `fast` verifies by random projections.
+    `output` names what the result is where the operation has several outputs; `fast` verifies by random projections;
+    `arithmetic` is what the kernel declares (`Client.verify`).
     Without a `client` the verification runs in this process, which needs ``convgrad[compute]``.
 
     Raises `AssertionError` with the text of the report if the errors are not those of an honest sum, and what `verify`
     raises for a call that is not valid.
     """
-    report = (client or _local()).verify(op, inputs, result, attributes, output=output, fast=fast)
+    more: Any = {"output": output, "fast": fast, "arithmetic": arithmetic}
+    report = (client or _local()).verify(op, inputs, result, attributes, **more)
     if not report.passed:
         raise AssertionError(report.text())
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args
 
 from kernels.problem import Algorithm
@@ -28,6 +29,8 @@ class Options(NamedTuple):
     outputs: tuple[str, ...] = ()
     explain: bool = False
     fast: bool | None = None
+    arithmetic: tuple[tuple[str, Any], ...] | None = None
+    """What the kernel of a verified result declares, as `engine.arithmetic` reads it."""
 
     @property
     def uses_reference(self) -> bool:
@@ -62,6 +65,8 @@ def parse_options(options: object) -> Options:
         raise invalid_params("options", broken)
     if "outputs" in values:
         values["outputs"] = tuple(values["outputs"])
+    if "arithmetic" in values:
+        values["arithmetic"] = tuple(sorted(values["arithmetic"].items()))
     return Options(**values)
 
 
@@ -90,6 +95,9 @@ def _broken(name: str, value: Any) -> str | None:
         names = isinstance(value, list) and all(isinstance(output, str) for output in value)
         kept = names and 1 <= len(value) <= MAX_OUTPUTS
         rule = f"a list of 1 to {MAX_OUTPUTS} names of outputs"
+    elif name == "arithmetic":
+        plain = isinstance(value, Mapping) and {*map(type, value)} <= {str}
+        kept, rule = plain and {*map(type, value.values())} <= {str, int, NoneType}, "an object of names and integers"
     elif name in _CHOICES:
         *others, last = _CHOICES[name]
         kept, rule = value in _CHOICES[name], f"{', '.join(others)} or {last}"

@@ -22,6 +22,7 @@ from kernels.target import target
 from kernels.winograd.rules import refusals
 from schemas.broken_rules import dims as written
 from schemas.ops import ResolvedOp, TensorSpec
+from verify.arithmetic import Arithmetic
 from verify.fast import fast_scratch, plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
 from verify.report import report_work
@@ -340,14 +341,16 @@ def work_of_taps(op: ResolvedOp) -> int:
     return _TAP_MACS * op.n * prod(op.kernel)
 
 
-def plan_verification_call(op: ResolvedOp, limits: Limits, *, explain: bool, fast: bool) -> Computation:
+def plan_verification_call(
+    op: ResolvedOp, limits: Limits, arithmetic: Arithmetic, *, explain: bool, fast: bool
+) -> Computation:
     """Plan the verification of a result, the last input of `op`; raises what `plan_call` raises."""
     problem = problem_of(op)
     if fast:
-        chosen = plan_fast_verification(problem, explain=explain)
+        chosen = plan_fast_verification(problem, explain=explain, arithmetic=arithmetic)
     else:
         _check_reference(op, problem)
-        chosen = plan_verification(problem, workers=limits.workers, explain=explain)
+        chosen = plan_verification(problem, workers=limits.workers, explain=explain, arithmetic=arithmetic)
     _check_scratch(op, chosen.scratch_bytes, limits)
     return Computation(
         op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name), not fast and op.macs <= _SHORT_WORK

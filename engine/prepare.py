@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.algorithms import check_algorithm, describe_winograd
+from engine.arithmetic import arithmetic_of
 from engine.limits import Limits
 from engine.options import Options, check_encoding, refuse_options
 from engine.planning import (
@@ -128,9 +129,10 @@ class Preparer:
         """
         if verify:
             op, fast = _check_verification(name, attributes, metas, options, self.limits)
+            said = arithmetic_of(None if options.arithmetic is None else dict(options.arithmetic), op)
 
             def plan_verification() -> Prepared:
-                computation = plan_verification_call(op, self.limits, explain=options.explain, fast=fast)
+                computation = plan_verification_call(op, self.limits, said, explain=options.explain, fast=fast)
                 return Prepared(op, (computation,), options, _named(op, metas))
 
             return plan_verification, options.fast is True or is_planned_at_once(op, reference=True)

@@ -146,7 +146,7 @@ def _service_methods() -> list[dict[str, Any]]:
                     _param(
                         "options",
                         _ref(CallOptions),
-                        "deadline_ms, explain and fast; the others have no effect.",
+                        "deadline_ms, explain, fast and arithmetic; the others have no effect.",
                         required=False,
                     ),
                 ],

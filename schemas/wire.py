@@ -50,6 +50,26 @@ class _Reply(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class Arithmetic(BaseModel):
+    """What a kernel under verification says of its products and sums; what it leaves out is as usual, in f32."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    products: Literal["f32", "tf32", "bf16", "f16", "3xtf32", "bf16x3", "bf16x6"] | None = Field(
+        default="f32", description="What products are formed of: rounded inputs, or several narrow numbers for each."
+    )
+    sum: Literal["f64", "f32", "f16", "bf16"] | None = Field(default=None, description="What sums are kept in.")
+    segments: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = Field(
+        default=1, description="Parts that are summed apart, and whose sums are added in segment_sum."
+    )
+    segment_sum: Literal["f64", "f32", "f16", "bf16"] | None = Field(
+        default=None, description="What the sums of the segments are added in; by default the dtype of the result."
+    )
+    algorithm: Annotated[str, Field(pattern=r"^(direct|fft|winograd F\(\d{1,2}, ?\d{1,2}\))$")] | None = Field(
+        default="direct", description="direct, fft, or Winograd's F(m, r): tiles of m elements of dst for r taps."
+    )
+
+
 class CallOptions(BaseModel):
     """How a call is computed and answered."""
 
@@ -81,6 +101,9 @@ class CallOptions(BaseModel):
     )
     fast: bool | None = Field(
         default=None, description="In verifications: random projections; by default only beyond the work limit."
+    )
+    arithmetic: Arithmetic | None = Field(
+        default=None, description="In verifications: what the kernel says of its products and sums; by default f32."
     )
 
 
@@ -218,6 +241,8 @@ class VerifyReply(_Reply):
     causes: list[Cause]
     product_bits: float | None
     difficulty: float
+    order: str | None
+    arithmetic: dict[str, Any] | None = None
     errors: RelativeErrors | None
     detection: Detection
     where: Wrong | None

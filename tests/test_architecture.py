@@ -28,7 +28,7 @@ LAYERS = ("api", "http", "replies", "calls", "intake", "cluster", "pool", "telem
 OUTSIDE = {
     "engine": {"numpy", "ml_dtypes"},
     "schemas": {"pydantic", "pydantic_core"},
-    "verify": {"numpy"},
+    "verify": {"numpy", "ml_dtypes"},
     "kernels": {"numpy", "numba", "llvmlite"},
     # matplotlib only where a report is drawn, pytest in the fixture, frameworks in the module of their name
     "convgrad": {"numpy", "httpx", "ml_dtypes", "shtab", "matplotlib", "pytest", "torch", "jax"},

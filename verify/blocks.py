@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-__all__ = ["Block", "blocks", "within"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Block", "blocks", "largest_within", "within"]
 
 Block = tuple[slice, ...]
 
@@ -30,3 +33,14 @@ def blocks(shape: tuple[int, ...]) -> Iterator[Block]:
 def within(block: Block, shape: tuple[int, ...]) -> Block:
     """Return the block of an array of this shape, which broadcasts to the one that `block` was cut from."""
     return tuple([slice(None) if size == 1 else part for part, size in zip(block, shape, strict=True)])
+
+
+def largest_within(values: npt.NDArray[np.float64], axis: int, far: int) -> npt.NDArray[np.float64]:
+    """Return for each element the largest magnitude among those that are up to so far away along an axis."""
+    found = np.nan_to_num(np.abs(values))
+    moved = np.moveaxis(found, axis, 0)
+    source = moved.copy()
+    for step in range(1, min(far, len(moved) - 1) + 1):
+        np.maximum(moved[step:], source[:-step], out=moved[step:])
+        np.maximum(moved[:-step], source[step:], out=moved[:-step])
+    return found

@@ -13,22 +13,24 @@ import numpy as np
 from kernels.plan import Plan, Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.registry import register
+from verify.arithmetic import PLAIN, Arithmetic
+from verify.compared import Compared
 from verify.parts import Part, origin, part_of
 from verify.projections import Projected, Projection, projected_macs
+from verify.reading import Inputs, read_bytes
 from verify.report import as_json, report_on
-from verify.rules import Compared
 from verify.stopping import Stopped, raising
 from verify.sums import sums_of
-from verify.unit import Verification, write_output
+from verify.unit import JUDGE, READ, Verification, staged, write_output
 
 __all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification"]
 
 
-_AT_RANDOM, _OF_LONG = 64, 16
-"""Elements of a result that passes which are verified in full: a few channels, for all taps or pixels."""
+_AT_RANDOM = 256
+"""Elements of a result that passes which are verified in full: a few channels, for all taps or pixels.
 
-_LONG = 1 << 20
-"""Products of sums whose causes take too long to look for: fewer of these are verified in full."""
+Fewer would not show what their errors are made of (`verify.hypotheses`).
+"""
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,23 @@ class FastVerification(Verification):
         return projected_macs(self.problem)
 
 
-def plan_fast_verification(problem: ConvProblem, *, explain: bool = False, seed: int | None = None) -> Plan:
+def plan_fast_verification(
+    problem: ConvProblem, *, explain: bool = False, arithmetic: Arithmetic | None = None, seed: int | None = None
+) -> Plan:
     """Plan a fast verification, with a random seed by default: no kernel can know the projections."""
-    task = FastVerification(problem, explain, secrets.randbits(62) if seed is None else seed)
+    said = arithmetic or Arithmetic.usual(problem.dtype)
+    task = FastVerification(problem, said, explain, secrets.randbits(62) if seed is None else seed)
     blocks = Projection(problem, 0).blocks
-    units = [Unit(block, 0, None, None, task.macs // blocks, (0, block)) for block in range(blocks)]
-    last = Unit(blocks, 1, None, None, 0, (1, 0))
-    return Plan(task, VERIFY_FAST.name, (*units, last), 2, fast_scratch(problem), ())
+    sums = [(task.macs // blocks, (0, block)) for block in range(blocks)]
+    return staged(task, VERIFY_FAST.name, sums, fast_scratch(problem, said))
 
 
-def fast_scratch(problem: ConvProblem) -> int:
+def fast_scratch(problem: ConvProblem, arithmetic: Arithmetic = PLAIN) -> int:
     """Return the bytes of scratch of a fast verification."""
-    projection = Projection(problem, 0)
+    return _slot_bytes(Projection(problem, 0)) + read_bytes(problem, arithmetic)
+
+
+def _slot_bytes(projection: Projection) -> int:
     return 8 * projection.slots * projection.blocks
 
 
@@ -81,13 +88,17 @@ class FastKernel:
         stop()
         assert scratch is not None
         problem, (*given, result) = task.problem, inputs
-        projection = Projection(problem, task.seed)
-        slots = scratch.view(np.float64).reshape(projection.blocks, projection.slots)
-        stage, block = unit.part
-        if stage == 0:
-            projection.run(block, given, result, slots[block], stop)
+        projection = Projection(problem, task.seed, task.arithmetic)
+        size = _slot_bytes(projection)
+        room = Inputs(problem, task.arithmetic, given, scratch[size:])
+        slots = scratch[:size].view(np.float64).reshape(projection.blocks, projection.slots)
+        if unit.part == READ:
+            room.read(result, stop)
+        elif unit.part == JUDGE:
+            report = _report(task, projection, room.given, result, slots, stop)
+            write_output(as_json(room.described(report, result, stop)), output)
         else:
-            write_output(as_json(_report(task, projection, given, result, slots, stop)), output)
+            projection.run(unit.part[1], room.given, result, slots[unit.part[1]], stop)
 
 
 def _report(
@@ -99,8 +110,7 @@ def _report(
     if projected.passed:
         rng = np.random.default_rng([task.seed, 4])
         around = tuple([int(rng.integers(size)) for size in problem.output_shape])
-        long = problem.macs > _LONG * prod(problem.output_shape) and not task.explain
-        part = part_of(problem, inputs, around, _OF_LONG if long else _AT_RANDOM)
+        part = part_of(problem, inputs, around, _AT_RANDOM)
     else:
         part = projection.suspect(inputs, result, stop)
     report = _part_report(task, part, result, stop)
@@ -131,7 +141,9 @@ def _part_report(task: FastVerification, part: Part, result: Storage, stop: Stop
     problem, first = part.problem, origin(part.place)
     sums = sums_of(problem, part.inputs, stop)
     some = np.ascontiguousarray(result[part.place])
-    compared = Compared(problem, part.inputs, some, sums.high, None, sums.spread, task.explain)
+    compared = Compared(
+        problem, part.inputs, some, sums.high, None, sums.spread, task.explain, arithmetic=task.arithmetic
+    )
     report = report_on(compared, stop, whole=task.problem.output_shape, first=first)
     if report["worst"] is None:
         return report

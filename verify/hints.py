@@ -14,10 +14,11 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
+from verify.compared import Compared
 from verify.evaluate import evaluate, evaluation_work
 from verify.layout import along_channels, channel_axis, is_bias, pixel_axes, tap_axes, weights_axis
 from verify.parts import Part, only_tap, part_of
-from verify.rules import Compared, Shares
+from verify.rules import Shares
 from verify.stopping import until
 
 __all__ = ["hints"]
@@ -182,6 +183,8 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
                 spatial = (*problem.src_spatial[:-1], tensor.shape[pixel_axes(problem)[-1]])
                 changed = replace(small, pads_begin=pads, src_spatial=spatial)
                 yield f"as if the padding were not masked: {words}", of(changed, (tensor, *part.inputs[1:]))
+    if (ends := _pads_end(problem)) != problem.pads_begin:
+        yield "as if pads_begin and pads_end were exchanged", of(replace(small, pads_begin=ends))
     channel = channel_axis(problem)
     if problem.groups > 1 and inputs[0].size <= _COPIED:
         size = problem.src_channels // problem.groups
@@ -209,6 +212,19 @@ def _guesses(compared: Compared, part: Part, around: tuple[int, ...], stop: Stop
     if inputs[1].size <= _COPIED:
         for name, tensor in _layouts(inputs[1], problem.weights_format, problem.rank, read=True):
             yield f"as if weights_format were {name}", whole(inputs[0], tensor, *inputs[2:])
+
+
+def _pads_end(problem: ConvProblem) -> tuple[int, ...]:
+    wide, narrow = problem.src_spatial, problem.dst_spatial
+    if problem.transposed:
+        wide, narrow = narrow, wide
+    reached = [
+        (count - 1) * stride + (taps - 1) * dilation + 1
+        for count, stride, taps, dilation in zip(
+            narrow, problem.strides, problem.kernel, problem.dilations, strict=True
+        )
+    ]
+    return tuple([far - size - pad for far, size, pad in zip(reached, wide, problem.pads_begin, strict=True)])
 
 
 def _first_group(tensor: Storage, channel: int, size: int) -> Storage:

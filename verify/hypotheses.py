@@ -9,7 +9,7 @@ p times about 1, the hypothesis is true, also where the errors are hidden among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Any
@@ -21,18 +21,17 @@ from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
+from verify.arithmetic import Rounding, round_bits, truncate_bits
 from verify.blocks import blocks
+from verify.compared import Compared
 from verify.evaluate import evaluate, evaluation_work
 from verify.layout import is_bias
 from verify.model import Model, ulp
 from verify.parts import Part, only_tap, part_of
-from verify.rules import Compared
 
 __all__ = ["Cause", "causes"]
 
 Array = npt.NDArray[np.float64]
-Rounding = Callable[[Array], Array]
-
 _SIGNIFICANT = 8.0
 _SIZES = (0.5, 1.5)
 _ELEMENTS = {False: (256, 144), True: (4096, 1024, 256, 144)}
@@ -47,15 +46,18 @@ _ROUNDINGS = {"f32": 7, "f64": 3, "f16": 2, "bf16": 1}
 _SHARE = 8
 """A first glance computes at most this part of the reference's products."""
 
-_FREE = 1 << 28
-"""Work, as `evaluation_work` counts it, that takes a tenth of a second or so."""
+_FREE = 1 << 30
+"""Work, as `evaluation_work` counts it, that takes half a second or so."""
 
-_MOST = 1 << 32
-"""Most work of all hypotheses."""
+_MOST = 1 << 33
+"""Most work of all hypotheses, a few seconds."""
 
-_OF_FAILED = 4
-"""Hypotheses about a result that fails anyway compute at most this part of the reference's products."""
+_OF_FAILED = 8
+"""Hypotheses about a result that fails anyway compute at most so many times the reference's products."""
 
+
+_SPLIT = "two bf16 each, with 16 bits"
+"""A hypothesis that is no fault of kernels that declare to split their inputs."""
 
 _PIECES = 128
 _PIECE_ELEMENTS = 1 << 23
@@ -88,11 +90,10 @@ def causes(
     """Return the losses of precision that the errors show, the likeliest first.
 
     Looks at some channels and images of the result, one of its elements at `around`; `thorough` looks at more of them,
-    and at partial sums too. If the result has `failed` by another rule, fewer are enough, unless the caller asked to
-    explain it.
+    and at partial sums too.
     """
     problem = compared.problem
-    most = min(_MOST, max(_FREE, problem.macs // (_OF_FAILED if failed else _SHARE)))
+    most = min(_MOST, max(_FREE, problem.macs * _OF_FAILED if failed else problem.macs // _SHARE))
     if thorough and (compared.explain or not failed):
         most = _MOST
     if compared.exact.size == 0 or problem.macs == 0:
@@ -104,7 +105,7 @@ def causes(
             break
     else:
         return []
-    roundings = list(_roundings(problem, part.inputs))
+    roundings = [each for each in _roundings(problem, part.inputs) if not model.arithmetic.noise or each[0] != _SPLIT]
     sums = _Errors.of(compared, model, part, distinct)
     if sums is None:
         return []
@@ -155,7 +156,10 @@ class _Errors:
         terms = np.broadcast_to(compared.terms, compared.exact.shape)[at]
         with np.errstate(all="ignore"):
             error = (got - exact) - low
-            sigma = np.hypot(model.summing(exact, compared.spread[at], terms), ulp(exact, dtype) / sqrt(12))
+            growth = np.broadcast_to(model.growth, compared.exact.shape)[at]
+            exact_of, spread_of = (each[at] for each in compared.sources)
+            summing = model.summing(exact_of, spread_of, terms, growth)
+            sigma = np.hypot(summing, ulp(exact, dtype) / sqrt(12))
         known = np.isfinite(error) & (compared.spread[at] > 0)
         if known.sum() < 4:
             return None
@@ -225,16 +229,16 @@ def _roundings(problem: ConvProblem, inputs: Sequence[Storage]) -> Iterator[tupl
     """Yield what inputs of a dtype may have been rounded to."""
     if problem.dtype == "f64":
         yield "f32", lambda values: values.astype(np.float32).astype(np.float64)
-        yield "TF32", lambda values: _rounded(values, 11)
+        yield "TF32", lambda values: round_bits(values, 11)
     elif problem.dtype == "f32":
-        yield "TF32", lambda values: _rounded(values, 11)
-        yield "TF32, truncated", lambda values: _truncated(values, 11)
-        yield "bf16", lambda values: _rounded(values, 8)
-        yield "bf16, truncated", lambda values: _truncated(values, 8)
-        yield "two bf16 each, with 16 bits", lambda values: _rounded(values, 16)
+        yield "TF32", lambda values: round_bits(values, 11)
+        yield "TF32, truncated", lambda values: truncate_bits(values, 11)
+        yield "bf16", lambda values: round_bits(values, 8)
+        yield "bf16, truncated", lambda values: truncate_bits(values, 8)
+        yield _SPLIT, lambda values: round_bits(values, 16)
         yield "f16", lambda values: widen(narrow(values, "f16"), "f16")
     elif problem.dtype == "f16":
-        yield "bf16", lambda values: _rounded(values, 8)
+        yield "bf16", lambda values: round_bits(values, 8)
     least = 2.0 ** DTYPES[problem.dtype].least
     if any(_has_subnormals(tensor, problem.dtype, least) for tensor in inputs):
         yield "numbers whose subnormals are zero", lambda values: np.where(np.abs(values) < least, 0.0, values)
@@ -246,18 +250,6 @@ def _has_subnormals(tensor: Storage, dtype: str, least: float) -> bool:
         if ((magnitudes > 0) & (magnitudes < least)).any():
             return True
     return False
-
-
-def _rounded(values: Array, digits: int) -> Array:
-    """Round to so many significant bits, to nearest even."""
-    bits, step = values.view(np.int64), np.int64(1) << (53 - digits)
-    half = (step >> 1) - 1 + ((bits & step) != 0)  # one more if the last digit that stays is odd
-    rounded: Array = ((bits + half) & -step).view(np.float64)
-    return rounded
-
-
-def _truncated(values: Array, digits: int) -> Array:
-    return (values.view(np.int64) & -(np.int64(1) << (53 - digits))).view(np.float64)
 
 
 def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]]:

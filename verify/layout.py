@@ -11,6 +11,7 @@ from kernels.problem import ConvProblem
 
 __all__ = [
     "along_channels",
+    "channel_axes",
     "channel_axis",
     "in_data_order",
     "in_weights_order",
@@ -32,6 +33,13 @@ def is_bias(problem: ConvProblem) -> bool:
 def channel_axis(problem: ConvProblem) -> int:
     """Return the axis of the channels of src and dst."""
     return 1 if problem.data_format == "NCX" else problem.rank + 1
+
+
+def channel_axes(problem: ConvProblem) -> tuple[int, ...]:
+    """Return the axes of a result that have channels: of a gradient those of dst and of src."""
+    if problem.computes == "diff_bias":
+        return (0,)
+    return (channel_axis(problem),) if problem.forward else (weights_axis(problem, "O"), weights_axis(problem, "I"))
 
 
 def pixel_axes(problem: ConvProblem) -> range:

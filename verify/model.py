@@ -11,6 +11,13 @@ unit of 1 and 0.18 is E[1 / m^2] / 3 for m in [1, 2) whose logarithm is uniform.
 
     acc = 0.18 u^2 ((n - 1) / n V + q)          and that of the one rounding          once = ulp(r)^2 / 12.
 
+A kernel may declare another arithmetic (`verify.arithmetic`). Sums that are kept in another dtype have its u. Where the
+sums of K segments are added in a dtype whose half unit is w, each of these and each of their partial sums is rounded:
+
+    0.18 w^2 (K r^2 / 3 + K q / 6 + r^2 / K + q)
+
+is added to acc, and noise^2 q for products that are split. Winograd's growth multiplies the root of it all.
+
 Neighbouring products of real data are alike. `coherence`, the mean of r^2 / q over the result, is 1 for random signs,
 n for equal signs, and the length of the stretches that are alike for smooth data. r^2 is taken to be at least
 `coherence` times q, so that an element that is small by chance is not held to less, and so is q in V.
@@ -26,13 +33,14 @@ import numpy.typing as npt
 
 from kernels.dtypes import DTYPES
 from kernels.problem import ConvProblem
+from verify.arithmetic import Arithmetic
 from verify.layout import is_bias
 
-__all__ = ["EXACT", "SIGMAS", "Model", "accumulation_slack", "rounding_slack", "ulp"]
+__all__ = ["EXACT", "SIGMAS", "UNIFORM", "Model", "accumulation_slack", "rounding_slack", "ulp"]
 
 Array = npt.NDArray[np.float64]
 
-_UNIFORM = 0.18
+UNIFORM = 0.18
 SIGMAS = 8.0
 """Standard deviations of summing that an element may be off."""
 
@@ -49,45 +57,65 @@ class Model:
 
     dtype: str
     products: bool
-    coherence: float = 1.0
-    scale: float = 1.0
-    """Factor of the standard deviation of summing, where this data is harder than a random order."""
+    arithmetic: Arithmetic
+    growth: Array
+    """How many times larger the errors are than those of direct sums in a random order; broadcasts to the result."""
 
+    coherence: float = 1.0
     exact_below: float = 0.0
     """Partial sums are exact where the sum of the products' magnitudes is below this."""
 
     @classmethod
-    def of(cls, problem: ConvProblem, coherence: float) -> Model:
+    def of(cls, problem: ConvProblem, arithmetic: Arithmetic, coherence: float) -> Model:
         """Return the model of a problem's results."""
-        return cls(problem.dtype, not is_bias(problem), coherence)
+        growth = arithmetic.growth(problem)
+        return cls(problem.dtype, not is_bias(problem), arithmetic, growth, coherence)
 
     @property
     def unit(self) -> float:
         """Half a unit in the last place of 1 in the dtype that sums are accumulated in."""
-        return 2.0**-53 if self.dtype == "f64" else 2.0**-24
+        return self.arithmetic.unit
 
     @property
     def integers(self) -> float:
         """Sums below so many of their unit are exact."""
-        return EXACT / self.unit
+        return EXACT / self.arithmetic.narrowest / self.arithmetic.exact_factor
 
-    def summing(self, exact: Array, spread: Array, terms: Array) -> Array:
-        """Return the standard deviation of the errors of summing, given exact sums and the roots of q."""
+    def weights(self, terms: Array) -> tuple[Array, ...]:
+        """Return the variance of the errors of summing so many products, without growth, as three numbers.
+
+        They are its parts for each unit of the squared sum and of q, and the rest.
+        """
+        said, once = self.arithmetic, UNIFORM * self.arithmetic.unit**2
+        # A sum that is as wide as its dtype rounds its last addition once, which is counted as that rounding.
+        added = np.maximum(terms - (1.0 if self.dtype == said.sum else 0.0), 0.0)
+        if terms.max(initial=0) <= 2 and not self.products:  # of two values: one addition
+            return np.asarray(once * (added > 1)), np.zeros_like(terms), np.zeros_like(terms)
+        products = self.products and (said.sum != "f64" or self.dtype == "f64")
+        of_sum, of_spread = once * added / 3, once * (added / 6 * max(1.0, self.coherence) + float(products))
+        of_spread = of_spread + said.noise**2
+        if said.segment_unit:
+            count, again = np.clip(terms, 1.0, said.segments), UNIFORM * said.segment_unit**2
+            of_sum = of_sum + again * (count / 3 + 1 / count)
+            of_spread = of_spread + again * (count / 6 + 1)
+        # products below the smallest number are rounded to its multiples
+        return (
+            np.asarray(of_sum),
+            np.asarray(of_spread),
+            np.asarray(terms / 12 * (said.least**2 if self.products else 0.0)),
+        )
+
+    def summing(self, exact: Array, spread: Array, terms: Array, growth: Array | float = 1.0) -> Array:
+        """Return the standard deviation of the errors of summing, given exact sums and the roots of q.
+
+        `growth` is that of these elements.
+        """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             spread = np.maximum(spread, np.abs(exact) / np.sqrt(np.maximum(terms, 1.0)))  # q >= r^2 / n
-            likely = np.maximum(np.abs(exact), sqrt(self.coherence) * spread)
-            # A sum that is as wide as its dtype rounds its last addition once, which is counted as that rounding.
-            added = np.maximum(terms - (1.0 if self.dtype in ("f32", "f64") else 0.0), 0.0)
-            if terms.max(initial=0) <= 2 and not self.products:
-                total = np.where(added > 1, np.abs(exact), 0.0)  # of two values: one addition
-            else:
-                more = np.sqrt(added / 6 * max(1.0, self.coherence) + self.products)
-                total = self.norm(np.sqrt(added / 3) * likely, more * spread)
-            sigma: Array = sqrt(_UNIFORM) * self.unit * self.scale * total
-            if self.products:  # products below the smallest number are rounded to its multiples
-                least = 2.0 ** DTYPES["f64" if self.dtype == "f64" else "f32"].smallest
-                sigma = self.norm(sigma, np.sqrt(terms / 12) * least)
-        return sigma
+            likely = np.maximum(np.abs(exact), sqrt(self.coherence) * spread) if self.products else np.abs(exact)
+            of_sum, of_spread, rest = (np.sqrt(each) for each in self.weights(terms))
+            found: Array = growth * self.norm(self.norm(of_sum * likely, of_spread * spread), rest)
+        return found
 
     def norm(self, a: Array, b: Array) -> Array:
         """Return the root of a^2 + b^2; only squares of f64 may be too large or too small."""

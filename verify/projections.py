@@ -25,7 +25,8 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.projections import add_products, add_signed, meetings
 from kernels.reference import REFERENCE, channels_first, single, widen
-from verify.blocks import blocks
+from verify.arithmetic import PLAIN, Arithmetic
+from verify.blocks import blocks, largest_within
 from verify.evaluate import evaluate
 from verify.layout import along_channels, in_data_order, is_bias, pixel_axes
 from verify.model import EXACT, Model, accumulation_slack, ulp
@@ -36,8 +37,11 @@ __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
 
 Array = npt.NDArray[np.float64]
 
-_MANY, _FEW = 16, 4
-"""Projections of results with few and with many positions (taps or pixels)."""
+_MANY, _FEW = 16, 12
+"""Projections of results with few and with many positions (taps or pixels).
+
+Two exchanged channels, or images, are not seen by a projection in which they have the same sign: by 12 once in 4,096.
+"""
 
 _POSITIONS = 256
 _BLOCK = 1 << 22
@@ -75,6 +79,7 @@ class Projection:
 
     original: ConvProblem
     seed: int
+    arithmetic: Arithmetic = PLAIN
 
     @property
     def count(self) -> int:
@@ -212,10 +217,13 @@ class Projection:
             facts = np.array([facts[0], max(more[0], more[1]), max(facts[2], more[2])])
         # sums that no rounding can change, in the result nor in its projections
         largest = float(terms.max(initial=0.0)) * facts[0] * facts[1]
-        exactly = facts[2] == 0 and largest < EXACT * 2.0 ** DTYPES[one.dtype].digits and largest * many < 2.0**53
+        said = self.arithmetic
+        most = EXACT * min(2.0 ** DTYPES[one.dtype].digits, 1 / said.narrowest / said.exact_factor)
+        exactly = facts[2] == 0 and largest < most and largest * many < 2.0**53
+        exactly &= not said.noise or max(facts[0], facts[1]) < 2.0**said.digits
         errors = got - exact[:count]
         return Projected.of(
-            one, errors, exact[count], squares, steps / 12, terms, many, difficulty, exactly=bool(exactly)
+            one, said, errors, exact[count], squares, steps / 12, terms, many, difficulty, exactly=bool(exactly)
         )
 
     def _projected_weights(self, weights: Storage) -> Array:
@@ -291,6 +299,7 @@ class Projected:
     def of(
         cls,
         problem: ConvProblem,
+        arithmetic: Arithmetic,
         errors: Array,
         squares: Array,
         results: Array,
@@ -310,9 +319,11 @@ class Projected:
             some = squares > 0
             coherence = float(np.nan_to_num(np.mean(results[some] / squares[some]), nan=1.0)) if some.any() else 1.0
             likely = np.maximum(results, coherence * squares)
-            walk = terms * (likely / 3 + max(1.0, coherence) * squares / 6)
-            model = Model.of(problem, coherence)
-            summing = 0.18 * (model.unit * difficulty) ** 2 * (walk + squares) + terms / 12 * many * 2.0**-298
+            model = Model.of(problem, arithmetic, coherence)
+            of_sum, of_spread, rest = model.weights(terms)
+            from_sum, from_spread = (_sources(problem, arithmetic, each) for each in (likely, squares))
+            growth = np.square(difficulty * np.broadcast_to(model.growth.reshape(-1), (places,)))
+            summing = growth * (of_sum * from_sum + of_spread * from_spread + rest * many)
             expected = once + summing + 2.0**-1000
             slack = accumulation_slack(count * places)
             allowed = np.maximum(slack, 4.0) * (summing + _ROUNDING / 4 * once)
@@ -328,6 +339,14 @@ class Projected:
         if exactly:
             return cls(not errors.any(), (measured, limit), (float(by_place.max(initial=0.0)), 1.0), 0.0, 0.0)
         return cls(None, (measured, limit), (float(by_place.max(initial=0.0)), 1.0), every, min(1.0, one))
+
+
+def _sources(problem: ConvProblem, arithmetic: Arithmetic, values: Array) -> Array:
+    """Return for each position the largest value among those that an algorithm computes together."""
+    found = values.reshape(problem.dst_spatial if problem.forward else problem.kernel)
+    for axis, far in enumerate(arithmetic.reach(problem)):
+        found = largest_within(found, axis, far) if far else found
+    return found.reshape(-1)
 
 
 def _facts(tensors: Sequence[Storage], dtype: str) -> Array:

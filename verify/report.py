@@ -20,16 +20,18 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
+from verify.compared import Block, Compared
 from verify.evaluate import evaluation_work
 from verify.hints import hints
 from verify.hypotheses import Cause, causes
 from verify.layout import channel_axis, pixel_axes, tap_axes, weights_axis
-from verify.rules import Block, Compared, Shares, Tally, judge
+from verify.rules import Shares, Tally, judge
 from verify.stopping import until
+from verify.suspects import suspected
 from verify.terms import worst_terms
 from verify.where import where
 
-__all__ = ["as_json", "report_on", "report_work", "write_report"]
+__all__ = ["as_json", "report_on", "report_work"]
 
 Array = npt.NDArray[np.float64]
 
@@ -39,7 +41,7 @@ _BINS = {1: 64, 2: 64, 3: 16}
 _ELEMENT, _INPUT = 1 << 12, 1 << 8
 """Multiply-adds that take as long as judging an element, and as looking at a value of an input."""
 
-_EVALUATIONS, _PIECES, _EVALUATED = 40, 128, (1 << 33) + (1 << 31)
+_EVALUATIONS, _PIECES, _EVALUATED = 50, 128, (1 << 34) + (1 << 33)
 """How often causes and hints compute a part of the result, its most pieces, and the most work that this is."""
 
 _RELATIVE = {"f32": 1e-4, "f16": 2.0**-10, "bf16": 2.0**-7, "f64": 1e-4 * 2.0**-29}
@@ -56,11 +58,6 @@ def report_work(problem: ConvProblem) -> int:
     else:
         pieces = min(problem.n, _PIECES) * evaluation_work(replace(problem, n=1))
     return _ELEMENT * elements + _INPUT * inputs + min(_EVALUATED, _EVALUATIONS * each + 2 * pieces)
-
-
-def write_report(compared: Compared, stop: Stop) -> bytes:
-    """Judge a result and return the report as JSON."""
-    return as_json(report_on(compared, stop))
 
 
 def as_json(report: dict[str, Any]) -> bytes:
@@ -92,6 +89,8 @@ def report_on(
     guesses: list[str] = []
     if failed and not (found and not tally.failed and not tally.exact_failed):
         guesses = hints(compared, share, tuple(worst["index"]) if worst else around, stop)
+        if not guesses and not found and (other := suspected(compared, around, stop)) is not None:
+            guesses = [f"the errors are as large as those of {other.text}: if the kernel computes so, declare it"]
     stop()
     rules = _rules(problem, tally, found)
     return {
@@ -105,6 +104,7 @@ def report_on(
         "causes": [cause.as_data() for cause in found],
         "product_bits": tally.bits,
         "difficulty": tally.witnessed,
+        "order": tally.order,
         "errors": None if tally.relative is None else dict(zip(("to_naive", "to_best"), tally.relative, strict=True)),
         "detection": {
             "every_element": tally.visible_everywhere,

@@ -14,24 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import ceil, inf, isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.dtypes import DTYPES
-from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, narrow, widen
+from kernels.plan import Stop
+from kernels.reference import widen
+from verify.arithmetic import round_bits
 from verify.blocks import Block as Cut
 from verify.blocks import blocks, within
+from verify.compared import Block, Compared, block_of
 from verify.layout import is_bias
-from verify.model import SIGMAS, Model, accumulation_slack, rounding_slack, ulp
+from verify.model import SIGMAS, UNIFORM, Model, accumulation_slack, rounding_slack
+from verify.naive import affordable, difficulty, own_errors
+from verify.orders import orders, tile_spread
 from verify.stopping import until
-from verify.terms import products_of
 
-__all__ = ["Block", "Compared", "Shares", "Tally", "judge"]
+__all__ = ["Shares", "Tally", "judge"]
 
 Array = npt.NDArray[np.float64]
 Shares = npt.NDArray[np.float32]
@@ -42,118 +42,8 @@ _SAMPLED = 1024
 _WORST = 32
 """Elements whose own sums may excuse them."""
 
-_WITNESSES = 48
-"""Elements, spread over the result, that are summed naively."""
-
-_WITNESSED = 1 << 24
-"""Products of all elements that are summed naively, a second or two."""
-
-_TORN, _TORN_PRODUCTS = 256, 1 << 20
-"""Elements of a block, and their products, that are looked at to tell whether both signs overflow."""
-
-_FEW = 4
-"""Elements that are summed naively however long their sums are."""
-
 _COUNTED = 1 << 18
 """Elements that different values are counted among."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """What a report is about: the call, the result to verify, and what it should be (see `verify.sums.Sums`)."""
-
-    problem: ConvProblem
-    inputs: Sequence[Storage]
-    result: Storage
-    exact: Array
-    low: Array | None
-    spread: Array
-    explain: bool = False
-
-    @cached_property
-    def terms(self) -> Array:
-        """How many products each element sums, in a shape that broadcasts to the result."""
-        return REFERENCE.terms(self.problem)
-
-
-@dataclass
-class Block:
-    """Elements of a result beside what they should be; all arrays have one shape."""
-
-    stored: Storage
-    rounded: Storage
-    equal: npt.NDArray[np.bool_]  # a NaN equals any NaN
-    got: Array
-    nearest: Array
-    exact: Array
-    error: Array  # without sign; infinite where Inf or NaN is wrong or missing
-    rounding: Array  # error of the rounded reference
-    step: Array
-    sigma: Array
-    spread: Array
-    exactly: npt.NDArray[np.bool_]  # every partial sum is exact
-    unknown: npt.NDArray[np.bool_]  # the accumulator may have overflowed on the way
-
-    @property
-    def measures(self) -> tuple[Array, ...]:
-        """What `Tally.sums` sums."""
-        return self.error, self.rounding, self.step / sqrt(12), self.sigma, self.spread, self.exact
-
-    def allowed(self, dtype: str) -> Array:
-        """Return the largest error that rule 2 allows."""
-        smallest, huge = 2.0 ** (4 - DTYPES[dtype].largest), 2.0 ** (DTYPES[dtype].largest - 1)
-        size = np.abs(self.exact)
-        border = (size < smallest) | (size > huge * (1 - 2.0**-8) * 2)
-        return self.step * np.where(border, 1.5, 0.5) + SIGMAS * self.sigma
-
-    def share(self, allowed: Array) -> Array:
-        """Return the errors as shares of what is allowed, infinite where a wrong element should be exact."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            share = self.error / allowed
-        share[(self.error == 0) | self.unknown] = 0.0
-        share[self.exactly] = np.where(self.equal[self.exactly], 0.0, np.inf)
-        share[np.isnan(share)] = np.inf
-        return share
-
-
-def _block(compared: Compared, model: Model, part: Cut) -> Block:
-    dtype = compared.problem.dtype
-    exact, spread = compared.exact[part], compared.spread[part]
-    stored, rounded = compared.result[part], narrow(exact, dtype)
-    got, nearest = widen(stored, dtype), widen(rounded, dtype)
-    low = 0.0 if compared.low is None else compared.low[part]
-    few = compared.terms[within(part, compared.terms.shape)]
-    # An overflow counts as the first number that is too large, so that a sum just below it may overflow too.
-    huge = inf if dtype == "f64" else 2.0 ** DTYPES[dtype].largest
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs((np.clip(got, -huge, huge) - exact) - low)
-        rounding = np.abs((nearest - exact) - low)
-        equal = (got == nearest) | (np.isnan(got) & np.isnan(nearest))
-        error[~np.isfinite(exact) | np.isnan(got)] = np.inf
-        error[equal & ~np.isfinite(got)] = 0.0  # an Inf is as far off as the exact value is large, but right
-        reach = np.abs(exact) + SIGMAS * sqrt(model.coherence) * spread
-        limit, magnitudes = 2.0**128 if dtype != "f64" else inf, np.sqrt(few) * spread
-        exactly = np.isfinite(exact) & (magnitudes < min(model.exact_below, limit))
-        unknown = ~np.isfinite(got) & np.isfinite(nearest) & (reach >= limit)
-        # A sum that is too large may be NaN or the other Inf where the products of the other sign overflow as well.
-        torn = np.isfinite(exact) & np.isinf(nearest) & ~equal & ~np.isfinite(got)
-        torn &= magnitudes - np.abs(exact) >= 2 * limit
-    most = int(max(1, min(_TORN, _TORN_PRODUCTS // max(1.0, float(few.max(initial=1.0))))))
-    places = np.argwhere(torn)
-    for at in places[:: ceil(len(places) / most) or 1]:
-        torn[tuple(at)] = _against(compared, part, at) >= limit
-    unknown |= torn
-    sigma = model.summing(exact, spread, few)
-    return Block(
-        stored, rounded, equal, got, nearest, exact, error, rounding, ulp(exact, dtype), sigma, spread, exactly, unknown
-    )
-
-
-def _against(compared: Compared, part: Cut, at: npt.NDArray[np.int64]) -> float:
-    """Return the magnitude of the sum of an element's products whose sign is not that of the whole sum."""
-    index = tuple([int(x) + (each.start or 0) for x, each in zip(at, part, strict=True)])
-    products = products_of(compared.problem, compared.inputs, index) * np.sign(compared.exact[index])
-    return -float(products[products < 0].sum())
 
 
 @dataclass
@@ -186,6 +76,8 @@ class Tally:
     worst: list[Element] = field(default_factory=list)
     witnessed: float = 1.0
     """How much harder this data is to sum than in a random order, as a factor of the standard deviation."""
+    order: str | None = None
+    """The order of summing that explains the errors, where a random one does not."""
 
     @property
     def independent(self) -> float:
@@ -208,6 +100,11 @@ class Tally:
         """Whether rule 1 holds."""
         measured, limit = self.mean_square
         return self.judged == 0 or measured <= limit * (1 + 1e-9)
+
+    @property
+    def passed(self) -> bool:
+        """Whether rules 0 to 2 hold."""
+        return self.exact_failed == 0 and self.failed == 0 and self.mean_square_passed
 
     @property
     def bits(self) -> float | None:
@@ -272,7 +169,7 @@ class Tally:
         for at in first[size[first] > least].tolist():
             inside = np.unravel_index(int(places[at]), shape)
             index = tuple([int(x) + (each.start or 0) for x, each in zip(inside, part, strict=True)])
-            sums = np.array([float(each[at]) ** 2 for each in squares])
+            sums = np.square([float(each[at]) for each in squares])
             self.worst.append(Element(index, float(size[at]), sums, bool(failed[at])))
         self.worst.sort(key=lambda element: -element.size)
         del self.worst[_WORST:]
@@ -301,30 +198,76 @@ def _log_missing(allowed: Array, spread: Array, exact: Array) -> float:
         return float(np.log(shares).sum())
 
 
-def judge(compared: Compared, share: Shares, see: Callable[[Block], None], stop: Stop) -> tuple[Model, Tally]:
-    """Apply rules 0 to 2.
+def judge(
+    compared: Compared, share: Shares, see: Callable[[Block], None], stop: Stop, *, closely: bool = True
+) -> tuple[Model, Tally]:
+    """Apply rules 0 to 2; before a result fails by size, look `closely` whether its data are hard to sum.
 
     Writes to `share`, which has the shape of the result, the error of each element as a share of what is allowed;
     `see` gets all elements once.
     """
-    model = Model.of(compared.problem, _coherence(compared.exact, compared.spread, stop))
-    model = replace(model, exact_below=model.integers * _unit(compared, model.integers, stop))
+    model = Model.of(compared.problem, compared.arithmetic, _coherence(compared.exact, compared.spread, stop))
+    if model.integers and _multiplied_exactly(compared, stop):
+        model = replace(model, exact_below=model.integers * _unit(compared, model.integers, stop))
     tally = _tally(compared, model, share, see, stop)
-    if (tally.failed == 0 and tally.mean_square_passed) or tally.judged == 0:
+    if tally.passed or tally.judged == 0 or not closely:
         return model, tally
-    distinct, harder = _distinct(compared.exact), _witnesses(compared, model, stop)
-    model = replace(model, scale=harder)
+    distinct = _distinct(compared.exact)
+    for name, harder in _harder(compared, model, stop):
+        shares = np.zeros_like(share)
+        found = _tally(compared, harder, shares, lambda _: None, stop)
+        found.distinct, found.order = distinct, name
+        if found.passed:
+            share[...] = shares
+            found.witnessed = _mean_ratio(harder.growth, model.growth)
+            return harder, found
+    tally.distinct = distinct
+    model = replace(model, growth=model.growth * difficulty(compared, model, stop))
     again = _tally(compared, model, share, lambda _: None, stop)
-    again.distinct, again.witnessed = distinct, harder
-    if again.failed or not again.mean_square_passed:
+    again.distinct = distinct
+    again.witnessed = _mean_ratio(model.growth, np.ones(1))
+    if not again.passed:
         _excuse(compared, model, again, share, stop)
     return model, again
+
+
+def _harder(compared: Compared, model: Model, stop: Stop) -> Iterator[tuple[str, Model]]:
+    """Yield models of an honest result that is harder to sum than in a random order, each with its name."""
+    problem, shape, usual = compared.problem, compared.exact.shape, model.growth
+    with np.errstate(all="ignore"):
+        own = [np.maximum(_sigmas(compared, model), 2.0**-1074)]
+    if (spread := tile_spread(problem, compared.inputs, compared.arithmetic, stop)) is not None:
+        wider = replace(compared, spread=np.broadcast_to(spread, shape))
+        yield "the tiles of " + compared.arithmetic.algorithm, _grown(model, own[0], _sigmas(wider, model))
+    if compared.arithmetic.algorithm != "direct":
+        return
+    for order in orders(problem, compared.inputs, compared.spread, compared.terms, stop):
+        with np.errstate(all="ignore"):
+            summed = sqrt(UNIFORM) * model.unit * np.sqrt(order.walk + np.square(compared.spread))
+        yield order.name, _grown(model, own[0], np.broadcast_to(usual, shape) * summed)
+
+
+def _sigmas(compared: Compared, model: Model) -> Array:
+    exact, spread = compared.sources
+    growth = np.broadcast_to(model.growth, exact.shape)
+    return model.summing(exact, spread, np.broadcast_to(compared.terms, exact.shape), growth)
+
+
+def _grown(model: Model, own: Array, other: Array) -> Model:
+    """Return the model whose standard deviations are the larger of two."""
+    with np.errstate(all="ignore"):
+        times = np.nan_to_num(other / own, nan=1.0, posinf=1.0)
+    return replace(model, growth=model.growth * np.maximum(1.0, times))
+
+
+def _mean_ratio(one: Array, other: Array) -> float:
+    return float(sqrt(np.mean(np.square(one / other))))
 
 
 def _tally(compared: Compared, model: Model, share: Shares, see: Callable[[Block], None], stop: Stop) -> Tally:
     tally = Tally()
     for part in until(stop, blocks(compared.exact.shape)):
-        block = _block(compared, model, part)
+        block = block_of(compared, model, part)
         see(block)
         share[part] = tally.add(block, model, part)
     return tally
@@ -362,6 +305,15 @@ def _unit(compared: Compared, integers: float, stop: Stop) -> float:
     return found
 
 
+def _multiplied_exactly(compared: Compared, stop: Stop) -> bool:
+    """Whether products are as exact as the arithmetic's sums: where inputs are split, those of few digits are."""
+    said = compared.arithmetic
+    return not said.noise or all(
+        (round_bits(values, said.digits) == values)[np.isfinite(values)].all()
+        for _, values in until(stop, _chunks(compared))
+    )
+
+
 def _chunks(compared: Compared) -> Iterator[tuple[int, Array]]:
     """Yield the inputs piece by piece, the first piece of each first."""
     flat, size = [tensor.reshape(-1) for tensor in compared.inputs], 1 << 16
@@ -389,52 +341,13 @@ def _distinct(exact: Array) -> float:
     return float(found) if found < 0.9 * flat.size else inf
 
 
-def _witnesses(compared: Compared, model: Model, stop: Stop) -> float:
-    """Return the factor by which naive sums of some elements are worse than expected, at least 1."""
-    size = compared.exact.size
-    count = min(size, _count(compared, _WITNESSES))
-    ratios = []
-    for at in until(stop, np.linspace(0, size - 1, count).astype(np.int64).tolist()):
-        index = tuple([int(x) for x in np.unravel_index(at, compared.exact.shape)])
-        own = _own(compared, model, index)
-        if own is not None and own[1] > 0 and isfinite(own[0]):
-            ratios.append(own[0] / own[1])
-    return max(1.0, sqrt(float(np.mean(np.square(ratios))))) if ratios else 1.0
-
-
-def _count(compared: Compared, most: int) -> int:
-    return int(min(most, max(_FEW, _WITNESSED // max(1.0, float(compared.terms.max(initial=1.0))))))
-
-
-def _own(compared: Compared, model: Model, index: tuple[int, ...]) -> tuple[float, float] | None:
-    """Return how large an honest error of an element may be by its own naive sums, and by the model.
-
-    The sums run forwards, backwards, and with the axes of images and pixels, or channels and taps, in reverse order.
-    """
-    exact = float(compared.exact[index])
-    if not isfinite(exact):
-        return None
-    products = products_of(compared.problem, compared.inputs, index)
-    kind = np.float64 if compared.problem.dtype == "f64" else np.float32
-    spread, honest = float(compared.spread[index]), 0.0
-    with np.errstate(all="ignore"):
-        for order in (products.reshape(-1), products.reshape(-1)[::-1], products.T.reshape(-1)):
-            sums = np.add.accumulate(order.astype(kind), dtype=kind).astype(np.float64)
-            if not sums.size:
-                continue
-            walk = model.unit * sqrt(0.18) * float(np.hypot(np.linalg.norm(sums), spread))
-            honest = max(honest, walk, abs(float(sums[-1]) - exact))
-    terms = np.full(1, float(products.size))
-    return honest, float(model.summing(np.full(1, exact), np.full(1, spread), terms)[0])
-
-
 def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop: Stop) -> None:
     """Judge the worst elements by their own naive sums, where those are worse than expected."""
-    for element in until(stop, tally.worst[: _count(compared, _WORST)]):
-        own = _own(compared, model, element.index)
+    for element in until(stop, tally.worst[: affordable(compared, _WORST)]):
+        own = own_errors(compared, model, element.index)
         if own is None or own[0] <= own[1]:
             continue
-        block = _block(compared, model, tuple([slice(at, at + 1) for at in element.index]))
+        block = block_of(compared, model, tuple([slice(at, at + 1) for at in element.index]))
         block.sigma[...] = own[0] if isfinite(own[0]) else np.inf
         share[element.index] = block.share(block.allowed(model.dtype)).item()
         tally.failed -= int(element.failed and share[element.index] <= 1)

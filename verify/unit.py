@@ -1,6 +1,8 @@
 """The units of a verification: first the exact sums, box by box; then one unit judges and writes the report.
 
-The scratch has the `verify.sums.Sums` of all elements: two float64 for each, three where the dtype is f64.
+The scratch has the `verify.sums.Sums` of all elements: two float64 for each, three where the dtype is f64. Where the
+kernel declares that it rounds its inputs, a unit before all others writes them to the scratch as they are read
+(`verify.reading`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from kernels.plan import Plan, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE
 from kernels.registry import register
-from verify.report import write_report
-from verify.rules import Compared
+from verify.arithmetic import PLAIN, Arithmetic
+from verify.compared import Compared
+from verify.reading import Inputs, read_bytes
+from verify.report import as_json, report_on
 from verify.stopping import Stopped, raising
 from verify.sums import unit_sums
 
@@ -32,6 +36,9 @@ __all__ = [
     "write_output",
 ]
 
+READ, JUDGE = (-1, 0), (-1, 1)
+"""Parts of the units that read the inputs, and that judge."""
+
 REPORT_BYTES = 1 << 20
 """A report takes some tens of kilobytes; the first 8 bytes are its length."""
 
@@ -41,6 +48,7 @@ class Verification:
     """The verification of a problem's result, which follows the problem's own inputs; the output is a report."""
 
     problem: ConvProblem
+    arithmetic: Arithmetic
     explain: bool = False
 
     @property
@@ -74,15 +82,29 @@ class Verification:
         return np.dtype(np.uint8)
 
 
-def plan_verification(problem: ConvProblem, *, workers: int = 1, explain: bool = False) -> Plan:
-    """Plan the verification of a problem's result; `explain` also tests hypotheses about one that passes."""
+def plan_verification(
+    problem: ConvProblem, *, workers: int = 1, explain: bool = False, arithmetic: Arithmetic | None = None
+) -> Plan:
+    """Plan the verification of a problem's result, of a kernel with this arithmetic.
+
+    `explain` also tests hypotheses about a result that passes.
+    """
+    said = arithmetic or Arithmetic.usual(problem.dtype)
     first, _ = REFERENCE.units(problem, workers)
-    units = [
-        Unit(unit.index, 0, None, None, verification_macs(problem.dtype, unit.macs), (workers, unit.index))
-        for unit in first
-    ]
-    last = Unit(len(units), 1, None, None, 0)
-    return Plan(Verification(problem, explain), VERIFY.name, (*units, last), 2, verification_scratch(problem), ())
+    sums = [(verification_macs(problem.dtype, unit.macs), (workers, unit.index)) for unit in first]
+    return staged(Verification(problem, said, explain), VERIFY.name, sums, verification_scratch(problem, said))
+
+
+def staged(task: Verification, kernel: str, sums: Sequence[tuple[int, tuple[int, int]]], scratch: int) -> Plan:
+    """Return the plan of a verification: read the inputs if they are rounded, sum in units, judge.
+
+    `sums` has the multiply-adds of each unit, and what tells it which it is.
+    """
+    read = [Unit(0, 0, None, None, 0, READ)] if task.arithmetic.readings else []
+    first = len(read)
+    units = [Unit(first + at, first, None, None, macs, part) for at, (macs, part) in enumerate(sums)]
+    last = Unit(first + len(units), first + 1, None, None, 0, JUDGE)
+    return Plan(task, kernel, (*read, *units, last), first + 2, scratch, ())
 
 
 def verification_macs(dtype: str, macs: int) -> int:
@@ -90,9 +112,9 @@ def verification_macs(dtype: str, macs: int) -> int:
     return (11 if dtype == "f64" else 2) * macs
 
 
-def verification_scratch(problem: ConvProblem) -> int:
+def verification_scratch(problem: ConvProblem, arithmetic: Arithmetic = PLAIN) -> int:
     """Return the bytes of scratch of a verification."""
-    return 8 * max(1, _arrays(problem) * prod(problem.output_shape))
+    return 8 * max(1, _arrays(problem) * prod(problem.output_shape)) + read_bytes(problem, arithmetic)
 
 
 def _arrays(problem: ConvProblem) -> int:
@@ -130,16 +152,24 @@ class VerifyKernel:
         assert scratch is not None
         problem, (*given, result) = verification.problem, inputs
         shape = (_arrays(problem), *problem.output_shape)
-        exact, spread, *low = scratch.view(np.float64)[: prod(shape)].reshape(shape)
-        if unit.stage == 0:
+        room = Inputs(problem, verification.arithmetic, given, scratch[8 * max(1, prod(shape)) :])
+        exact, spread, *low = scratch[: 8 * prod(shape)].view(np.float64).reshape(shape)
+        if unit.part == READ:
+            room.read(result, stop)
+            return
+        given = room.given
+        if unit.part != JUDGE:
             summed = REFERENCE.units(problem, unit.part[0])[0][unit.part[1]]
             if exact.size:
                 sums = unit_sums(problem, summed, given, stop)
                 for array, values in zip((exact, spread, *low), (sums.high, sums.spread, sums.low), strict=False):
                     box(array, summed)[...] = values
             return
-        compared = Compared(problem, given, result, exact, low[0] if low else None, spread, verification.explain)
-        write_output(write_report(compared, stop), output)
+        compared = Compared(
+            problem, given, result, exact, low[0] if low else None, spread, verification.explain,
+            arithmetic=verification.arithmetic,
+        )  # fmt: skip
+        write_output(as_json(room.described(report_on(compared, stop), result, stop)), output)
 
 
 def write_output(text: bytes, output: Storage) -> None:

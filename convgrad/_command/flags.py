@@ -126,6 +126,12 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
         default=None,
         help="verify by random projections, even if the reference is not too slow",
     )
+    add(
+        "--arithmetic",
+        action="append",
+        metavar="NAME=VALUE",
+        help="what the kernel says of itself, such as products=tf32 or algorithm='winograd F(4, 3)' (repeatable)",
+    )
     add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
     add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")

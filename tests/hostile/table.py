@@ -16,7 +16,20 @@ from typing import Any
 import numpy as np
 
 from tests.app.samples import JSON
-from tests.hostile.apis import INPUTS, RAW, SECRET, TINY, VALID, Answer, Content, Row, in_json, node, npy_file
+from tests.hostile.apis import (
+    INPUTS,
+    RAW,
+    SECRET,
+    TINY,
+    VALID,
+    Answer,
+    Content,
+    Row,
+    in_base64,
+    in_json,
+    node,
+    npy_file,
+)
 
 __all__ = ["ROWS"]
 
@@ -272,17 +285,9 @@ _VALUES: list[Row] = [
       ]),
 ]  # fmt: skip
 
-
-def _in_base64(letters: str, text: str) -> dict[str, Any]:
-    """Return a tensor whose data ends with this text, of the shape that its length is right for, if any is."""
-    while (size := (len(letters) + len(text)) // 4 * 3 - text[-2:].count("=")) % 4:
-        letters += "AAAA"
-    return {"data": letters + text, "shape": [1, 1, max(size // 4, 1)]}
-
-
 _TENSORS: list[Row] = [
     *(Row(f"base64 after {length} letters: {text!a}", _wrong(*_SRC_DATA), apis=("json", "rpc"),
-          tensors={"src": _in_base64("A" * length, text)})
+          tensors={"src": in_base64("A" * length, text)})
       for text in ("A", "AA", "AAA", "AAAA====", "=AAA", "A=AA", "AA=A", "AB==", "AAB=", "AA==AAAA", "AA AA", "AA\nAA",
                    "AA-_", "\u00c1AAA", "\0AAA", "%41AAA", SECRET + "!AA")
       for length in (0, 2000)),

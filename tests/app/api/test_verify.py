@@ -299,3 +299,21 @@ def test_fast_verification_beyond_the_limit_of_work() -> None:
         assert report.data["projections"]["exact"] is not False
         with pytest.raises(convgrad.TooLarge, match="multiply-adds"):
             client.verify(case.op, inputs, result, case.attributes(), fast=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_declared_arithmetic(client: convgrad.Client, fast: bool) -> None:
+    """A result of TF32 products passes as that, by the client and the command alike, and says what else it is."""
+    case = replace(LAYER, n=8, src_channels=32, dst_channels=32)
+    inputs = case.floats()
+    cut = {name: (tensor.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for name, tensor in inputs.items()}
+    result = case.expected(cut)
+    more: Any = {"fast": fast}
+    assert not client.verify(case.op, inputs, result, case.attributes(), **more).passed
+    report = client.verify(case.op, inputs, result, case.attributes(), arithmetic={"products": "tf32"}, **more)
+    assert report.passed
+    assert report.data["arithmetic"]["read"] == ["TF32, truncated", "TF32, truncated"]
+    assert "passed as declared: TF32 products, f32 sums; as plain f32 it fails" in report.text()
+    VerifyReply.model_validate(report.data)
+    with pytest.raises(convgrad.InvalidParams, match="products must be"):
+        client.verify(case.op, inputs, result, case.attributes(), arithmetic={"products": "int8"}, **more)

@@ -1,0 +1,152 @@
+"""The inputs as a kernel reads them that declares to round them, and its result beside what plain sums would be.
+
+A kernel says which numbers its products are formed of, but not how it rounds to them, and it may round one input alone,
+or none where another kernel of the same library computes. So some elements of the result are compared with the sums of
+inputs that are read in each of these ways; the whole result is judged by the one that fits best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.dtypes import DTYPES
+from kernels.plan import Stop, Storage
+from kernels.problem import ConvProblem
+from kernels.reference import widen
+from verify.arithmetic import Arithmetic
+from verify.compared import Compared
+from verify.evaluate import evaluate, evaluation_work
+from verify.model import ulp
+from verify.parts import Part, part_of
+from verify.rules import judge
+from verify.stopping import until
+from verify.sums import sums_of
+
+__all__ = ["Inputs", "read_bytes"]
+
+Ways = tuple[int, ...]
+"""For each input the number of its `Arithmetic.readings`, or -1 where it is read as it is."""
+
+_ROUNDED = 2
+"""Inputs that are rounded: the factors of the products, not a bias."""
+
+_HEAD = 16
+"""Bytes before the inputs: how they are read."""
+
+_ELEMENTS = (256, 64, 16)
+"""Elements that tell how inputs are read; fewer of long sums."""
+
+_WORK = 1 << 28
+"""Work of one way to read the inputs, as `evaluation_work` counts it, that is not too much."""
+
+
+def read_bytes(problem: ConvProblem, arithmetic: Arithmetic) -> int:
+    """Return the bytes that the inputs take as they are read; 0 if that is as they are."""
+    if not arithmetic.readings:
+        return 0
+    sizes = [prod(shape) * DTYPES[problem.dtype].size for shape in problem.input_shapes[:_ROUNDED]]
+    return _HEAD + sum(map(_padded, sizes))
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+class Inputs:
+    """The inputs of a result; `room` has `read_bytes` of memory for them."""
+
+    def __init__(
+        self, problem: ConvProblem, arithmetic: Arithmetic, original: Sequence[Storage], room: Storage
+    ) -> None:
+        self._problem = problem
+        self._arithmetic = arithmetic
+        self._original = original
+        self._ways = room[:_HEAD].view(np.int64)
+        self.given = list(original)
+        """The inputs as the kernel reads them, once `read` has run."""
+        start = _HEAD
+        for place, tensor in enumerate(original[:_ROUNDED] if arithmetic.readings else ()):
+            self.given[place] = room[start : start + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
+            start += _padded(tensor.nbytes)
+
+    def read(self, result: Storage, stop: Stop) -> None:
+        """Write the inputs as they are read, in the way that fits the result best."""
+        part = self._part(result)
+        errors = {ways: self._error(part, ways, result, stop) for ways in until(stop, self._choices())}
+        chosen = min(errors, key=lambda ways: errors[ways])
+        self._ways[:] = chosen
+        for way, tensor, into in zip(chosen, self._original, self.given, strict=False):
+            stop()
+            if way < 0:
+                np.copyto(into, tensor)
+            else:
+                self._arithmetic.readings[way].read(tensor, self._problem.dtype, into)
+
+    def described(self, report: dict[str, Any], result: Storage, stop: Stop) -> dict[str, Any]:
+        """Return a report with the arithmetic that its kernel declares, and what the result is without that."""
+        said, usual = self._arithmetic, Arithmetic.usual(self._problem.dtype)
+        if said == usual:
+            return report
+        read = [None if way < 0 else said.readings[way].name for way in self._ways.tolist()] if said.readings else []
+        about = {
+            "products": said.products, "sum": said.sum, "segments": said.segments,
+            "segment_sum": said.segment_sum if said.segments > 1 else None, "algorithm": said.algorithm, "read": read,
+        }  # fmt: skip
+        verdict = "passed" if report["passed"] else "failed"
+        text, plain = f"{verdict} as declared: {said.text}", self._plainly(result, usual, stop)
+        if read and not any(read):
+            text += "; the inputs were not rounded"
+        if plain is not None:
+            times = f"its errors are {plain['errors']:.3g} times those of an honest sum"
+            text += f"; as plain {usual.sum} it {'passes' if plain['passed'] else 'fails'}, {times}"
+        return report | {"arithmetic": {**about, "plain": plain, "text": text}}
+
+    def _choices(self) -> Iterator[Ways]:
+        """Yield the ways to read the inputs, the likeliest first: both in one way, one of them, none."""
+        ways = range(len(self._arithmetic.readings))
+        yield from ((way, way) for way in ways)
+        yield from ((way, -1) for way in ways)
+        yield from ((-1, way) for way in ways)
+        yield (-1, -1)
+
+    def _part(self, result: Storage) -> Part:
+        around = tuple([size // 2 for size in result.shape])
+        for elements in _ELEMENTS:
+            part = part_of(self._problem, self._original, around, elements)
+            if evaluation_work(part.problem) <= _WORK:
+                break
+        return part
+
+    def _error(self, part: Part, ways: Ways, result: Storage, stop: Stop) -> float:
+        """Return a typical squared error of some elements, in units of their last place and of their products."""
+
+        def change(values: npt.NDArray[np.float64], place: int) -> npt.NDArray[np.float64]:
+            if place >= _ROUNDED or ways[place] < 0:
+                return values
+            with np.errstate(over="ignore", invalid="ignore"):
+                rounded = self._arithmetic.readings[ways[place]].rounding(values)
+            return np.where(np.isfinite(values), rounded, values)
+
+        exact = evaluate(part.problem, part.inputs, stop, change)
+        with np.errstate(all="ignore"):
+            error = np.square((widen(result[part.place], part.problem.dtype) - exact) / ulp(exact, part.problem.dtype))
+        error = error[np.isfinite(error)]
+        return float(np.median(error)) if error.size else 0.0
+
+    def _plainly(self, result: Storage, usual: Arithmetic, stop: Stop) -> dict[str, Any] | None:
+        """Return whether some elements pass as results of plain sums, and their errors; None where that is unknown."""
+        part = self._part(result)
+        if self._problem.dtype == "f64" or not prod(part.problem.output_shape):
+            return None
+        sums, some = sums_of(part.problem, part.inputs, stop), np.ascontiguousarray(result[part.place])
+        compared = Compared(part.problem, part.inputs, some, sums.high, None, sums.spread, arithmetic=usual)
+        _, tally = judge(compared, np.zeros(some.shape, np.float32), lambda _: None, stop, closely=False)
+        if tally.relative is None:
+            return None
+        passed = not (tally.failed or tally.exact_failed) and tally.mean_square_passed
+        return {"passed": passed, "errors": tally.relative[0]}
