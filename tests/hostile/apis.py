@@ -137,13 +137,6 @@ def _tensors(row: Row, api: str) -> dict[str, dict[str, Any]]:
     return {name: {key: value for key, value in tensor.items() if value is not None} for name, tensor in made.items()}
 
 
-def in_base64(letters: str, text: str) -> dict[str, Any]:
-    """Return a tensor whose data ends with this text, of the shape that its length is right for, if any is."""
-    while (size := (len(letters) + len(text)) // 4 * 3 - text[-2:].count("=")) % 4:
-        letters += "AAAA"
-    return {"data": letters + text, "shape": [1, 1, max(size // 4, 1)]}
-
-
 def in_json(tensor: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tensor with its bytes as base64."""
     encoded = {name: base64.b64encode(value).decode() for name, value in tensor.items() if isinstance(value, bytes)}

@@ -16,30 +16,17 @@ from typing import Any
 import numpy as np
 
 from tests.app.samples import JSON
-from tests.hostile.apis import (
-    INPUTS,
-    RAW,
-    SECRET,
-    TINY,
-    VALID,
-    Answer,
-    Content,
-    Row,
-    in_base64,
-    in_json,
-    node,
-    npy_file,
-)
+from tests.hostile.apis import INPUTS, RAW, SECRET, TINY, VALID, Answer, Content, Row, in_json, node, npy_file
+from tests.hostile.encoded import in_base64
 
 __all__ = ["ROWS"]
 
 _Send = Callable[[bytes, dict[str, str]], Content]
 _Loc = list[str | int]
 
+# The APIs whose tensors are base64, and those whose body is one document, or begins with one.
 _TEXT = ("json", "validate", "verify", "rpc", "batch", "graph")
-"""The APIs whose tensors are base64."""
 _DOCUMENTS = ("json", "validate", "verify", "rpc", "oip", "graph")
-"""The APIs whose body is one document, or begins with one."""
 _FEW = ("json", "parts", "rpc", "oip", "graph")
 _SINGLE = ("json", "validate", "verify", "parts", "rpc", "batch")
 
