@@ -52,9 +52,6 @@ _FREE = 1 << 30
 _MOST = 1 << 33
 """Most work of all hypotheses, a few seconds."""
 
-_OF_FAILED = 8
-"""Hypotheses about a result that fails anyway compute at most so many times the reference's products."""
-
 
 _SPLIT = "two bf16 each, with 16 bits"
 """A hypothesis that is no fault of kernels that declare to split their inputs."""
@@ -93,9 +90,7 @@ def causes(
     and at partial sums too.
     """
     problem = compared.problem
-    most = min(_MOST, max(_FREE, problem.macs * _OF_FAILED if failed else problem.macs // _SHARE))
-    if thorough and (compared.explain or not failed):
-        most = _MOST
+    most = _MOST if failed or thorough else min(_MOST, max(_FREE, problem.macs // _SHARE))
     if compared.exact.size == 0 or problem.macs == 0:
         return []
     for elements in _ELEMENTS[thorough]:
