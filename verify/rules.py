@@ -208,7 +208,9 @@ def judge(
     """
     model = Model.of(compared.problem, compared.arithmetic, _coherence(compared.exact, compared.spread, stop))
     if model.integers and _multiplied_exactly(compared, stop):
-        model = replace(model, exact_below=model.integers * _unit(compared, model.integers, stop))
+        unit = _unit(compared, model.integers, stop)
+        if unit >= compared.arithmetic.least:  # smaller products are rounded, some to -0
+            model = replace(model, exact_below=model.integers * unit)
     tally = _tally(compared, model, share, see, stop)
     if tally.passed or tally.judged == 0 or not closely:
         return model, tally

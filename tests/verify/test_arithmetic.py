@@ -191,3 +191,13 @@ def test_the_likely_arithmetic_is_named(case: Case) -> None:
     result = winograd(case, inputs, 4) if case is LAYER else kept(case, inputs, ml_dtypes.bfloat16)
     (hint,) = verify(case, inputs, result)["hints"]
     assert ("Winograd's F(" if case is LAYER else "bf16") in hint
+
+
+def test_products_that_vanish_may_be_negative_zeros() -> None:
+    """Where products are below the smallest number of f32, sums of them are 0 of either sign."""
+    case = replace(POINTWISE, dtype="bf16", n=1, src_spatial=(1, 1), dst_spatial=(1, 1))
+    inputs = {name: np.full_like(tensor, 2.0**-76) for name, tensor in case.floats().items()}
+    inputs["src"] *= -1
+    result = np.zeros_like(case.expected(inputs))
+    assert verify(case, inputs, result)["passed"]
+    assert verify(case, inputs, -result)["passed"]
