@@ -49,8 +49,8 @@ _SHARE = 8
 _FREE = 1 << 30
 """Work, as `evaluation_work` counts it, that takes half a second or so."""
 
-_MOST = 1 << 33
-"""Most work of all hypotheses, a few seconds."""
+_MOST, _OF_FAILED = 1 << 33, 160
+"""Most work of all hypotheses, a few seconds; of a result that fails anyway for each of its products."""
 
 
 _SPLIT = "two bf16 each, with 16 bits"
@@ -90,7 +90,9 @@ def causes(
     and at partial sums too.
     """
     problem = compared.problem
-    most = _MOST if failed or thorough else min(_MOST, max(_FREE, problem.macs // _SHARE))
+    most = min(_MOST, max(_FREE, problem.macs * _OF_FAILED if failed else problem.macs // _SHARE))
+    if thorough and (compared.explain or not failed):
+        most = _MOST
     if compared.exact.size == 0 or problem.macs == 0:
         return []
     for elements in _ELEMENTS[thorough]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
+from verify.arithmetic import Arithmetic
 from verify.compared import Block, Compared
 from verify.evaluate import evaluation_work
 from verify.hints import hints
@@ -89,7 +90,7 @@ def report_on(
     guesses: list[str] = []
     if failed and not (found and not tally.failed and not tally.exact_failed):
         guesses = hints(compared, share, tuple(worst["index"]) if worst else around, stop)
-        if not guesses and not found and (other := suspected(compared, around, stop)) is not None:
+        if not guesses and not found and (other := _other(compared, tally, around, stop)) is not None:
             guesses = [f"the errors are as large as those of {other.text}: if the kernel computes so, declare it"]
     stop()
     rules = _rules(problem, tally, found)
@@ -116,6 +117,10 @@ def report_on(
         "worst": worst,
         "hints": guesses,
     }
+
+
+def _other(compared: Compared, tally: Tally, around: tuple[int, ...], stop: Stop) -> Arithmetic | None:
+    return suspected(compared, around, stop, only_algorithms=tally.judged == 0)
 
 
 def _wrong(share: Shares, tally: Tally) -> npt.NDArray[np.bool_]:

@@ -20,16 +20,16 @@ __all__ = ["suspected"]
 _TYPICAL = 1 / 32
 """The errors of the middle element must be at least so large, in units of those that the arithmetic makes."""
 
-_ELEMENTS = 4096
-"""Elements that are looked at."""
+_LEAST, _ELEMENTS = 64, 4096
+"""Fewest elements that tell anything, and most that are looked at."""
 
 _SEGMENTS = (2, 4, 8, 16, 32, 64)
 
 
-def suspected(compared: Compared, around: tuple[int, ...], stop: Stop) -> Arithmetic | None:
+def suspected(compared: Compared, around: tuple[int, ...], stop: Stop, *, only_algorithms: bool) -> Arithmetic | None:
     """Return the most precise arithmetic by which a failed result would pass; None if its errors are like none.
 
-    Looks at some elements, one of them at `around`.
+    Looks at some elements, one of them at `around`; of integers, whose sums are exact, `only_algorithms` tell anything.
     """
     part = part_of(compared.problem, compared.inputs, around, _ELEMENTS)
     low = None if compared.low is None else compared.low[part.place]
@@ -38,6 +38,8 @@ def suspected(compared: Compared, around: tuple[int, ...], stop: Stop) -> Arithm
         compared.spread[part.place], arithmetic=compared.arithmetic,
     )  # fmt: skip
     for said in _others(compared.problem, compared.arithmetic):
+        if only_algorithms and said.algorithm == compared.arithmetic.algorithm:
+            continue
         sizes: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
 
         def see(block: Block, sizes: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = sizes) -> None:
@@ -49,7 +51,7 @@ def suspected(compared: Compared, around: tuple[int, ...], stop: Stop) -> Arithm
         with np.errstate(all="ignore"):
             _, tally = judge(other, np.zeros(some.exact.shape, np.float32), see, stop, closely=False)
         all_sizes = np.concatenate(sizes)
-        if tally.passed and tally.judged and all_sizes.size and np.median(all_sizes) >= _TYPICAL:
+        if tally.passed and tally.judged and all_sizes.size >= _LEAST and np.median(all_sizes) >= _TYPICAL:
             return said
     return None
 
