@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from convgrad._errors import InvalidParams
 from engine.planning import problem_of
 from kernels.problem import ConvProblem
-from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.ops import ResolvedOp
 from verify.arithmetic import LARGEST_TILE, PRODUCTS, SUMS, WINOGRAD, Arithmetic
 from verify.layout import is_bias
 
 __all__ = ["arithmetic_of"]
 
-_MOST_SEGMENTS = 1 << 20
+_MOST_SEGMENTS = 1 << 12
 _MEMBERS = ("products", "sum", "segments", "segment_sum", "algorithm")
 
 
@@ -51,14 +52,9 @@ def arithmetic_of(given: Mapping[str, Any] | None, op: ResolvedOp) -> Arithmetic
     return Arithmetic(**{"sum": usual.sum, **declared})
 
 
-def _refused(broken: list[tuple[str, str, str]]) -> Exception:
-    rules: list[BrokenRule] = [
-        broken_rule(
-            ["options", "arithmetic", *filter(None, [name])], f"arithmetic{'.' if name else ''}{name} {rule}", kind
-        )
-        for name, rule, kind in broken
-    ]
-    return invalid_params("options", rules)
+def _refused(broken: list[tuple[str, str, str]]) -> InvalidParams:
+    loc = ["options", "arithmetic"]
+    return invalid_params("options", [broken_rule([*loc, name], f"{name} {rule}", kind) for name, rule, kind in broken])
 
 
 def _products(problem: ConvProblem) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class _Reply(BaseModel):
 
 
 class Arithmetic(BaseModel):
-    """What a kernel under verification says of its products and sums; what it leaves out is as usual, in f32."""
+    """What a kernel under verification says of its products and sums; a member that is left out has its default."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,7 +59,7 @@ class Arithmetic(BaseModel):
         default="f32", description="What products are formed of: rounded inputs, or several narrow numbers for each."
     )
     sum: Literal["f64", "f32", "f16", "bf16"] | None = Field(default=None, description="What sums are kept in.")
-    segments: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = Field(
+    segments: Annotated[int, Field(strict=True, ge=1, le=1 << 12)] | None = Field(
         default=1, description="Parts that are summed apart, and whose sums are added in segment_sum."
     )
     segment_sum: Literal["f64", "f32", "f16", "bf16"] | None = Field(

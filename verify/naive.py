@@ -123,7 +123,10 @@ def _steps(products: Array, units: Array) -> float:
 def _summed(products: Array, arithmetic: Arithmetic) -> tuple[Array, float]:
     """Return the partial sums of products that are added one after the other as declared, and the result."""
     if arithmetic.segments > 1:
-        parts = [_accumulated(part, arithmetic.sum) for part in np.array_split(products, arithmetic.segments)]
+        parts = [
+            _accumulated(part, arithmetic.sum)
+            for part in np.array_split(products, min(arithmetic.segments, max(1, products.size)))
+        ]
         added = _accumulated(np.array([part[-1] for part in parts if part.size]), arithmetic.segment_sum)
         return np.concatenate(parts), float(added[-1]) if added.size else 0.0
     sums = _accumulated(products, arithmetic.sum)

@@ -53,7 +53,10 @@ class Task(ABC):
         """Check a request, and plan it; return what `open` needs. Raises what `Service.prepare` raises."""
 
     def open(self, prepared: Any, tensors: Mapping[str, Memory], lease: Lease) -> Work:
-        """Return the work of a prepared request on these tensors, which it takes from the lease."""
+        """Return the work of a prepared request on these tensors, which it takes from the lease.
+
+        A task that needs no data has nothing to open.
+        """
         raise NotImplementedError
 
     async def check_head(self, request: RequestObject) -> None:
