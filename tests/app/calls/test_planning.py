@@ -107,8 +107,8 @@ def test_the_reference_kernel_has_a_limit_of_units() -> None:
 @pytest.mark.parametrize("fast", [False, True])
 def test_taps_are_work_of_a_verification(fast: bool) -> None:
     """A verification of many taps with little to sum exceeds the limit of work that its multiply-adds don't reach."""
-    op = resolved(Case(n=16, src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64)))
-    assert work_of_verification(op, fast=fast) > 16 * 64 * 64 * 100_000 > 10_000 * op.macs
+    op = resolved(Case(n=64, src_spatial=(64, 64), dst_spatial=(1, 1), kernel=(64, 64)))
+    assert work_of_verification(op, fast=fast) > 64 * 64 * 64 * 100_000 > 10_000 * op.macs
     settings = Settings(work_limit=1_000_000_000).limits
     assert not verification_cost(op, settings)["allowed"]
     work, taps = work_of_verification(op, fast=fast), work_of_taps(op)
