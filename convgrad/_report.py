@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import floor
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -16,6 +17,7 @@ __all__ = ["Report", "junit"]
 
 _SHOWN = 5
 _CIRCLED = 20
+_TF32_BITS = 11
 
 
 class Report:
@@ -207,7 +209,11 @@ def _detection(data: Mapping[str, Any]) -> str:
         for share in (seen["every_element"], seen["one_element"])
     )
     places = f"{every}, in every element or in one" if every == one else f"{every} in every element, or {one} in one"
-    return f"detection limit: {places}"
+    bits = seen["product_bits"]
+    if data["dtype"] != "f32" or bits is None or bits >= _TF32_BITS:
+        return f"detection limit: {places}"
+    hidden = f"products of {floor(bits) + 1} bits or more can hide in these sums (TF32 has {_TF32_BITS})"
+    return f"detection limit: {places}; {hidden}: verify normal numbers too"
 
 
 def _projections(data: Mapping[str, Any]) -> list[str]:

@@ -194,11 +194,15 @@ class Wrong(_Reply):
 
 
 class Detection(_Reply):
-    """How many products of a sum can be lost before the test notices, as a share of all `products` of the sum."""
+    """How many products of a sum can be lost before the test notices, as a share of all `products` of the sum.
+
+    Products of fewer than `product_bits` significant bits are noticed; null where every bit counts.
+    """
 
     every_element: float
     one_element: float
     products: int
+    product_bits: float | None
 
 
 class RelativeErrors(_Reply):

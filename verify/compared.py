@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf, sqrt
 
@@ -19,6 +19,7 @@ from verify.blocks import Block as Cut
 from verify.blocks import largest_within, within
 from verify.layout import pixel_axes, tap_axes
 from verify.model import SIGMAS, Model, ulp
+from verify.parts import part_of
 from verify.terms import products_of
 
 __all__ = ["Block", "Compared", "block_of"]
@@ -44,6 +45,15 @@ class Compared:
     spread: Array
     explain: bool = False
     arithmetic: Arithmetic = field(kw_only=True)
+
+    def near(self, index: tuple[int, ...], elements: int) -> Compared:
+        """Return a part of about so many elements, one of them at `index`."""
+        part = part_of(self.problem, self.inputs, index, elements)
+        return replace(
+            self, problem=part.problem, inputs=part.inputs, result=np.ascontiguousarray(self.result[part.place]),
+            exact=self.exact[part.place], low=None if self.low is None else self.low[part.place],
+            spread=self.spread[part.place],
+        )  # fmt: skip
 
     @cached_property
     def terms(self) -> Array:

@@ -32,7 +32,7 @@ from verify.parts import Part, only_tap, part_of
 __all__ = ["Cause", "causes"]
 
 Array = npt.NDArray[np.float64]
-_SIGNIFICANT = 8.0
+_SIGNIFICANT, _LIKELY = 8.0, 3.0
 _SIZES = (0.5, 1.5)
 _ELEMENTS = {False: (256, 144), True: (4096, 1024, 256, 144)}
 """Elements whose errors are explained, at first glance and in earnest; fewer of long sums."""
@@ -95,28 +95,36 @@ def causes(
         most = _MOST
     if compared.exact.size == 0 or problem.macs == 0:
         return []
-    for elements in _ELEMENTS[thorough]:
-        part = part_of(problem, compared.inputs, around, elements)
-        work = evaluation_work(part.problem) * (2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST)
-        if work <= most:
-            break
-    else:
-        return []
-    roundings = [each for each in _roundings(problem, part.inputs) if not model.arithmetic.noise or each[0] != _SPLIT]
-    sums = _Errors.of(compared, model, part, distinct)
-    if sums is None:
-        return []
-    if not thorough:
-        if not _notice(sums, roundings, stop):
+    times = 2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST
+    parts = [part_of(problem, compared.inputs, around, elements) for elements in _ELEMENTS[thorough]]
+    parts = [part for part in parts if evaluation_work(part.problem) * times <= most]
+    # the whole error of a failed result has a cause, which few elements tell if it is one of these
+    for part in reversed(parts) if failed else parts[:1]:
+        sums = _Errors.of(compared, model, part, distinct)
+        if sums is None:
             return []
-        return causes(compared, model, around, distinct, stop, thorough=True)
-    found = []
+        roundings = [
+            each for each in _roundings(problem, part.inputs) if not model.arithmetic.noise or each[0] != _SPLIT
+        ]
+        if not thorough:
+            noticed = _notice(sums, roundings, stop)
+            return causes(compared, model, around, distinct, stop, thorough=True) if noticed else []
+        found = _likely(sums, roundings, stop, partial=_partial_work(part.problem) <= most)
+        significant = [cause for cause in found if cause.significance >= _SIGNIFICANT]
+        if significant or not found:
+            return sorted(significant, key=lambda cause: -round(cause.correlation, 2))[:3]  # of what is alike the first
+    return []
+
+
+def _likely(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop, *, partial: bool) -> list[Cause]:
+    """Return the causes that may be significant if more elements are looked at."""
+    found, part = [], sums.part
     for name, rounding in roundings:
-        found += _of_inputs(sums, name, _predicted(part, rounding, stop), problem)
-    for name, values in _partial(part, stop) if _partial_work(part.problem) <= most else ():
+        found += _of_inputs(sums, name, _predicted(part, rounding, stop), part.problem)
+    for name, values in _partial(part, stop) if partial else ():
         cause = sums.explained(name, _less(values, sums.exact))
         found += [] if cause is None else [cause]
-    return sorted(found, key=lambda cause: -round(cause.correlation, 2))[:3]  # of what is alike the first
+    return found
 
 
 def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop) -> bool:
@@ -129,7 +137,8 @@ def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop
                 return rounding(values)
 
         values = evaluate(sums.part.problem, sums.part.inputs, stop, change)
-        noticed |= sums.explained(name, _less(values, sums.exact)) is not None
+        cause = sums.explained(name, _less(values, sums.exact))
+        noticed |= cause is not None and cause.significance >= _SIGNIFICANT
     return noticed
 
 
@@ -165,7 +174,7 @@ class _Errors:
         return cls(part, error[known] * weight, exact, weight, known, min(float(shown), distinct))
 
     def explained(self, name: str, predicted: Array) -> Cause | None:
-        """Return the cause if the errors are those that it predicts of the part."""
+        """Return the cause if the errors may be those that it predicts of the part."""
         with np.errstate(all="ignore"):
             predicted = predicted[self.known] * self.weight
             along = self.exact[self.known] * self.weight
@@ -178,7 +187,7 @@ class _Errors:
             product = float(rest @ errors)
         correlation, size = product / (norms[0] * norms[1]), product / norms[0] ** 2
         significance = correlation * sqrt(max(0.0, self.independent - 2))
-        if significance < _SIGNIFICANT or not _SIZES[0] <= size <= _SIZES[1]:
+        if significance < _LIKELY or not _SIZES[0] <= size <= _SIZES[1]:
             return None
         return Cause(name, correlation, size, significance)
 

@@ -95,11 +95,13 @@ def own_errors(compared: Compared, model: Model, index: tuple[int, ...]) -> tupl
         for each in (compared.arithmetic.growth(compared.problem), model.growth)
     )
     with np.errstate(all="ignore"):
+        repeated = 1 + np.count_nonzero(np.diff(np.sort(products, axis=None))) <= products.size / _REPEATED
         for order in (products.reshape(-1), products.reshape(-1)[::-1], products.T.reshape(-1)):
             sums, total = _summed(order, compared.arithmetic)
             if not sums.size:
                 continue
-            steps = _steps(order, ulp(sums, compared.arithmetic.sum))
+            units = ulp(sums, compared.arithmetic.sum)
+            steps = _steps(order, units) if repeated else float(np.linalg.norm(units)) / sqrt(12)
             walk = float(np.hypot(steps, model.unit * sqrt(UNIFORM) * spread))
             honest = max(honest, walk, abs(total - exact) / _CHANCE)
     terms = np.full(1, float(products.size))
@@ -108,13 +110,13 @@ def own_errors(compared: Compared, model: Model, index: tuple[int, ...]) -> tupl
 
 
 def _steps(products: Array, units: Array) -> float:
-    """Return the standard deviation of the roundings of sums, given the unit in the last place of each.
+    """Return the standard deviation of the roundings of sums of few products, given the unit in the last place of each.
 
     The same product is rounded in the same way wherever that unit is the same, so that its errors do not cancel.
     """
-    values, which = np.unique(products, return_inverse=True)
-    if values.size > products.size / _REPEATED or units.size != products.size:
+    if units.size != products.size:  # sums in segments
         return float(np.linalg.norm(units)) / sqrt(12)
+    _, which = np.unique(products, return_inverse=True)
     groups = np.stack([which, np.frexp(units)[1]])
     _, first, counts = np.unique(groups, axis=1, return_index=True, return_counts=True)
     return float(np.linalg.norm(counts * units[first])) / sqrt(12)

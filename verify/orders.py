@@ -14,7 +14,7 @@ and with pieces one after the other, where S_j is the sum up to piece j,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -33,7 +33,7 @@ from verify.layout import channel_axis, is_bias, pixel_axes, weights_axis
 from verify.parts import only_tap
 from verify.stopping import until
 
-__all__ = ["Order", "orders", "tile_spread"]
+__all__ = ["Order", "most_work", "orders", "tile_spread"]
 
 Array = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ _CALL = 1 << 16
 """Work that takes as long as the calls for one tap of a piece."""
 
 _MOST_WORK, _LEAST_WORK, _EVALUATIONS = 1 << 33, 1 << 28, 10
-"""Work, as `evaluation_work` counts it, of all orders of a result together: so many of its evaluations, or a little."""
+"""Work of all orders of a result together: so many of its evaluations, or a little."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,20 @@ class _Pieces:
     """That of computing all of them, as `evaluation_work` counts it."""
 
 
-def orders(problem: ConvProblem, inputs: Sequence[Storage], spread: Array, terms: Array, stop: Stop) -> Iterator[Order]:
-    """Yield the orders that can be tried in reasonable time, each with its V."""
-    left = min(_MOST_WORK, _LEAST_WORK + _EVALUATIONS * evaluation_work(problem))
+def most_work(problem: ConvProblem) -> int:
+    """Return how much work the orders of a result may take together, as `evaluation_work` counts it."""
+    return min(_MOST_WORK, _LEAST_WORK + _EVALUATIONS * evaluation_work(problem))
+
+
+def orders(
+    problem: ConvProblem, inputs: Sequence[Storage], spread: Array, terms: Array, stop: Stop, *,
+    left: int, only: Collection[str] | None,
+) -> Iterator[Order]:  # fmt: skip
+    """Yield the orders, or `only` those of some names, that the work `left` is enough for, each with its V."""
     for pieces in _ways(problem, inputs):
         taps = pieces.count * prod(problem.kernel)
         work = pieces.work + taps * _CALL
-        if work > left or taps > _MOST_TAPS:
+        if work > left or taps > _MOST_TAPS or (only is not None and pieces.name not in only):
             continue
         left -= work
         yield Order(pieces.name, _walk(pieces, spread, terms, stop))

@@ -111,6 +111,7 @@ def report_on(
             "every_element": tally.visible_everywhere,
             "one_element": tally.visible_in_one,
             "products": int(compared.terms.max(initial=0)),
+            "product_bits": tally.visible_bits,
         },
         "where": None if described is None else {"text": described.text, **described.data},
         "maps": _maps(problem, share, stop),

@@ -12,7 +12,7 @@ order, in the accumulator's dtype. What such a sum gets wrong, an honest kernel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from kernels.plan import Stop
 from kernels.reference import widen
+from verify import orders
 from verify.arithmetic import round_bits
 from verify.blocks import Block as Cut
 from verify.blocks import blocks, within
@@ -28,7 +29,6 @@ from verify.compared import Block, Compared, block_of
 from verify.layout import is_bias
 from verify.model import SIGMAS, UNIFORM, Model, accumulation_slack, rounding_slack
 from verify.naive import affordable, difficulty, own_errors
-from verify.orders import orders, tile_spread
 from verify.stopping import until
 
 __all__ = ["Shares", "Tally", "judge"]
@@ -41,6 +41,9 @@ _SAMPLED = 1024
 
 _WORST = 32
 """Elements whose own sums may excuse them."""
+
+_NEAR = 256
+"""Elements that an order must explain before the whole result is summed in it."""
 
 _COUNTED = 1 << 18
 """Elements that different values are counted among."""
@@ -114,6 +117,13 @@ class Tally:
         if excess <= 0 or spread <= 0 or not isfinite(error):
             return None
         return 0.5 * float(np.log2(0.36 * spread / excess))
+
+    @property
+    def visible_bits(self) -> float | None:
+        """Significant bits of products that rule 1 would have found too few, had all products so many; None if none."""
+        spread = float(self.sums[4])
+        limit = self.mean_square[1] * max(1, self.judged)
+        return 0.5 * float(np.log2(0.36 * spread / limit)) if self.judged and 0 < spread < inf and limit > 0 else None
 
     @property
     def relative(self) -> tuple[float, float] | None:
@@ -215,7 +225,7 @@ def judge(
     if tally.passed or tally.judged == 0 or not closely:
         return model, tally
     distinct = _distinct(compared.exact)
-    for name, harder in _harder(compared, model, stop):
+    for name, harder in _harder(compared, model, stop, tally.worst[0].index):
         shares = np.zeros_like(share)
         found = _tally(compared, harder, shares, lambda _: None, stop)
         found.distinct, found.order = distinct, name
@@ -233,17 +243,38 @@ def judge(
     return model, again
 
 
-def _harder(compared: Compared, model: Model, stop: Stop) -> Iterator[tuple[str, Model]]:
-    """Yield models of an honest result that is harder to sum than in a random order, each with its name."""
+def _harder(compared: Compared, model: Model, stop: Stop, worst: tuple[int, ...]) -> Iterator[tuple[str, Model]]:
+    """Yield models of an honest result that is harder to sum than in a random order, each with its name.
+
+    They are tried on some elements around the worst one before the whole result is.
+    """
+    near, left, likely = compared.near(worst, _NEAR), orders.most_work(compared.problem), set()
+    of_near = replace(model, growth=near.arithmetic.growth(near.problem))
+    for name, harder in _models(near, of_near, stop, left):
+        tally = _tally(near, harder, np.zeros(near.exact.shape, np.float32), lambda _: None, stop)
+        tally.distinct = _distinct(near.exact)
+        if tally.passed:
+            likely.add(name)
+    if likely:
+        yield from _models(compared, model, stop, left, likely)
+
+
+def _models(
+    compared: Compared, model: Model, stop: Stop, left: int, only: Collection[str] | None = None
+) -> Iterator[tuple[str, Model]]:
     problem, shape, usual = compared.problem, compared.exact.shape, model.growth
     with np.errstate(all="ignore"):
         own = [np.maximum(_sigmas(compared, model), 2.0**-1074)]
-    if (spread := tile_spread(problem, compared.inputs, compared.arithmetic, stop)) is not None:
+    tiles = f"the tiles of {compared.arithmetic.algorithm}"
+    spread = None
+    if only is None or tiles in only:
+        spread = orders.tile_spread(problem, compared.inputs, compared.arithmetic, stop)
+    if spread is not None:
         wider = replace(compared, spread=np.broadcast_to(spread, shape))
-        yield "the tiles of " + compared.arithmetic.algorithm, _grown(model, own[0], _sigmas(wider, model))
+        yield tiles, _grown(model, own[0], _sigmas(wider, model))
     if compared.arithmetic.algorithm != "direct":
         return
-    for order in orders(problem, compared.inputs, compared.spread, compared.terms, stop):
+    for order in orders.orders(problem, compared.inputs, compared.spread, compared.terms, stop, left=left, only=only):
         with np.errstate(all="ignore"):
             summed = sqrt(UNIFORM) * model.unit * np.sqrt(order.walk + np.square(compared.spread))
         yield order.name, _grown(model, own[0], np.broadcast_to(usual, shape) * summed)
@@ -344,10 +375,12 @@ def _distinct(exact: Array) -> float:
 
 
 def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop: Stop) -> None:
-    """Judge the worst elements by their own naive sums, where those are worse than expected."""
+    """Judge the worst elements by their own naive sums, up to one that fails even so: then the result does."""
     for element in until(stop, tally.worst[: affordable(compared, _WORST)]):
         own = own_errors(compared, model, element.index)
         if own is None or own[0] <= own[1]:
+            if element.failed:
+                break
             continue
         block = block_of(compared, model, tuple([slice(at, at + 1) for at in element.index]))
         block.sigma[...] = own[0] if isfinite(own[0]) else np.inf
@@ -356,4 +389,6 @@ def _excuse(compared: Compared, model: Model, tally: Tally, share: Shares, stop:
         if np.isfinite(element.sums).all():
             squares = _squares(model, *block.measures)
             tally.sums += np.nan_to_num([each.item() ** 2 for each in squares]) - element.sums
+        if share[element.index] > 1:
+            break
     tally.worst_share = float(share.max(initial=0.0))

@@ -12,7 +12,6 @@ from kernels.plan import Stop
 from kernels.problem import ConvProblem
 from verify.arithmetic import Arithmetic
 from verify.compared import Block, Compared
-from verify.parts import part_of
 from verify.rules import judge
 
 __all__ = ["suspected"]
@@ -31,12 +30,7 @@ def suspected(compared: Compared, around: tuple[int, ...], stop: Stop, *, only_a
 
     Looks at some elements, one of them at `around`; of integers, whose sums are exact, `only_algorithms` tell anything.
     """
-    part = part_of(compared.problem, compared.inputs, around, _ELEMENTS)
-    low = None if compared.low is None else compared.low[part.place]
-    some = Compared(
-        part.problem, part.inputs, np.ascontiguousarray(compared.result[part.place]), compared.exact[part.place], low,
-        compared.spread[part.place], arithmetic=compared.arithmetic,
-    )  # fmt: skip
+    some = compared.near(around, _ELEMENTS)
     for said in _others(compared.problem, compared.arithmetic):
         if only_algorithms and said.algorithm == compared.arithmetic.algorithm:
             continue

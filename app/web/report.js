@@ -19,7 +19,7 @@
  * @property {string[]} hints
  * @property {Worst | null} worst
  * @property {string[]} factors
- * @property {{every_element: number, one_element: number, products: number}} detection
+ * @property {{every_element: number, one_element: number, products: number, product_bits: number | null}} detection
  * @property {Record<string, ErrorMap>} maps
  * @property {{compute_ms: number}} stats
  * @property {{passed: boolean, count: number, exact: boolean | null, mean_square: {measured: Num, limit: number}, largest: {measured: Num}, checked: {first: number[], shape: number[], elements: number}}} [projections]

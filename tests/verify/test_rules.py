@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from math import sqrt
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from convgrad._report import Report
 from kernels.reference import REFERENCE
 from tests import naive
 from tests.kernels.harness import problem_of
@@ -78,7 +80,7 @@ def test_wrong_integers_fail() -> None:
     report = verify(LONG, inputs, result)
     assert broken(report) == ["exact"]
     assert report["worst"]["index"] == [3, 4, 0, 0]
-    assert report["detection"] == {"every_element": 0.0, "one_element": 0.0, "products": 2304}
+    assert report["detection"] == {"every_element": 0.0, "one_element": 0.0, "products": 2304, "product_bits": None}
 
 
 def test_a_sum_of_equal_numbers_is_excused() -> None:
@@ -160,6 +162,32 @@ def test_the_report_says_how_much_it_could_see() -> None:
     missing["src"][0, :, 0, 0] = 0  # one of 3,600 products
     assert seen["every_element"] < 1 / 3600
     assert "mean_square" in broken(verify(case, inputs, case.expected(missing)))
+
+
+@pytest.mark.parametrize("side", [60, 150])
+def test_the_report_says_which_products_could_hide(side: int) -> None:
+    """Products of fewer bits than stated are found, and long positive sums are said to hide those of TF32."""
+    case = replace(LONG, n=1, src_channels=8, dst_channels=8, src_spatial=(side, side), dst_spatial=(side, side))
+    rng = np.random.default_rng(3)
+    inputs = {name: np.abs(tensor) if side > 60 else tensor for name, tensor in case.floats().items()}
+    report = verify(case, inputs, case.expected(inputs))
+    bits = report["detection"]["product_bits"]
+    for missing in (1, -2):
+        width = sqrt(3 * 0.18) * 2 ** (missing - bits)
+        noisy = {
+            name: (tensor * (1 + rng.uniform(-width, width, tensor.shape))).astype(np.float64)
+            for name, tensor in inputs.items()
+        }
+        found = broken(verify(case, inputs, case.expected(noisy)))
+        assert ("mean_square" in found) == (missing > 0)
+    assert (
+        (
+            "can hide in these sums"
+            in Report({**report, "op": case.op, "output": "diff_weights", "factors": ["src", "diff_dst"]}).text()
+        )
+        == (side > 60)
+        == (bits < 11)
+    )
 
 
 def test_a_sum_that_cancels_is_held_to_its_products() -> None:
