@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from convgrad._sealed import SealedCase
     from convgrad._stream import AsyncStream, Stream
     from convgrad._tensors import NpyFile, Tensor
+    from convgrad._tolerance import Tolerance
 
 __all__ = [
     "AsyncClient",
@@ -95,6 +96,7 @@ __all__ = [
     "Tensor",
     "Tile",
     "TimedOut",
+    "Tolerance",
     "TooLarge",
     "TransportError",
     "TransposeAttributes",
@@ -119,6 +121,7 @@ _MODULES = {
     "_sealed": ["SealedCase"],
     "_stream": ["AsyncStream", "Stream"],
     "_tensors": ["NpyFile", "Tensor"],
+    "_tolerance": ["Tolerance"],
 }
 """Modules imported when one of their names is first used: the service, which needs none, starts without httpx."""
 

@@ -19,6 +19,7 @@ from convgrad._requests import (
     CheckMethod,
     Compute,
     Describe,
+    GetTolerance,
     Inputs,
     ListOperations,
     NextCase,
@@ -33,6 +34,7 @@ from convgrad._requests import (
 from convgrad._sealed import SealedCase
 from convgrad._stream import AsyncStream, OnProgress
 from convgrad._tensors import Tensor
+from convgrad._tolerance import Tolerance
 
 __all__ = ["Backend", "BaseClient", "OnPoll"]
 
@@ -49,7 +51,10 @@ class Backend(Protocol):
         """Return what the request asks for."""
 
     async def result(
-        self, request: Compute | Verify, deadline: float | None, on_progress: OnProgress | None = None
+        self,
+        request: Compute | Verify | GetTolerance,
+        deadline: float | None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """Return the `Result` of a computation, or the report of a verification."""
 
@@ -198,6 +203,27 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         options = core.options(False, deadline, explain=explain, fast=fast, arithmetic=arithmetic)
         request = Verify(op, {**inputs, name: result}, attributes or {}, options)
         return Report(core.object_of(await self._backend.result(request, deadline, on_progress)))
+
+    async def tolerance(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        output: str | None = None,
+        arithmetic: Mapping[str, Any] | None = None,
+        deadline: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Tolerance:
+        """Return how far honest results of `op` may be from its float64 reference, for each element and as one pair.
+
+        `inputs` are as for `run`, float64 too, and `output` and `arithmetic` as for `verify`; see `Tolerance`. Data
+        with NaN or Inf are no error. Raises what the call would raise, and `TooLarge` beyond the service's limit of
+        work: the whole reference is computed.
+        """
+        options = core.options(False, deadline, None if output is None else [output], arithmetic=arithmetic)
+        request = GetTolerance(op, inputs, attributes or {}, options)
+        return Tolerance.of(core.object_of(await self._backend.result(request, deadline, on_progress)))
 
     async def run_graph(
         self,

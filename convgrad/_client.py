@@ -67,6 +67,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
     run_detailed = blocking(BaseClient.run_detailed)
     validate = blocking(BaseClient.validate)
     verify = blocking(BaseClient.verify)
+    tolerance = blocking(BaseClient.tolerance)
     run_graph = blocking(BaseClient.run_graph)
     verify_graph = blocking(BaseClient.verify_graph)
     validate_graph = blocking(BaseClient.validate_graph)

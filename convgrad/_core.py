@@ -200,11 +200,16 @@ def multipart_call(
 
 
 def verification(
-    op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
+    op: str,
+    inputs: Inputs,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any],
+    page: Literal["verify", "tolerance"] = "verify",
 ) -> HttpRequest:
-    """Build the multipart request that verifies a result, which is among the inputs."""
+    """Build the multipart request that verifies a result, which is among the inputs, or that asks for a tolerance."""
     computed = multipart_call(op, inputs, attributes, options=options, verified=True)
-    return replace(computed, path=_op_path(op) + "/verify", accept=f"{MEDIA_TYPE}, {PROBLEM_JSON}")
+    return replace(computed, path=f"{_op_path(op)}/{page}", accept=f"{MEDIA_TYPE}, {PROBLEM_JSON}")
 
 
 def validation(

@@ -23,6 +23,7 @@ from convgrad._requests import (
     CheckMethod,
     Compute,
     Describe,
+    GetTolerance,
     ListOperations,
     NextCase,
     Request,
@@ -166,7 +167,10 @@ class Http:
         return core.object_of(await self._fetch(self._encoded(request)))
 
     async def result(
-        self, request: Compute | Verify, deadline: float | None, on_progress: OnProgress | None = None
+        self,
+        request: Compute | Verify | GetTolerance,
+        deadline: float | None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """Return the result at the end of a stream: a `Result` or a report; a reply that breaks off is retried."""
         encoded, budget = self._encoded(request), Budget(self._retry, deadline)
@@ -202,6 +206,8 @@ class Http:
                 return core.call(op, inputs, attributes, options=options, whole=whole)
             case Verify(op, inputs, attributes, options):
                 return core.verification(op, inputs, attributes, options=options)
+            case GetTolerance(op, inputs, attributes, options):
+                return core.verification(op, inputs, attributes, options=options, page="tolerance")
             case Validate(op, inputs, attributes, options):
                 return core.validation(op, inputs, attributes, options=options)
             case RunGraph(graph, inputs, outputs, options):

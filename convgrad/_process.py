@@ -27,6 +27,7 @@ from convgrad._requests import (
     CheckMethod,
     Compute,
     Describe,
+    GetTolerance,
     Inputs,
     ListOperations,
     NextCase,
@@ -70,7 +71,10 @@ class Process:
         return self.answer(request, _stop(deadline))
 
     async def result(
-        self, request: Compute | Verify, deadline: float | None, on_progress: OnProgress | None = None
+        self,
+        request: Compute | Verify | GetTolerance,
+        deadline: float | None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """Return the `Result` of a computation, or the report of a verification."""
         return self.answer(request, _stop(deadline), on_progress)
@@ -105,18 +109,20 @@ class Process:
             case Compute(whole=whole):
                 found = engine.run(*self.prepared(request), stop)
                 return Result(request.op, found.outputs) if whole else _detailed(found)
-            case Verify(op, inputs, attributes, options):
-                given = _tensors(inputs, f64=True)
-                chosen = _options(options)
-                metas = metas_of(given)
-                prepared = engine.preparer.prepare(op, _plain(attributes), metas, chosen, verify=True)
-                return engine.judge(prepared, given, stop, _reporting(on_progress))
+            case Verify(op, inputs, attributes, options) | GetTolerance(op, inputs, attributes, options):
+                given, verify = _tensors(inputs, f64=True), isinstance(request, Verify)
+                call = op, _plain(attributes), metas_of(given), _options(options)
+                prepared = engine.preparer.prepare(*call, verify=verify, tolerance=not verify)
+                if verify:
+                    return engine.judge(prepared, given, stop, _reporting(on_progress))
+                report, outputs = engine.tolerance(prepared, given, stop, _reporting(on_progress))
+                return report | {"outputs": outputs}
             case Validate(op, inputs, attributes, options):
                 return engine.validate(op, _plain(attributes), _described(inputs), _options(options))
             case RunGraph(graph, inputs, outputs, options):
                 arrays = _tensors({str(number): value for number, value in inputs.items()}, f64=True)
-                call = _graph(graph, options, None if outputs is None else list(outputs))
-                return engine.run_graph(call, arrays, stop)
+                graph_call = _graph(graph, options, None if outputs is None else list(outputs))
+                return engine.run_graph(graph_call, arrays, stop)
             case ValidateGraph(graph, options):
                 return engine.validate_graph(_graph(graph, options, None))
             case ListOperations():
@@ -158,7 +164,10 @@ class AsyncProcess:
         return await self._run(request, _stop(deadline))
 
     async def result(
-        self, request: Compute | Verify, deadline: float | None, on_progress: OnProgress | None = None
+        self,
+        request: Compute | Verify | GetTolerance,
+        deadline: float | None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """Return the `Result` of a computation, or the report of a verification."""
         loop = asyncio.get_running_loop()

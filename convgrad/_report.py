@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Report", "junit"]
+__all__ = ["Report", "junit", "missing"]
 
 _SHOWN = 5
 _CIRCLED = 20
@@ -202,18 +202,20 @@ def _detection(data: Mapping[str, Any]) -> str:
     seen = data["detection"]
     if seen["one_element"] == 0:
         return "detection limit: none, one wrong bit would have been found"
-    every, one = (
-        f"one missing product of {seen['products']}"
-        if share * seen["products"] < 1
-        else f"{100 * share:.2g} % of the products missing"
-        for share in (seen["every_element"], seen["one_element"])
-    )
+    every, one = (missing(share, seen["products"]) for share in (seen["every_element"], seen["one_element"]))
     places = f"{every}, in every element or in one" if every == one else f"{every} in every element, or {one} in one"
     bits = seen["product_bits"]
     if data["dtype"] != "f32" or bits is None or bits >= _TF32_BITS:
         return f"detection limit: {places}"
     hidden = f"products of {floor(bits) + 1} bits or more can hide in these sums (TF32 has {_TF32_BITS})"
     return f"detection limit: {places}; {hidden}: verify normal numbers too"
+
+
+def missing(share: float, products: int) -> str:
+    """Return a detection limit, a share of the products of a sum, in words."""
+    if share * products < 1:
+        return f"one missing product of {products}"
+    return f"{100 * share:.2g} % of the products missing"
 
 
 def _projections(data: Mapping[str, Any]) -> list[str]:

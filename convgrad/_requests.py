@@ -16,6 +16,7 @@ __all__ = [
     "CheckMethod",
     "Compute",
     "Describe",
+    "GetTolerance",
     "Inputs",
     "ListOperations",
     "NextCase",
@@ -50,6 +51,16 @@ class Compute:
 @dataclass(frozen=True, slots=True)
 class Verify:
     """Verify a result, which is among the inputs under the name of an output."""
+
+    op: str
+    inputs: Inputs
+    attributes: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GetTolerance:
+    """Return the tolerance of the results of an operation."""
 
     op: str
     inputs: Inputs
@@ -131,6 +142,7 @@ class SubmitResult:
 Request = (
     Compute
     | Verify
+    | GetTolerance
     | Validate
     | RunGraph
     | ValidateGraph

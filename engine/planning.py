@@ -26,6 +26,7 @@ from verify.arithmetic import Arithmetic
 from verify.fast import fast_scratch, plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
 from verify.report import report_work
+from verify.tolerance import plan_tolerance, reading_macs
 from verify.unit import plan_verification, verification_macs, verification_scratch
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "tensor_bytes",
     "verification_cost",
     "work_of_taps",
+    "work_of_tolerance",
     "work_of_verification",
 ]
 
@@ -336,25 +338,38 @@ def work_of_verification(op: ResolvedOp, *, fast: bool) -> int:
     return macs + work_of_taps(op)
 
 
+def work_of_tolerance(op: ResolvedOp, arithmetic: Arithmetic) -> int:
+    """Return the multiply-adds of a tolerance: those of a verification, and of the sums of rounded inputs."""
+    return work_of_verification(op, fast=False) + reading_macs(problem_of(op), arithmetic)
+
+
 def work_of_taps(op: ResolvedOp) -> int:
     """Return the overhead of a verification's filter taps, in multiply-adds that take as long."""
     return _TAP_MACS * op.n * prod(op.kernel)
 
 
 def plan_verification_call(
-    op: ResolvedOp, limits: Limits, arithmetic: Arithmetic, *, explain: bool, fast: bool
+    op: ResolvedOp,
+    limits: Limits,
+    arithmetic: Arithmetic,
+    *,
+    explain: bool = False,
+    fast: bool,
+    tolerance: bool = False,
 ) -> Computation:
-    """Plan the verification of a result, the last input of `op`; raises what `plan_call` raises."""
+    """Plan the verification of a result, the last input of `op`, or a tolerance; raises what `plan_call` raises."""
     problem = problem_of(op)
-    if fast:
+    if tolerance:
+        _check_reference(op, problem)
+        chosen = plan_tolerance(problem, workers=limits.workers, arithmetic=arithmetic)
+    elif fast:
         chosen = plan_fast_verification(problem, explain=explain, arithmetic=arithmetic)
     else:
         _check_reference(op, problem)
         chosen = plan_verification(problem, workers=limits.workers, explain=explain, arithmetic=arithmetic)
     _check_scratch(op, chosen.scratch_bytes, limits)
-    return Computation(
-        op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name), not fast and op.macs <= _SHORT_WORK
-    )
+    read = _inputs_of(op, op.output) if tolerance else (*_inputs_of(op, op.output), op.inputs[-1].name)
+    return Computation(op.output, chosen, read, not fast and op.macs <= _SHORT_WORK)
 
 
 def _inputs_of(op: ResolvedOp, output: TensorSpec) -> tuple[str, ...]:

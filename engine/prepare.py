@@ -24,6 +24,7 @@ from engine.planning import (
     plan_verification_call,
     verification_cost,
     work_of_taps,
+    work_of_tolerance,
     work_of_verification,
 )
 from kernels.cache import CACHE
@@ -32,9 +33,11 @@ from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
+from verify.arithmetic import Arithmetic
+from verify.tolerance import wide_dtype
 from verify.unit import read_report
 
-__all__ = ["Metas", "Preparer", "describe", "report_of"]
+__all__ = ["Metas", "Preparer", "describe", "report_of", "tolerance_of"]
 
 Metas = Mapping[str, TensorMeta | list[int]]
 """Dtype and shape of each input, and the values of shapes, by the names that the caller used."""
@@ -86,6 +89,31 @@ def _check_verification(
     return verified, fast
 
 
+def _check_tolerance(
+    name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, limits: Limits
+) -> tuple[ResolvedOp, Arithmetic]:
+    """Check the call that a tolerance is for; return the operation, and the arithmetic that its kernel declares.
+
+    Raises what `_check` raises.
+    """
+    refuse_options(options, ("reference", "reproducible", "explain", "fast"), "a tolerance")
+    if len(options.outputs) > 1:
+        msg = f"a tolerance is of one output, but outputs has {len(options.outputs)}"
+        raise invalid_params("options", [broken_rule(["options", "outputs"], msg, "conflict")])
+    op = resolve(name, attributes, metas, outputs=options.outputs)
+    check_algorithm(name, options.algorithm, [("", op)])
+    said = _declared(options, op)
+    wide = replace(op.output, dtype=wide_dtype(op.dtype))  # the reference, and as many tolerances
+    op = replace(op, outputs=(wide, wide), macs=work_of_tolerance(op, said))
+    check_encoding(options, [("reference", wide.shape)])
+    check_limits(op, limits, work_of_taps(op))
+    return op, said
+
+
+def _declared(options: Options, op: ResolvedOp) -> Arithmetic:
+    return arithmetic_of(None if options.arithmetic is None else dict(options.arithmetic), op)
+
+
 def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:
     loc, broken = ["inputs", key], []
     if not isinstance(meta, TensorMeta):
@@ -111,31 +139,42 @@ class Preparer:
         self._number = next(_NUMBERS)
 
     def prepare(
-        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False
-    ) -> Prepared:
+        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False,
+        tolerance: bool = False,
+    ) -> Prepared:  # fmt: skip
         """Check and plan a call; raises what `check` raises, and `TooLarge` for its scratch memory or units.
 
-        With `verify` it is the verification of a result, which is among the inputs under the name of an output.
+        With `verify` it is the verification of a result, which is among the inputs under the name of an output; with
+        `tolerance` the tolerance of the results of the call.
         """
-        plan, _ = self.check(name, attributes, metas, options, verify=verify)
+        plan, _ = self.check(name, attributes, metas, options, verify=verify, tolerance=tolerance)
         return plan()
 
     def check(
-        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False
-    ) -> tuple[Callable[[], Prepared], bool]:
+        self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False,
+        tolerance: bool = False,
+    ) -> tuple[Callable[[], Prepared], bool]:  # fmt: skip
         """Check a call; return what plans it, and whether that is fast enough for an event loop.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
         if verify:
             op, fast = _check_verification(name, attributes, metas, options, self.limits)
-            said = arithmetic_of(None if options.arithmetic is None else dict(options.arithmetic), op)
+            said = _declared(options, op)
 
             def plan_verification() -> Prepared:
                 computation = plan_verification_call(op, self.limits, said, explain=options.explain, fast=fast)
                 return Prepared(op, (computation,), options, _named(op, metas))
 
             return plan_verification, options.fast is True or is_planned_at_once(op, reference=True)
+        if tolerance:
+            op, said = _check_tolerance(name, attributes, metas, options, self.limits)
+
+            def plan_tolerance() -> Prepared:
+                computation = plan_verification_call(op, self.limits, said, tolerance=True)
+                return Prepared(op, (computation,), options, _named(op, metas))
+
+            return plan_tolerance, is_planned_at_once(op, reference=True)
         if (found := self.known(name, attributes, metas, options)) is not None:
             return lambda: found, True
         op = _check(name, attributes, metas, options, self.limits)
@@ -213,3 +252,10 @@ def report_of(prepared: Prepared, output: bytes | memoryview, stats: Mapping[str
     factors = [op.wire_name(name) for name in computation.inputs[:-1]]
     report = {"op": op.called_as, "output": op.wire_name(op.output.name), "passed": judged.pop("passed"), **judged}
     return report | {"factors": factors[:2], "resolved": op.reply_attributes(), "stats": stats} | op.reply_warnings
+
+
+def tolerance_of(prepared: Prepared, output: memoryview, stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report in the output of a finished tolerance, with the call's names, as JSON."""
+    op = prepared.op
+    found = {"op": op.called_as, "output": op.wire_name(op.output.name), **read_report(output)}
+    return found | {"resolved": op.reply_attributes(), "stats": stats} | op.reply_warnings

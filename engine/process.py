@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from convgrad._dtypes import DTYPES
+from convgrad._dtypes import DTYPES, dtype
 from convgrad._errors import TooLarge
 from engine.container import cpu_count, free_memory
 from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph, strided
 from engine.limits import Limits
 from engine.options import Options
 from engine.planning import Prepared
-from engine.prepare import Metas, Preparer, describe, report_of
+from engine.prepare import Metas, Preparer, describe, report_of, tolerance_of
 from engine.threads import Job, OnUnit, Stop, run
 from kernels import Unit, box, storage_dtype
 from kernels.target import target
 from schemas.describe import describe as describe_operation
 from schemas.describe import list_operations
 from schemas.tensors import TensorMeta
+from verify.tolerance import places_of
 
 __all__ = ["Array", "Computed", "Engine", "Given", "OnPart", "OnProgress", "metas_of"]
 
@@ -86,11 +87,29 @@ class Engine:
         self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None = None
     ) -> dict[str, Any]:
         """Return the report of a prepared verification: of a result, which is among the inputs."""
+        report, seconds = self._bytes(prepared, inputs, stop, on_progress)
+        return report_of(prepared, report.data, prepared.stats(seconds))
+
+    def tolerance(
+        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None = None
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return the report of a prepared tolerance, and its `reference` and `tolerance` as arrays."""
+        found, seconds = self._bytes(prepared, inputs, stop, on_progress)
+        spec = prepared.op.output
+        kind, places = dtype(spec.dtype).numpy, places_of(spec.shape, spec.dtype)
+        arrays = [found[place].view(kind).reshape(spec.shape).copy() for place in places]
+        report = tolerance_of(prepared, found.data, prepared.stats(seconds))
+        return report, dict(zip(("reference", "tolerance"), arrays, strict=True))
+
+    def _bytes(
+        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None
+    ) -> tuple[npt.NDArray[np.uint8], float]:
+        """Return the output of a task that writes bytes, and how long it took."""
         begun = time.perf_counter()
         _check_room(prepared)
-        report = np.empty(prepared.plan.problem.output_shape, np.uint8)
-        run(_jobs(prepared, inputs, [report]), self.threads, stop, _counting(on_progress, prepared.units))
-        return report_of(prepared, report.data, prepared.stats(time.perf_counter() - begun))
+        found = np.empty(prepared.plan.problem.output_shape, np.uint8)
+        run(_jobs(prepared, inputs, [found]), self.threads, stop, _counting(on_progress, prepared.units))
+        return found, time.perf_counter() - begun
 
     def operations(self) -> list[dict[str, Any]]:
         """List the operations, as JSON."""

@@ -7,6 +7,7 @@ plan, a sealed check. A test sends each example to a service and compares the re
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -35,7 +36,7 @@ class Example(NamedTuple):
 def method_examples() -> Mapping[str, Example]:
     """Return the example of each method by its name; don't modify them."""
     static = json.loads(_STATIC.read_text(encoding="utf-8"))
-    plan, report = static.pop("plan"), static.pop("report")
+    plan, report, tolerance = (static.pop(name) for name in ("plan", "report", "tolerance"))
     found = [find_operation(row.name) for row in OPERATIONS]
     called = find_operation(EXAMPLE_OPERATION)
     op, reply = {"op": EXAMPLE_OPERATION}, reply_example(called)
@@ -51,10 +52,19 @@ def method_examples() -> Mapping[str, Example]:
         "ops.describe": Example(op, describe(EXAMPLE_OPERATION)),
         "ops.validate": Example(op | example(called), checked | {"plan": plan}),
         "ops.verify": Example(op | verified_example(called), report | {"resolved": reply["resolved"]}),
+        "ops.tolerance": Example(op | call_example(called), tolerance | _exactly(reply)),
         **_of_graphs(),
         **{name: Example(**parts) for name, parts in static.items()},
         "rpc.discover": Example({}, {"openrpc": "1.3.2", "info": {"title": "convgrad"}, "methods": []}),
     }
+
+
+def _exactly(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of the tolerance of a call whose sums are exact, given its reply."""
+    ((_, reference),) = reply["outputs"].items()
+    zeros = json.loads(re.sub(r"[\d.]+", "0.0", json.dumps(reference["data"])))
+    outputs = {"reference": reference, "tolerance": reference | {"data": zeros}}
+    return {"outputs": outputs, "resolved": reply["resolved"]}
 
 
 def _of_graphs() -> dict[str, Example]:

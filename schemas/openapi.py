@@ -1,4 +1,4 @@
-"""The OpenAPI document: the pages of `openapi.json`, and three paths for each operation, made from the tables.
+"""The OpenAPI document: the pages of `openapi.json`, and four paths for each operation, made from the tables.
 
 `openapi.json` has the document's components, and `pages`: for each its paths and what the document says about them.
 `problems` lists the statuses whose replies are problem objects (`call` stands for those of every call, `check` for
@@ -34,6 +34,7 @@ from schemas.wire import (
     AnyCall,
     CallReply,
     Problem,
+    ToleranceReply,
     ValidateReply,
     VerifyReply,
     other_names,
@@ -47,11 +48,12 @@ __all__ = ["openapi_document"]
 _STATIC = Path(__file__).with_name("openapi.json")
 _REF = "#/components/schemas/{model}"
 _FILE = {"type": "string", "format": "binary"}
-_MODELS: tuple[type[BaseModel], ...] = (AnyCall, CallReply, Problem, ValidateReply, VerifyReply)
+_MODELS: tuple[type[BaseModel], ...] = (AnyCall, CallReply, Problem, ToleranceReply, ValidateReply, VerifyReply)
 _OPERATION_PAGES = {
     "": (request_model, "", "{summary}\n\n{formula}"),
     "/validate": (validate_model, "validate_", "Check a call of {name} without computing it."),
     "/verify": (verify_model, "verify_", "Compare results of {name} with the float64 reference."),
+    "/tolerance": (request_model, "tolerance_", "Return how far honest results of {name} may be from the reference."),
 }
 # What `openapi.json` says about pages for this module only.
 _NOT_SHOWN = ("paths", "problems", "method", "example", "links")
@@ -93,11 +95,12 @@ def openapi_document(version: str) -> dict[str, Any]:
     for row in OPERATIONS:
         called = find_operation(row.name)
         _add_examples(paths[f"/v1/ops/{row.name}"]["post"], {"small": method_examples()[row.name]})
+        call = {name: value for name, value in method_examples()[row.name].params.items() if name != "options"}
+        _add_examples(paths[f"/v1/ops/{row.name}/tolerance"]["post"], {"small": Example(call, None)})
         _add_examples(paths[f"/v1/ops/{row.name}/validate"]["post"], {"small": Example(example(called), None)})
         _add_examples(paths[f"/v1/ops/{row.name}/verify"]["post"], {"small": Example(verified_example(called), None)})
-    models = [
-        make(find_operation(row.name), plain=True) for make, *_ in _OPERATION_PAGES.values() for row in OPERATIONS
-    ]
+    makers = {make for make, *_ in _OPERATION_PAGES.values()}
+    models = [make(find_operation(row.name), plain=True) for make in makers for row in OPERATIONS]
     kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in (*_MODELS, *models)]
     _, schemas = models_json_schema(kinds, ref_template=_REF, schema_generator=_WithoutDefaults)
     components["schemas"] |= schemas["$defs"]
@@ -209,7 +212,7 @@ def _operation_page(row: Operation, suffix: str) -> Page:
     make, prefix, text = _OPERATION_PAGES[suffix]
     called = find_operation(row.name)
     summary, _, description = text.format(summary=row.summary, formula=row.formula, name=row.name).partition("\n\n")
-    taken = verified(called) if suffix else called
+    taken = verified(called) if suffix in ("/validate", "/verify") else called
     content = {
         _JSON: {"schema": {"$ref": _REF.format(model=make(called, plain=True).__name__)}},
         _FORM: _form(each.name for each in taken.operation.inputs),

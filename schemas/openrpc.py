@@ -17,6 +17,7 @@ from schemas.wire import (
     CallOptions,
     CallReply,
     ProblemError,
+    ToleranceReply,
     ValidateReply,
     VerifyReply,
     other_names,
@@ -118,6 +119,7 @@ def _member(request: type[BaseModel], name: str) -> dict[str, str]:
 
 def _service_methods() -> list[dict[str, Any]]:
     op: dict[str, Any] = {"name": "op", "required": True, **OPERATION_NAME}
+    calls = [request_model(find_operation(row.name)) for row in OPERATIONS]
     bodies = [validate_model(find_operation(row.name)) for row in OPERATIONS]
     verifications = [verify_model(find_operation(row.name)) for row in OPERATIONS]
     anything: dict[str, Any] = {"type": "object"}
@@ -151,6 +153,25 @@ def _service_methods() -> list[dict[str, Any]]:
                     ),
                 ],
                 _ref(VerifyReply),
+            ),
+            "errors": _errors(),
+        },
+        {
+            **_method(
+                "ops.tolerance",
+                "Return how far honest results of a call may be from its float64 reference, element by element.",
+                [
+                    op,
+                    _param("attributes", _any_of(calls, "attributes"), "Attributes of the operation."),
+                    _param("inputs", _any_of(calls, "inputs"), "The inputs of the call."),
+                    _param(
+                        "options",
+                        _ref(CallOptions),
+                        "encoding, deadline_ms, outputs (one) and arithmetic.",
+                        required=False,
+                    ),
+                ],
+                _ref(ToleranceReply),
             ),
             "errors": _errors(),
         },
@@ -210,7 +231,7 @@ def _any_of(bodies: Sequence[type[BaseModel]], name: str) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    models: list[type[BaseModel]] = [CallReply, ValidateReply, VerifyReply, ProblemError, CallOptions]
+    models: list[type[BaseModel]] = [CallReply, ToleranceReply, ValidateReply, VerifyReply, ProblemError, CallOptions]
     for row in OPERATIONS:
         called = find_operation(row.name)
         models += [request_model(called), validate_model(called), verify_model(called)]

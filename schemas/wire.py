@@ -24,6 +24,7 @@ __all__ = [
     "Problem",
     "ProblemError",
     "Stats",
+    "ToleranceReply",
     "ValidateReply",
     "VerifyReply",
     "other_names",
@@ -103,7 +104,8 @@ class CallOptions(BaseModel):
         default=None, description="In verifications: random projections; by default only beyond the work limit."
     )
     arithmetic: Arithmetic | None = Field(
-        default=None, description="In verifications: what the kernel says of its products and sums; by default f32."
+        default=None,
+        description="In verifications and tolerances: what the kernel says of its products and sums; by default f32.",
     )
 
 
@@ -254,6 +256,51 @@ class VerifyReply(_Reply):
     maps: dict[str, Any]
     worst: dict[str, Any] | None
     hints: list[str]
+    resolved: dict[str, Any]
+    stats: Stats
+    warnings: list[str] | None = None
+
+
+class ToleranceDetection(_Reply):
+    """Share of the `products` of a sum that may be missing unseen in one element, a typical one, by either test."""
+
+    one_element: float
+    one_element_of_pair: float
+    products: int
+
+
+class NotFinite(_Reply):
+    """How many elements are NaN and Inf because the data are, and the indices of the `first` of them."""
+
+    nan: int
+    inf: int
+    first: list[list[int]]
+
+
+class ToleranceReply(_Reply):
+    """The reply to `ops.tolerance`: how far honest results of the call may be from its float64 reference.
+
+    `outputs` are the `reference`, rounded to the dtype, and the `tolerance` of each element, as f32, or f64 for f64.
+    `atol` and `rtol` contain the tolerance of every element. `exact` elements must have every bit of the reference,
+    `unbounded` ones may have any value.
+    """
+
+    op: str
+    output: str
+    dtype: str
+    shape: list[int]
+    elements: int
+    atol: float
+    rtol: float
+    exact: int
+    unbounded: int
+    largest: float
+    difficulty: float
+    arithmetic: str
+    detection: ToleranceDetection
+    not_finite: NotFinite
+    text: str
+    outputs: dict[str, TensorReply]
     resolved: dict[str, Any]
     stats: Stats
     warnings: list[str] | None = None

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
-from kernels.reference import widen
+from kernels.reference import Change, widen
 from verify.arithmetic import Arithmetic
 from verify.compared import Compared
 from verify.evaluate import evaluate, evaluation_work
@@ -27,7 +27,7 @@ from verify.rules import judge
 from verify.stopping import until
 from verify.sums import sums_of
 
-__all__ = ["Inputs", "read_bytes"]
+__all__ = ["Inputs", "choices", "deviations", "read_bytes"]
 
 Ways = tuple[int, ...]
 """For each input the number of its `Arithmetic.readings`, or -1 where it is read as it is."""
@@ -57,6 +57,40 @@ def _padded(size: int) -> int:
     return -(-size // 8) * 8
 
 
+def choices(arithmetic: Arithmetic) -> Iterator[Ways]:
+    """Yield the ways to read the inputs, the likeliest first: both in one way, one of them, none."""
+    ways = range(len(arithmetic.readings))
+    yield from ((way, way) for way in ways)
+    yield from ((way, -1) for way in ways)
+    yield from ((-1, way) for way in ways)
+    yield (-1, -1)
+
+
+def _reading(arithmetic: Arithmetic, ways: Ways) -> Change:
+    """Return what rounds the inputs in these ways."""
+
+    def change(values: npt.NDArray[np.float64], place: int) -> npt.NDArray[np.float64]:
+        if place >= _ROUNDED or ways[place] < 0:
+            return values
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = arithmetic.readings[ways[place]].rounding(values)
+        return np.where(np.isfinite(values), rounded, values)
+
+    return change
+
+
+def deviations(
+    problem: ConvProblem, arithmetic: Arithmetic, inputs: Sequence[Storage], exact: npt.NDArray[np.float64], stop: Stop
+) -> npt.NDArray[np.float64]:
+    """Return how far each sum may be from the exact one because inputs are rounded, in the worst of all ways."""
+    found = np.zeros(exact.shape)
+    for ways in until(stop, choices(arithmetic) if arithmetic.readings else ()):
+        with np.errstate(invalid="ignore", over="ignore"):
+            off = np.abs(evaluate(problem, inputs, stop, _reading(arithmetic, ways)) - exact)
+        np.maximum(found, np.where(np.isnan(off), np.inf, off), out=found)
+    return found
+
+
 class Inputs:
     """The inputs of a result; `room` has `read_bytes` of memory for them."""
 
@@ -77,7 +111,7 @@ class Inputs:
     def read(self, result: Storage, stop: Stop) -> None:
         """Write the inputs as they are read, in the way that fits the result best."""
         part = self._part(result)
-        errors = {ways: self._error(part, ways, result, stop) for ways in until(stop, self._choices())}
+        errors = {ways: self._error(part, ways, result, stop) for ways in until(stop, choices(self._arithmetic))}
         chosen = min(errors, key=lambda ways: errors[ways])
         self._ways[:] = chosen
         for way, tensor, into in zip(chosen, self._original, self.given, strict=False):
@@ -106,14 +140,6 @@ class Inputs:
             text += f"; as plain {usual.sum} it {'passes' if plain['passed'] else 'fails'}, {times}"
         return report | {"arithmetic": {**about, "plain": plain, "text": text}}
 
-    def _choices(self) -> Iterator[Ways]:
-        """Yield the ways to read the inputs, the likeliest first: both in one way, one of them, none."""
-        ways = range(len(self._arithmetic.readings))
-        yield from ((way, way) for way in ways)
-        yield from ((way, -1) for way in ways)
-        yield from ((-1, way) for way in ways)
-        yield (-1, -1)
-
     def _part(self, result: Storage) -> Part:
         around = tuple([size // 2 for size in result.shape])
         for elements in _ELEMENTS:
@@ -125,14 +151,7 @@ class Inputs:
     def _error(self, part: Part, ways: Ways, result: Storage, stop: Stop) -> float:
         """Return a typical squared error of some elements, in units of their last place and of their products."""
 
-        def change(values: npt.NDArray[np.float64], place: int) -> npt.NDArray[np.float64]:
-            if place >= _ROUNDED or ways[place] < 0:
-                return values
-            with np.errstate(over="ignore", invalid="ignore"):
-                rounded = self._arithmetic.readings[ways[place]].rounding(values)
-            return np.where(np.isfinite(values), rounded, values)
-
-        exact = evaluate(part.problem, part.inputs, stop, change)
+        exact = evaluate(part.problem, part.inputs, stop, _reading(self._arithmetic, ways))
         with np.errstate(all="ignore"):
             error = np.square((widen(result[part.place], part.problem.dtype) - exact) / ulp(exact, part.problem.dtype))
         error = error[np.isfinite(error)]

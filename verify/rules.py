@@ -31,7 +31,7 @@ from verify.model import SIGMAS, UNIFORM, Model, accumulation_slack, rounding_sl
 from verify.naive import affordable, difficulty, own_errors
 from verify.stopping import until
 
-__all__ = ["Shares", "Tally", "judge"]
+__all__ = ["Shares", "Tally", "hardest", "judge", "log_missing", "model_of"]
 
 Array = npt.NDArray[np.float64]
 Shares = npt.NDArray[np.float32]
@@ -164,7 +164,7 @@ class Tally:
             self.sums += [float(each @ each) for each in squares]
             self._keep(squares, failed[judged], np.flatnonzero(judged), share.shape, part)
             some = slice(None, None, 1 + len(measures[0]) // _SAMPLED)
-            self.visible += _log_missing(allowed[judged][some], measures[4][some], measures[5][some])
+            self.visible += log_missing(allowed[judged][some], measures[4][some], measures[5][some])
             self.visible_of += len(measures[0][some])
         return share
 
@@ -200,8 +200,8 @@ def _missing(limit: float, squares: float, exact: float) -> float:
         return float(2 * limit / (squares + np.sqrt(squares * squares + 4 * exact * limit))) if squares > 0 else 1.0
 
 
-def _log_missing(allowed: Array, spread: Array, exact: Array) -> float:
-    """Return the sum of the logarithms of what may be missing in each element."""
+def log_missing(allowed: Array, spread: Array, exact: Array) -> float:
+    """Return the sum of the logarithms of the share of the products that may be missing in each element."""
     with np.errstate(all="ignore"):
         x, y = np.square(allowed / spread), np.square(exact / spread)
         shares = np.clip(np.nan_to_num(2 * x / (1 + np.sqrt(1 + 4 * x * y)), nan=1.0), 2.0**-1000, 1.0)
@@ -216,11 +216,7 @@ def judge(
     Writes to `share`, which has the shape of the result, the error of each element as a share of what is allowed;
     `see` gets all elements once.
     """
-    model = Model.of(compared.problem, compared.arithmetic, _coherence(compared.exact, compared.spread, stop))
-    if model.integers and _multiplied_exactly(compared, stop):
-        unit = _unit(compared, model.integers, stop)
-        if unit >= compared.arithmetic.least:  # smaller products are rounded, some to -0
-            model = replace(model, exact_below=model.integers * unit)
+    model = model_of(compared, stop)
     tally = _tally(compared, model, share, see, stop)
     if tally.passed or tally.judged == 0 or not closely:
         return model, tally
@@ -241,6 +237,27 @@ def judge(
     if not again.passed:
         _excuse(compared, model, again, share, stop)
     return model, again
+
+
+def model_of(compared: Compared, stop: Stop) -> Model:
+    """Return the model of an honest result, in a random order."""
+    model = Model.of(compared.problem, compared.arithmetic, _coherence(compared.exact, compared.spread, stop))
+    if model.integers and _multiplied_exactly(compared, stop):
+        unit = _unit(compared, model.integers, stop)
+        if unit >= compared.arithmetic.least:  # smaller products are rounded, some to -0
+            return replace(model, exact_below=model.integers * unit)
+    return model
+
+
+def hardest(compared: Compared, model: Model, stop: Stop) -> Model:
+    """Return the model of a result that is as hard to sum, element by element, as in the hardest order of any kernel.
+
+    That is any order that `judge` excuses: a random one, those of `verify.orders`, and one product after the other.
+    """
+    growth = model.growth * difficulty(compared, model, stop)
+    for _, harder in _models(compared, model, stop, orders.most_work(compared.problem)):
+        growth = np.maximum(growth, harder.growth)
+    return replace(model, growth=growth)
 
 
 def _harder(compared: Compared, model: Model, stop: Stop, worst: tuple[int, ...]) -> Iterator[tuple[str, Model]]:

@@ -27,8 +27,11 @@ from verify.stopping import Stopped, raising
 from verify.sums import unit_sums
 
 __all__ = [
+    "REPORT_BYTES",
     "VERIFY",
     "Verification",
+    "VerifyKernel",
+    "in_full",
     "plan_verification",
     "read_report",
     "verification_macs",
@@ -71,6 +74,10 @@ class Verification:
         """Shapes of the inputs and of the result to verify."""
         return *self.problem.input_shapes, self.problem.output_shape
 
+    def result_of(self, inputs: Sequence[Storage]) -> Storage:
+        """Return the result to verify."""
+        return inputs[-1]
+
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the report."""
@@ -90,9 +97,14 @@ def plan_verification(
     `explain` also tests hypotheses about a result that passes.
     """
     said = arithmetic or Arithmetic.usual(problem.dtype)
-    first, _ = REFERENCE.units(problem, workers)
-    sums = [(verification_macs(problem.dtype, unit.macs), (workers, unit.index)) for unit in first]
-    return staged(Verification(problem, said, explain), VERIFY.name, sums, verification_scratch(problem, said))
+    return in_full(Verification(problem, said, explain), VERIFY.name, workers)
+
+
+def in_full(task: Verification, kernel: str, workers: int) -> Plan:
+    """Return the plan of a task that needs all exact sums."""
+    first, _ = REFERENCE.units(task.problem, workers)
+    sums = [(verification_macs(task.dtype, unit.macs), (workers, unit.index)) for unit in first]
+    return staged(task, kernel, sums, verification_scratch(task.problem, task.arithmetic))
 
 
 def staged(task: Verification, kernel: str, sums: Sequence[tuple[int, tuple[int, int]]], scratch: int) -> Plan:
@@ -150,7 +162,8 @@ class VerifyKernel:
     ) -> None:  # fmt: skip
         stop()
         assert scratch is not None
-        problem, (*given, result) = verification.problem, inputs
+        problem, given = verification.problem, inputs[: len(verification.problem.input_shapes)]
+        result = verification.result_of(inputs)
         shape = (_arrays(problem), *problem.output_shape)
         room = Inputs(problem, verification.arithmetic, given, scratch[8 * max(1, prod(shape)) :])
         exact, spread, *low = scratch[: 8 * prod(shape)].view(np.float64).reshape(shape)
@@ -169,7 +182,13 @@ class VerifyKernel:
             problem, given, result, exact, low[0] if low else None, spread, verification.explain,
             arithmetic=verification.arithmetic,
         )  # fmt: skip
-        write_output(as_json(room.described(report_on(compared, stop), result, stop)), output)
+        self._report(verification, compared, room, output, stop)
+
+    def _report(
+        self, verification: Verification, compared: Compared, room: Inputs, output: Storage, stop: Stop
+    ) -> None:
+        """Write what the sums are for."""
+        write_output(as_json(room.described(report_on(compared, stop), compared.result, stop)), output)
 
 
 def write_output(text: bytes, output: Storage) -> None:

@@ -11,7 +11,7 @@ from app.api.documents import OPERATION_LIST, description_of
 from app.api.routing import service_of
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
-from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
+from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of
 from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
@@ -93,6 +93,7 @@ def _verify_signature(service: Service, context: RequestContext) -> Task:
 
 _add_page("/ops/{op}/validate", _operation(Validate), JSON)
 _add_page("/ops/{op}/verify", _operation(Verify), JSON, sse.MEDIA_TYPE)
+_add_page("/ops/{op}/tolerance", _operation(Tolerance), JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
 _add_page("/graphs", RunGraph, JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
 _add_page("/graphs/validate", ValidateGraph, JSON)
 _add_page("/checks", _check("check.begin"), JSON, decode=decode_optional)

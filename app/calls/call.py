@@ -19,10 +19,11 @@ from app.pool.jobs import Job
 from app.telemetry.context import as_convgrad_error
 from convgrad._errors import Cancelled, DeadlineExceeded
 from engine.planning import Computation, Prepared
-from engine.prepare import report_of
+from engine.prepare import report_of, tolerance_of
 from kernels import Unit, box
+from verify.tolerance import places_of
 
-__all__ = ["Call", "Verification"]
+__all__ = ["Call", "Tolerance", "Verification"]
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
@@ -258,6 +259,18 @@ class Verification(Call):
         """Return the report of a finished verification."""
         (run,) = self._runs
         return Result(report_of(self.prepared, run.job.output.view, self.stats))
+
+
+class Tolerance(Verification):
+    """A call whose output is a report, the reference and the tolerance of each element."""
+
+    def result(self) -> Result:
+        """Return the report with both tensors."""
+        (run,) = self._runs
+        view, spec = run.job.output.view, self.prepared.op.output
+        places = zip(("reference", "tolerance"), places_of(spec.shape, spec.dtype), strict=True)
+        outputs = [Output(name, spec, Memory(view[place])) for name, place in places]
+        return Result(tolerance_of(self.prepared, view, self.stats), outputs, self.prepared.options.encoding)
 
 
 def _code(error: BaseException | None) -> str:

@@ -149,11 +149,14 @@ class Service:
         allowed, asked = self.settings.deadline_s, math.inf if within_ms is None else within_ms / 1000
         return context.started + min(allowed, asked)
 
-    async def prepare(self, request: RequestObject, context: RequestContext, *, verify: bool = False) -> Prepared:
-        """Check and plan a call; raises what `engine.prepare.Preparer.prepare` raises, and `DeadlineExceeded`."""
+    async def prepare(self, request: RequestObject, context: RequestContext, **kind: bool) -> Prepared:
+        """Check and plan a call; raises what `engine.prepare.Preparer.prepare` raises, and `DeadlineExceeded`.
+
+        `kind` is what makes it a verification or a tolerance there.
+        """
         options = parse_options(request.options)
         check = self.preparer.check
-        plan, at_once = check(request.called_as, request.attributes, request.metas, options, verify=verify)
+        plan, at_once = check(request.called_as, request.attributes, request.metas, options, **kind)
         return plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)
 
     async def plan_in_thread(self, plan: Callable[[], T], context: RequestContext, within_ms: float | None = None) -> T:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
 from app.calls.call import Call, Verification
+from app.calls.call import Tolerance as ToleranceCall
 from app.calls.graphs import GraphRun
 from app.calls.service import Service
 from app.calls.work import Answered, Result, Work
@@ -28,7 +29,7 @@ from schemas.broken_rules import BrokenRule, invalid_params
 from schemas.rows import InputRows
 from schemas.tables import CalledOperation, verified
 
-__all__ = ["Compute", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+__all__ = ["Compute", "RunGraph", "Task", "Tolerance", "Validate", "ValidateGraph", "Verify"]
 
 T = TypeVar("T")
 
@@ -133,6 +134,18 @@ class Verify(Compute):
     def open(self, prepared: Prepared, tensors: Mapping[str, Memory], lease: Lease) -> Verification:
         """Return the verification."""
         return Verification(self.service, prepared, tensors, lease)
+
+
+class Tolerance(Compute):
+    """Return the tolerance of the results of a call."""
+
+    async def prepare(self, request: RequestObject) -> Prepared:
+        """Check and plan the tolerance."""
+        return await self.service.prepare(request, self.context, tolerance=True)
+
+    def open(self, prepared: Prepared, tensors: Mapping[str, Memory], lease: Lease) -> ToleranceCall:
+        """Return the work."""
+        return ToleranceCall(self.service, prepared, tensors, lease)
 
 
 class Validate(Compute):

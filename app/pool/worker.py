@@ -16,7 +16,8 @@ import traceback
 from collections import deque
 from typing import NoReturn
 
-import verify.fast  # noqa: F401 -- loaded before workers are forked
+import verify.fast
+import verify.tolerance  # noqa: F401
 from app.pool.messages import Done, Run, receive, send
 from engine.container import name_process, prefer_for_oom_kill
 from engine.threads import Job

@@ -1,4 +1,4 @@
-"""The subcommands that make a call: run, validate, verify and bench."""
+"""The subcommands that make a call: run, validate, verify, tolerance and bench."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from convgrad._progress import ProgressBar
 from convgrad._report import Report, junit
 from convgrad._stream import OnProgress
 from convgrad._tensors import NpyFile, part
+from convgrad._tolerance import SUFFIXES
 
-__all__ = ["bench", "run", "validate", "verify"]
+__all__ = ["bench", "run", "tolerance", "validate", "verify"]
 
 # A medium 3x3 layer.
 _BENCH = CallSpec(
@@ -194,6 +195,27 @@ def _verified(options: argparse.Namespace) -> dict[str, Report]:
         settings = {"output": options.output, "explain": options.explain, "fast": options.fast}
         settings |= {"arithmetic": _arithmetic(options), "deadline": options.deadline, "on_progress": on_progress}
         return {op: client.verify(op, spec.inputs, result, spec.attributes, **settings)}
+
+
+def tolerance(options: argparse.Namespace) -> int:
+    """Print the tolerance of the results of a call, and write it to files."""
+    for path in options.files or ():
+        if Path(path).suffix not in SUFFIXES:
+            raise ValueError(f"-o must be a file that ends in {', '.join(SUFFIXES)}, but is {path}")
+    spec = _spec_of(options, Source(options.dtype))
+    if any(isinstance(value, dict) for value in spec.inputs.values()):
+        raise ValueError("tolerance needs .npy files: it is for these data")
+    op = _op_of(spec)
+    with connected(options) as client, _bar(options, op) as on_progress:
+        settings = {"output": options.output, "arithmetic": _arithmetic(options), "deadline": options.deadline}
+        found = client.tolerance(op, spec.inputs, spec.attributes, **settings, on_progress=on_progress)
+    for path in options.files or ():
+        found.save(path)
+    if options.json:
+        show(found.data, options)
+    elif not options.quiet:
+        print(found.text())
+    return 0
 
 
 def _verified_graph(options: argparse.Namespace) -> dict[str, Report]:

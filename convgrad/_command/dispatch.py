@@ -27,6 +27,7 @@ _COMMANDS: dict[str, Command] = {
     "run": calls.run,
     "validate": calls.validate,
     "verify": calls.verify,
+    "tolerance": calls.tolerance,
     "check": _check,
     "ops": pages.ops,
     "describe": pages.describe,

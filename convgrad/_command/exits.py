@@ -38,7 +38,7 @@ REPORTED = tuple(_CODES)
 """The exceptions that end the command with an exit code and a message instead of a traceback."""
 
 
-_FLAGS = {"convgrad.local()": "--local of run, verify and check", "reference=True": "--reference of run"}
+_FLAGS = {"convgrad.local()": "--local of run, verify, tolerance and check", "reference=True": "--reference of run"}
 """The flags in place of what messages of the client recommend."""
 
 

@@ -117,8 +117,7 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
         help=".npy file of the result to verify; of a graph ID=FILE",
     )
     _add_graph(command)
-    add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
-    _add_local(command, default=True)
+    _add_judged(command)
     add("--explain", action="store_true", help="test every hypothesis about the errors, even if the result passes")
     add(
         "--fast",
@@ -126,16 +125,30 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
         default=None,
         help="verify by random projections, even if the reference is not too slow",
     )
+    add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
+    add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
+
+
+def _add_judged(command: argparse.ArgumentParser) -> None:
+    """Add the flags of what is judged: verify and tolerance have them."""
+    add = command.add_argument
+    add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
+    _add_local(command, default=True)
     add(
         "--arithmetic",
         action="append",
         metavar="NAME=VALUE",
         help="what the kernel says of itself, such as products=tf32 or algorithm='winograd F(4, 3)' (repeatable)",
     )
-    add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
-    add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
     add("-q", "--quiet", action="store_true", help="print errors only")
+
+
+def _add_tolerance(command: argparse.ArgumentParser) -> None:
+    _add_call(command)
+    text = "write a .npz, .json or .h (a C header) file (repeatable)"
+    command.add_argument("-o", "--output", action="append", metavar="FILE", dest="files", help=text)
+    _add_judged(command)
 
 
 _KERNELS = """KERNEL is one of
@@ -278,6 +291,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "run": ("compute an operation on .npy files", _add_run),
     "validate": ("check a call without computing it", _add_validate),
     "verify": ("compare a result of your own with the float64 reference", _add_verify),
+    "tolerance": ("say how far honest results may be from the float64 reference", _add_tolerance),
     "check": ("check a whole kernel on problems of all kinds", _add_check),
     "ops": ("list the operations", _add_nothing),
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),

@@ -9,7 +9,7 @@ from typing import Any, cast
 from app.api.documents import OPENRPC, OPERATION_LIST, description_of
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
-from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
+from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
 from app.intake import requests
 from app.telemetry.context import RequestContext
 from convgrad._errors import UnknownOperation
@@ -100,6 +100,7 @@ METHODS: dict[str, Method] = {
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _of_named(Validate),
     "ops.verify": _of_named(Verify),
+    "ops.tolerance": _of_named(Tolerance),
     "graph.run": _of_graph(RunGraph),
     "graph.validate": _of_graph(ValidateGraph),
     **{name: _check(name) for name in CHECK_METHODS},
