@@ -254,6 +254,8 @@ def hardest(compared: Compared, model: Model, stop: Stop) -> Model:
 
     That is any order that `judge` excuses: a random one, those of `verify.orders`, and one product after the other.
     """
+    if not compared.exact.size:
+        return model
     growth = model.growth * difficulty(compared, model, stop)
     for _, harder in _models(compared, model, stop, orders.most_work(compared.problem)):
         growth = np.maximum(growth, harder.growth)

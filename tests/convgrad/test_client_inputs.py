@@ -120,6 +120,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "run_outputs": lambda client: client.run_outputs("Op", {"src": SRC}, outputs=["a", "b"]),
     "validate": lambda client: client.validate("Op", {"src": SRC}),
     "verify": lambda client: client.verify("Op", {"src": SRC}, SRC),
+    "tolerance": lambda client: client.tolerance("Op", {"src": SRC}),
     "run_graph": lambda client: client.run_graph(GRAPH, {1: SRC}),
     "validate_graph": lambda client: client.validate_graph(GRAPH),
     "verify_graph": lambda client: client.verify_graph(GRAPH, {1: SRC}, {2: SRC}),

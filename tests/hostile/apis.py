@@ -34,13 +34,14 @@ Answer = tuple[int, str | None, list[str | int] | None]
 Content = tuple[bytes, dict[str, str]]
 """A body and its headers."""
 
-APIS = ("json", "validate", "verify", "parts", "rpc", "batch", "oip", "graph")
-_TEXT = ("json", "validate", "verify", "rpc", "batch", "graph")
+APIS = ("json", "validate", "verify", "tolerance", "parts", "rpc", "batch", "oip", "graph")
+_TEXT = ("json", "validate", "verify", "tolerance", "rpc", "batch", "graph")
 """The APIs whose tensors are base64."""
 
 _RPC_CODE = {cls.code: reply.rpc_code for cls, reply in MAPPING.items()}
 _PAGES = {
     "json": f"/v1/ops/{TINY.op}", "validate": f"/v1/ops/{TINY.op}/validate", "verify": f"/v1/ops/{TINY.op}/verify",
+    "tolerance": f"/v1/ops/{TINY.op}/tolerance",
     "parts": f"/v1/ops/{TINY.op}", "rpc": "/rpc", "batch": "/rpc", "oip": f"/v2/models/{TINY.op}/infer",
     "graph": "/v1/graphs",
 }  # fmt: skip

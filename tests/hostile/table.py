@@ -25,10 +25,10 @@ _Send = Callable[[bytes, dict[str, str]], Content]
 _Loc = list[str | int]
 
 # The APIs whose tensors are base64, and those whose body is one document, or begins with one.
-_TEXT = ("json", "validate", "verify", "rpc", "batch", "graph")
-_DOCUMENTS = ("json", "validate", "verify", "rpc", "oip", "graph")
+_TEXT = ("json", "validate", "verify", "tolerance", "rpc", "batch", "graph")
+_DOCUMENTS = ("json", "validate", "verify", "tolerance", "rpc", "oip", "graph")
 _FEW = ("json", "parts", "rpc", "oip", "graph")
-_SINGLE = ("json", "validate", "verify", "parts", "rpc", "batch")
+_SINGLE = ("json", "validate", "verify", "tolerance", "parts", "rpc", "batch")
 
 _OK: Answer = (200, None, None)
 _MALFORMED: Answer = (400, "parse_error", None)

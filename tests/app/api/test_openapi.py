@@ -19,6 +19,8 @@ from schemas.openapi import openapi_document
 from schemas.tables import OPERATIONS, find_operation, verified
 from tests.app.samples import FRAMES, JSON, NPY, SSE
 
+SUFFIXES = ("", "/validate", "/verify", "/tolerance")
+
 
 @pytest.fixture(scope="module")
 def openapi() -> dict[str, Any]:
@@ -62,7 +64,7 @@ def test_every_page_is_described(openapi: dict[str, Any]) -> None:
     others = {("get", "/openapi.json"), ("get", "/v2/")}
     heads = {("head", f"/{path}") for path in ("healthz", "readyz", "v2/health/live", "v2/health/ready")}
     described = {(method, path) for path, page in openapi["paths"].items() for method in page}
-    own = {("post", f"/v1/ops/{row.name}{suffix}") for row in OPERATIONS for suffix in ("", "/validate", "/verify")}
+    own = {("post", f"/v1/ops/{row.name}{suffix}") for row in OPERATIONS for suffix in SUFFIXES}
     assert described - own == served - files - others - heads
     assert own <= described
     for page in openapi["paths"].values():
@@ -90,9 +92,9 @@ def test_an_inference_has_its_forms(openapi: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [row.name for row in OPERATIONS])
 def test_every_operation_has_its_paths(openapi: dict[str, Any], name: str) -> None:
-    """Each operation has paths to compute, validate and verify, with a body of its own attributes and inputs."""
+    """Each operation has paths to compute, validate, verify and find a tolerance, with a body of its own inputs."""
     row = find_operation(name).operation
-    for suffix in ("", "/validate", "/verify"):
+    for suffix in SUFFIXES:
         verb = openapi["paths"][f"/v1/ops/{name}{suffix}"]["post"]
         general = openapi["paths"][f"/v1/ops/{{op}}{suffix}"]["post"]
         assert set(verb["responses"]) == set(general["responses"])
