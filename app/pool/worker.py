@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from typing import NoReturn
 
-import verify.fast
+import verify.fast  # loaded before workers are forked
 import verify.tolerance  # noqa: F401
 from app.pool.messages import Done, Run, receive, send
 from engine.container import name_process, prefer_for_oom_kill
