@@ -349,14 +349,9 @@ def work_of_taps(op: ResolvedOp) -> int:
 
 
 def plan_verification_call(
-    op: ResolvedOp,
-    limits: Limits,
-    arithmetic: Arithmetic,
-    *,
-    explain: bool = False,
-    fast: bool,
+    op: ResolvedOp, limits: Limits, arithmetic: Arithmetic, *, explain: bool = False, fast: bool = False,
     tolerance: bool = False,
-) -> Computation:
+) -> Computation:  # fmt: skip
     """Plan the verification of a result, the last input of `op`, or a tolerance; raises what `plan_call` raises."""
     problem = problem_of(op)
     if tolerance:

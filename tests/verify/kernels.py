@@ -38,7 +38,7 @@ DATA: list[Callable[[np.random.Generator], Inputs]] = [
     _normal,
     _changed(np.abs, "src", "diff_dst"),
     _changed(lambda values: np.maximum(values, np.float32(0)), "src"),
-    _changed(lambda values: np.abs(values) * np.resize(np.float32([1, -1]), 8), "diff_dst"),
+    _changed(lambda values: np.abs(values) * np.resize(np.array([1, -1], np.float32), 8), "diff_dst"),
     _changed(lambda values: np.cumsum(values, -1, dtype=np.float32), "src", "diff_dst"),
 ]
 """Normal, positive, half positive, with a sign that alternates along x, and smooth data."""

@@ -140,7 +140,7 @@ def test_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["atol"], told["rtol"]) == (kept["atol"], kept["rtol"])
     assert json.loads(str(kept["problem"]))["resolved"]["strides"] == [1, 1]
     assert kept["detection_limit"] == told["detection"]["one_element"]
-    pair = {"rtol": float(kept["rtol"]), "atol": float(kept["atol"])}
+    pair: Any = {"rtol": float(kept["rtol"]), "atol": float(kept["atol"])}
     for _, result in honest(INPUTS, products(INPUTS)):
         np.testing.assert_allclose(result, kept["reference"], **pair)
         assert np.isclose(result, kept["reference"], rtol=0, atol=kept["tolerance"]).all()
