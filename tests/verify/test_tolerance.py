@@ -64,21 +64,21 @@ def test_honest_kernels_and_faults(seeds: range) -> None:
 
 
 def test_the_detection_limit_is_what_is_seen() -> None:
-    """Without 30 times as many random products as stated most elements fail, without an eighth nearly none."""
-    case = replace(DOT, dtype="bf16", n=64, src_channels=12, dst_channels=12)
-    inputs = case.floats()
-    report, reference, allowed = tolerance(case, inputs)
+    """Without 8 times as many random products as stated most elements fail, without an eighth nearly none."""
+    case, rng = replace(DOT, n=64, src_channels=12, dst_channels=12), np.random.default_rng(1)
+    shapes = {"src": case.src_shape, "diff_dst": case.dst_shape}
+    inputs = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    report, reference, allowed = tolerance(case, inputs, Arithmetic(sum="f16"))
     limit, n = report["detection"]["one_element"], report["detection"]["products"]
     a, b = (np.moveaxis(each.astype(np.float64), 1, 0).reshape(12, -1) for each in inputs.values())
     assert n == a.shape[1] == 16384
-    rng = np.random.default_rng(1)
     seen = []
-    for share in (30 * limit, limit / 8):
+    for share in (8 * limit, limit / 8):
         assert 1 < share * n < n / 2
         kept = np.ones(n)
         kept[rng.choice(n, round(share * n), replace=False)] = 0
         seen.append(float((np.abs((b * kept) @ a.T - reference.reshape(12, 12)) > allowed.reshape(12, 12)).mean()))
-    assert seen[0] > 0.7
+    assert seen[0] > 0.6
     assert seen[1] < 0.05
 
 
