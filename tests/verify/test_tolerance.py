@@ -12,7 +12,7 @@ import pytest
 
 from kernels import run_unit
 from tests.kernels.harness import problem_of, stored
-from tests.problems import Case
+from tests.problems import Case, random_case
 from tests.verify.judged import memory_of
 from tests.verify.kernels import DATA, LAYER, honest, mutants, products
 from verify.arithmetic import Arithmetic, round_bits, truncate_bits
@@ -116,6 +116,38 @@ def test_exact_sums_have_no_tolerance(dtype: str) -> None:
     assert not allowed.any()
     assert (report["atol"], report["rtol"], report["exact"]) == (0.0, 0.0, reference.size)
     assert "every bit" in report["text"]
+
+
+@pytest.mark.parametrize("lanes", [2, 8])
+def test_data_that_are_hard_in_lanes(lanes: int) -> None:
+    """A row whose sign alternates is summed in lanes that grow far beyond the sum, and is within its tolerance."""
+    rng, size = np.random.default_rng(4), 1 << 14
+    case = replace(DOT, n=1, src_spatial=(size,), dst_spatial=(size,), kernel=(1,), strides=(1,), dilations=(1,),
+                   pads_begin=(0,), pads_end=(0,), output_padding=(0,))  # fmt: skip
+    src, dst = (np.abs(rng.standard_normal(shape, dtype=np.float32)) for shape in (case.src_shape, case.dst_shape))
+    dst[..., 1::2] *= -1
+    report, reference, allowed = tolerance(case, {"src": src, "diff_dst": dst})
+    terms = (dst[0, :, None] * src[0]).reshape(-1, size // lanes, lanes)
+    total = np.add.accumulate(terms, axis=1, dtype=np.float32)[:, -1]
+    result = np.add.accumulate(total, axis=1, dtype=np.float32)[:, -1].reshape(case.output_shape)
+    assert (np.abs(result - reference) <= allowed).all()
+    assert report["difficulty"] > 20
+
+
+def test_every_operation() -> None:
+    """Of any call, the reference of integers has the bits of the oracle, and real sums in f64 are within f32's."""
+    rng, seen = np.random.default_rng(3), set()
+    while len(seen) < 8:
+        case = random_case(rng)
+        inputs = case.inputs()
+        _, reference, allowed = tolerance(case, inputs)
+        np.testing.assert_array_equal(reference, case.expected(inputs).astype(np.float64))
+        assert not allowed.any(), case
+        inputs = case.floats()
+        report, reference, allowed = tolerance(case, inputs)
+        assert (np.abs(case.expected(inputs).astype(np.float64) - reference) <= allowed).all(), case
+        assert report["elements"] == reference.size
+        seen.add(case.op)
 
 
 def test_nan_and_inf_are_expected_where_they_belong() -> None:
