@@ -136,7 +136,7 @@ def test_data_that_are_hard_in_lanes(lanes: int) -> None:
 
 def test_every_operation() -> None:
     """Of any call, the reference of integers has the bits of the oracle, and real sums in f64 are within f32's."""
-    rng, seen = np.random.default_rng(3), set()
+    rng, seen = np.random.default_rng(3), set[str]()
     while len(seen) < 8:
         case = random_case(rng)
         inputs = case.inputs()
