@@ -17,18 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"README.md": "", "CONTRIBUTING.md": "contributing/", "SECURITY.md": "security/", "CHANGELOG.md": "changes/"}
 
 
-def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site of a checkout as `scripts/docs --build` does."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site."""
+    """The folder of the site, built as `scripts/docs --build` does it: a broken link is an error."""
     folder = tmp_path_factory.mktemp("site")
-    done = build(ROOT, folder)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -82,10 +82,9 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
 
 @pytest.mark.heavy
 @pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
-@pytest.mark.parametrize("fault", ["is wrong", "crashes"])
-def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
+def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path) -> None:
     """Code that comes with an image is tested as well, although nothing is compiled."""
-    settings = _with_fault(folders, tmp_path, fault)
+    settings = _with_fault(folders, tmp_path, fault := "crashes")
     script = "from kernels import warmup; list(warmup())"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, check=True)
     cache = Path(settings["NUMBA_CACHE_DIR"])
