@@ -68,6 +68,8 @@ def test_events_come_before_the_error_that_ends_them() -> None:
     with pytest.raises(Overloaded, match="full") as caught:
         next(events)
     assert caught.value.retry_after == 2
+    with pytest.raises(Overloaded, match="full"):
+        assemble(frame({"type": "error", "code": "overloaded", "message": "full", "data": [2]}))
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), (3, 0), (1,), ()])
@@ -124,6 +126,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "another output": (reply(begin={"outputs": ["diff_bias"]}), "in the order"),
     "the second output again": (reply(begin={"outputs": ["diff_weights", "diff_bias"]}) + reply(), "in the order"),
     "error without code": (frame({"type": "error"}), "code"),
+    "error without message": (frame({"type": "error", "code": "overloaded"}), "message"),
 }
 
 

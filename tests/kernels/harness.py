@@ -6,6 +6,7 @@ result, writes out of bounds are detected, and elements that are never written s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,9 +85,9 @@ class Run:
 
     def asks(self, index: int) -> int:
         """Compute one unit; return how often it asks whether to stop."""
-        asked: list[None] = []
-        assert self.unit(index, lambda: asked.append(None) is not None)
-        return len(asked)
+        asked = itertools.count()
+        assert self.unit(index, lambda: next(asked) < 0)
+        return next(asked)
 
     def stopped(self, index: int, after: int) -> bool:
         """Return whether one unit obeys the answer to stop after it has asked so often in vain."""
