@@ -16,7 +16,7 @@ from tests.problems import FORMATS, Case, fit, real_layers
 from tests.traps import TRAPS
 
 SMALL = 2_000_000  # larger ones are tested once, not in all their variants
-MACS = 6_000_000
+MACS = 2_000_000
 LAYERS = {case.name: case for case in real_layers()}
 
 
