@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
+from convgrad._check.benchdnn import fitting
 from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
 from convgrad._check.examine import Fault, Tried, examine, fault_of, shows
+from convgrad._check.issues import ISSUE_KINDS, ISSUES, replayed
 from convgrad._check.judge import Judge
 from convgrad._check.named import LAYERS, TRAPS
+from convgrad._check.problems import Problem, Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.relations import RELATIONS
 from convgrad._check.reproducer import reproducer
@@ -23,7 +27,7 @@ from convgrad._check.shrink import shrunk
 from convgrad._errors import CallerError
 from convgrad._report import Report
 
-__all__ = ["Choice", "check", "chosen"]
+__all__ = ["Choice", "check", "chosen", "of_shapes"]
 
 _AHEAD = 8
 """Cases by which the kernel may be ahead of the judge."""
@@ -43,26 +47,31 @@ _CALLS = ("repeat", "alignment", "memory")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cases are drawn: all of them by default."""
+    """Which cases are drawn: all of them by default.
+
+    `listed` returns problems for a kernel, and their names: they are tried with each kind of data instead.
+    """
 
     sources: Sequence[str] = SOURCES
     kinds: Sequence[str] = tuple(KINDS)
     names: Sequence[str] = ()
     skip: Sequence[str] = ()
     numbers: Sequence[int] = ()
+    listed: Callable[[Takes], Sequence[tuple[str, Problem]]] | None = None
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
-    """Return what `--only` and `--skip` choose: kinds of data, sources, traps or layers by name, numbers of cases.
+    """Return what `--only` and `--skip` choose: kinds of data, sources, traps, layers or issues, numbers of cases.
 
-    A trap or layer may be named by any part of its name. Raises `ValueError` for a word that means nothing.
+    Traps, layers and issues may be named by any part of their name. Raises `ValueError` for a word that means nothing.
     """
     known = (*KINDS, *SOURCES)
-    named = {word: [name for name in (*TRAPS, *LAYERS) if word.casefold() in name.casefold()] for word in only}
+    named = {word: _named(word, (*TRAPS, *LAYERS)) for word in only}
+    issues = {word: [*ISSUES] if word == "issues" else _named(word, ISSUES) for word in only if word not in known}
     for word in only:
-        if not (word in known or named[word] or word.isdecimal()):
-            more = "part of the name of a trap or layer, or the number of a case"
-            raise ValueError(f"--only {word[:40]!r} is none of {', '.join(known)}, {more}")
+        if not (word in known or named[word] or word.isdecimal() or issues[word]):
+            more = "part of the name of a trap, layer or issue, or the number of a case"
+            raise ValueError(f"--only {word[:40]!r} is none of {', '.join(known)}, issues, {more}")
     for word in skip:
         if word not in (*known, *_CALLS, *RELATIONS):
             raise ValueError(f"--skip {word[:40]!r} is none of {', '.join((*known, *_CALLS, *RELATIONS))}")
@@ -71,7 +80,23 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
     if not kinds or not sources:
         raise ValueError("--skip leaves no cases")
     names = [name for word in only if word not in known and not word.isdecimal() for name in named[word]]
-    return Choice(sources, kinds, names, skip, [int(word) for word in only if word.isdecimal()])
+    replays = {name for word, found in issues.items() if not word.isdecimal() for name in found}
+    listed = None
+    if replays and not names:
+        listed = partial(replayed, names=replays)
+        kinds = kinds if {*kinds} & {*only} else [kind for kind in ISSUE_KINDS if kind in kinds] or kinds
+    return Choice(sources, kinds, names, skip, [int(word) for word in only if word.isdecimal()], listed)
+
+
+def of_shapes(choice: Choice, shapes: Mapping[str, Mapping[str, Any]]) -> Choice:
+    """Return a choice with the problems of a file. Raises `ValueError` if it has problems of its own already."""
+    if choice.names or choice.listed:
+        raise ValueError("--shapes chooses the problems: --only may choose kinds of data or the number of a case")
+    return replace(choice, listed=partial(fitting, shapes=shapes))
+
+
+def _named(word: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if word.casefold() in name.casefold()]
 
 
 @dataclass
@@ -224,13 +249,18 @@ def check(
 def _cases(state: _Check, most: int | None) -> Iterator[Case]:
     """Yield the cases to try, until there were so many or the time is over."""
     choice, first = state.choice, state.data["next"]
+    seed, takes = state.data["seed"], state.kernel.takes
+    listed = None if choice.listed is None else choice.listed(takes)
     for number in islice(choice.numbers or count(first), most):
         if time.monotonic() - state.begun > state.seconds:
             return
-        yield draw(
-            state.data["seed"], number, state.kernel.takes,
-            sources=choice.sources, kinds=choice.kinds, names=choice.names,
-        )  # fmt: skip
+        if listed is None:
+            yield draw(seed, number, takes, sources=choice.sources, kinds=choice.kinds, names=choice.names)
+        elif number >= len(listed) * len(choice.kinds):
+            return
+        else:
+            kind, (name, problem) = choice.kinds[number // len(listed)], listed[number % len(listed)]
+            yield Case(problem, kind, seed, number, name)
 
 
 def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None:
