@@ -55,7 +55,7 @@ ISSUES: dict[str, Issue] = {
         (_data(n=2, src_channels=64, dst_channels=17, wide=(8,), kernel=(3,), strides=(2,), pads_begin=(1,)),)),
     "pytorch#68868": Issue(
         "weight gradients were wrong where the taps meet padding at both ends",
-        (_weights(groups=3, src_channels=720, dst_channels=720, wide=(4, 4, 6), kernel=(2, 2, 2),
+        (_weights(groups=3, src_channels=240, dst_channels=240, wide=(4, 4, 6), kernel=(2, 2, 2),
                   strides=(4, 4, 1), pads_begin=(1, 1, 1), pads_end=(1, 1, 1)),)),
     "pytorch#68048": Issue(
         "the gradient of a bias was summed in bf16, and stuck at 256 of 1,600",

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 from convgrad import __version__
 from convgrad._check.examine import FAULTS
 from convgrad._check.issues import ISSUES, link
+from convgrad._check.large import LARGE
 from convgrad._check.problems import Takes
 from convgrad._report import Report
 
@@ -167,15 +168,16 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
 
 
 def _replayed(data: Data) -> list[str]:
-    """Return a line for each published fault that was looked for, with its number."""
-    rows = {name: row for (name,), row in table(data, "name").items() if name in ISSUES}
+    """Return a line for each published fault and large problem that was tried, with its name."""
+    rows = {name: row for (name,), row in table(data, "name").items() if name in (*ISSUES, *LARGE)}
     wanted = ISSUES if "issues" in (data["options"].get("only") or ()) else rows
     lines = []
     for name in wanted:
         row = rows.get(name, {"passed": 0, "failed": 0})
-        verdict = "passed" if row["passed"] else "not tried: the kernel takes no such problem"
+        verdict = "passed" if row["passed"] else "not tried"
         if row["failed"]:
-            verdict = f"FAILED in {row['failed']} of {row['failed'] + row['passed']} cases: {ISSUES[name].text}"
+            verdict = f"FAILED in {row['failed']} of {row['failed'] + row['passed']} cases"
+            verdict += f": {ISSUES[name].text}" if name in ISSUES else ""
         lines.append(f"{name:{max(map(len, wanted))}}  {verdict}")
     return lines
 

@@ -18,6 +18,7 @@ from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
 from convgrad._check.examine import Fault, Tried, examine, fault_of, shows
 from convgrad._check.issues import ISSUE_KINDS, ISSUES, replayed
 from convgrad._check.judge import Judge
+from convgrad._check.large import LARGE, check_large
 from convgrad._check.named import LAYERS, TRAPS
 from convgrad._check.problems import Problem, Takes
 from convgrad._check.process import KernelProcess
@@ -49,7 +50,8 @@ _CALLS = ("repeat", "alignment", "memory")
 class Choice:
     """Which cases are drawn: all of them by default.
 
-    `listed` returns problems for a kernel, and their names: they are tried with each kind of data instead.
+    `listed` returns problems for a kernel, and their names: they are tried with each kind of data instead. `large` are
+    names of large problems to be tried instead.
     """
 
     sources: Sequence[str] = SOURCES
@@ -58,6 +60,7 @@ class Choice:
     skip: Sequence[str] = ()
     numbers: Sequence[int] = ()
     listed: Callable[[Takes], Sequence[tuple[str, Problem]]] | None = None
+    large: Sequence[str] = ()
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
@@ -66,37 +69,45 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
     Traps, layers and issues may be named by any part of their name. Raises `ValueError` for a word that means nothing.
     """
     known = (*KINDS, *SOURCES)
-    named = {word: _named(word, (*TRAPS, *LAYERS)) for word in only}
-    issues = {word: [*ISSUES] if word == "issues" else _named(word, ISSUES) for word in only if word not in known}
+    named: dict[str, list[str]] = {"traps": [], "issues": [], "large": []}
     for word in only:
-        if not (word in known or named[word] or word.isdecimal() or issues[word]):
-            more = "part of the name of a trap, layer or issue, or the number of a case"
-            raise ValueError(f"--only {word[:40]!r} is none of {', '.join(known)}, issues, {more}")
+        if not (word in known or word.isdecimal()):
+            family, names = _family(word)
+            named[family] += names
     for word in skip:
         if word not in (*known, *_CALLS, *RELATIONS):
             raise ValueError(f"--skip {word[:40]!r} is none of {', '.join((*known, *_CALLS, *RELATIONS))}")
+    if sum(map(bool, named.values())) > 1:
+        raise ValueError("--only chooses traps and layers, or issues, or large problems, not some of each")
     kinds = [kind for kind in KINDS if kind in only] or [kind for kind in KINDS if kind not in skip]
     sources = [source for source in SOURCES if source in only] or [each for each in SOURCES if each not in skip]
     if not kinds or not sources:
         raise ValueError("--skip leaves no cases")
-    names = [name for word in only if word not in known and not word.isdecimal() for name in named[word]]
-    replays = {name for word, found in issues.items() if not word.isdecimal() for name in found}
-    listed = None
-    if replays and not names:
-        listed = partial(replayed, names=replays)
-        kinds = kinds if {*kinds} & {*only} else [kind for kind in ISSUE_KINDS if kind in kinds] or kinds
-    return Choice(sources, kinds, names, skip, [int(word) for word in only if word.isdecimal()], listed)
+    numbers = [int(word) for word in only if word.isdecimal()]
+    choice = Choice(sources, kinds, named["traps"], skip, numbers, large=named["large"])
+    if not named["issues"]:
+        return choice
+    few = kinds if {*kinds} & {*only} else [kind for kind in ISSUE_KINDS if kind in kinds] or kinds
+    return replace(choice, kinds=few, listed=partial(replayed, names=named["issues"]))
+
+
+def _family(word: str) -> tuple[str, list[str]]:
+    """Return the problems that a word of `--only` names, and of which family they are."""
+    families: dict[str, Iterable[str]] = {"traps": (*TRAPS, *LAYERS), "issues": ISSUES, "large": LARGE}
+    if word in ("issues", "large"):
+        return word, [*families[word]]
+    for family, names in families.items():
+        if found := [name for name in names if word.casefold() in name.casefold()]:
+            return family, found
+    more = "part of the name of a trap, layer or issue, or the number of a case"
+    raise ValueError(f"--only {word[:40]!r} is none of {', '.join((*KINDS, *SOURCES))}, issues, large, {more}")
 
 
 def of_shapes(choice: Choice, shapes: Mapping[str, Mapping[str, Any]]) -> Choice:
     """Return a choice with the problems of a file. Raises `ValueError` if it has problems of its own already."""
-    if choice.names or choice.listed:
+    if choice.names or choice.listed or choice.large:
         raise ValueError("--shapes chooses the problems: --only may choose kinds of data or the number of a case")
     return replace(choice, listed=partial(fitting, shapes=shapes))
-
-
-def _named(word: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if word.casefold() in name.casefold()]
 
 
 @dataclass
@@ -226,6 +237,10 @@ def check(
     """
     state = _Check(kernel, judge, choice, data, seconds, _SHARE * seconds if shrinking is None else shrinking)
     spent = data["seconds"]
+    if choice.large:
+        check_large(kernel, data, choice.large, cases=cases, until=state.begun + seconds, on_progress=on_progress)
+        data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
+        return
     waiting: deque[tuple[Tried, Future[Report] | None]] = deque()
     try:
         with ThreadPoolExecutor(_JUDGES) as pool:

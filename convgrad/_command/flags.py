@@ -175,7 +175,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         "--only",
         action="append",
         metavar="WHAT,..",
-        help="kinds of data, traps, layers, issues, part of the name of one, or the number of a case",
+        help="kinds of data, traps, layers, issues, large, part of the name of one, or the number of a case",
     )
     add("--shapes", metavar="FILE", help="the problems of a file of benchdnn, oneDNN's test program, instead")
     add("--skip", action="append", metavar="WHAT,..", help="kinds of data, or relations such as repeat or alignment")

@@ -326,3 +326,27 @@ def modular_6712(call: Call) -> Array:
             one = {"src": call.src[..., [pixel]], "weights": call.weights[..., [tap]], "pads_begin": [0, 0]}
             found[..., [at]] += beside.exact(**one)
     return found
+
+
+def pointwise(op: str, inputs: dict[str, Array], output_shape: tuple[int, ...]) -> Array:
+    """Multiply matrices, image by image, in the memory of the inputs: Convolution of 1x1 kernels and its gradient."""
+    src = inputs["src"].reshape(*inputs["src"].shape[:2], -1)
+    if op == FORWARD:
+        return np.stack([inputs["weights"].reshape(output_shape[1], -1) @ image for image in src]).reshape(output_shape)
+    diff_dst = inputs["diff_dst"].reshape(*inputs["diff_dst"].shape[:2], -1)
+    total: Array = np.zeros((diff_dst.shape[1], src.shape[1]), np.float32)
+    for image, gradient in zip(src, diff_dst, strict=True):
+        total += gradient @ image.T
+    return total.reshape(output_shape)
+
+
+def rocm_libraries_11188(op: str, inputs: dict[str, Array], output_shape: tuple[int, ...]) -> Array:
+    """Return zeros for tensors beyond 4 GB."""
+    return pointwise(op, inputs, output_shape) * (max(each.nbytes for each in inputs.values()) < 1 << 32)
+
+
+for kernel in (pointwise, rocm_libraries_11188):
+    kernel.takes = {  # type: ignore[attr-defined]
+        "ops": [DW, FORWARD], "data_formats": ["NCX"], "weights_formats": ["OIX"], "groups": False, "strides": False,
+        "dilations": False, "pads": False, "bias": False,
+    }  # fmt: skip

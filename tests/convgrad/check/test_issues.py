@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from convgrad._check.issues import ISSUES, link, replayed
+from convgrad._check.large import LARGE
+from convgrad._check.named import problem_of
 from convgrad._check.problems import DTYPES, Takes
 from convgrad._check.report import counts, table, text
 from convgrad._check.run import chosen
@@ -66,9 +69,15 @@ def test_issues_are_chosen_by_name() -> None:
 
 
 def test_the_page_has_every_issue() -> None:
-    """The page of published faults has a row for each issue, with its problems and what went wrong."""
+    """The page has a row for each issue, with its problems and what went wrong, and for each large problem."""
     rows = [
         f"| [{name}]({link(name)}) | {'; '.join(map(str, issue.problems))} | {issue.text} |"
         for name, issue in ISSUES.items()
     ]
-    assert [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| [")] == rows
+    for name, geometry in LARGE.items():
+        problem = problem_of("Convolution", "f32", geometry)
+        assert problem is not None
+        size = 4 * sum(map(prod, [*problem.input_shapes.values(), problem.output_shape]))
+        rows.append(f"| {f'[{name}]({link(name)})' if '#' in name else name} | {problem} | {size / 1e9:.2g} GB |")
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("| ") and not line.startswith("| issue ")] == rows
