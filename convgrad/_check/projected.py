@@ -217,9 +217,10 @@ def _taps(problem: Problem, weights: Any) -> Floats:
     places = {letter: sum(rank if before == "X" else 1 for before in form[: form.index(letter)]) for letter in "OIX"}
     order = [places["O"], places["I"], *range(places["X"], places["X"] + rank)]
     o, i = (size // problem.groups for size in (problem.dst_channels, problem.src_channels))
+    oix: Floats = values.transpose(order)
     if problem.transposed:
-        return np.swapaxes(values.transpose(order).reshape(o, problem.groups, i, -1), 0, 1)
-    return values.transpose(order).reshape(problem.groups, o, i, -1)
+        return np.swapaxes(oix.reshape(o, problem.groups, i, -1), 0, 1)
+    return oix.reshape(problem.groups, o, i, -1)
 
 
 def _rounding(problem: Problem, values: Any) -> Floats:

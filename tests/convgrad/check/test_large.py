@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import numpy as np
 import pytest
 
 from convgrad._check.cases import draw as draw_case
-from convgrad._check.large import LARGE, check_large, large_problems
+from convgrad._check.large import LARGE, large_problems
 from convgrad._check.problems import OPS, Problem, Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.projected import Projected, draw, project
-from convgrad._check.report import counts, new, text
+from convgrad._check.report import counts, text
 from convgrad._check.run import chosen
 from convgrad._dtypes import dtype as dtype_of
 from tests.convgrad.check import replays
-from tests.convgrad.check.checking import KERNELS
-from tests.convgrad.check.test_cases import assert_valid
+from tests.convgrad.check.checking import KERNELS, assert_valid, checked_on_large
 
 CONVOLUTIONS = tuple(op for op in OPS if not op.startswith("BiasAdd"))
 
@@ -69,20 +65,11 @@ def test_rounded_results_pass() -> None:
         assert project(problem, inputs, result, rng).wrong.any()
 
 
-def checked(kernel: str, *names: str, **takes: Any) -> dict[str, Any]:
-    """Check a kernel on large problems."""
-    with KernelProcess(kernel, takes=takes, limit=20) as process:
-        data = new(kernel, "numpy", 7, process.takes, {})
-        until = time.monotonic() + 3600
-        check_large(process, data, names, cases=None, until=until, on_progress=lambda *_: None)
-    return data
-
-
 def test_a_kernel_is_checked_on_large_problems() -> None:
     """65,536 images are found to be one too many for 16 bits; the report has the problem and a command."""
     names, takes = ["65536 images"], {"ops": ["ConvolutionBackwardWeights"], "dtypes": ["f32"]}
-    assert counts(checked(f"{replays.__file__}:right", *names, **takes))["passed"] == 1
-    data = checked(f"{replays.__file__}:pytorch_96225", *names, **takes)
+    assert counts(checked_on_large(f"{replays.__file__}:right", *names, **takes))["passed"] == 1
+    data = checked_on_large(f"{replays.__file__}:pytorch_96225", *names, **takes)
     (fault,) = data["faults"]
     assert fault["kind"] == "wrong"
     assert "projections differ" in text(data, {})
@@ -125,5 +112,5 @@ def test_large_problems_are_valid_calls() -> None:
 @pytest.mark.heavy(minutes=1)
 def test_a_gigabyte() -> None:
     """A tensor of a gigabyte is drawn, multiplied and projected in less than two."""
-    data = checked(f"{replays.__file__}:pointwise", "1 GB")
+    data = checked_on_large(f"{replays.__file__}:pointwise", "1 GB")
     assert counts(data) == {"passed": 2, "failed": 0, "unsupported": 0}

@@ -10,7 +10,7 @@ import pytest
 from convgrad._check.benchdnn import fitting, read_shapes
 from convgrad._check.problems import OPS, Takes
 from convgrad._check.run import chosen, of_shapes
-from tests.convgrad.check.test_cases import assert_valid
+from tests.convgrad.check.checking import assert_valid
 
 
 def read(folder: Path, text: str, name: str = "shapes") -> dict[str, dict[str, Any]]:
