@@ -193,12 +193,14 @@ def _project(kernel: Adapter, head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make_sure_of(problem: Problem, itemsize: int) -> None:
-    """Raise `MemoryError` if the tensors of a problem are larger than the memory that is free, where that is known."""
+    """Raise `MemoryError` if the tensors of a problem need more than half of the free memory, where that is known."""
     needed = itemsize * sum(map(prod, [*problem.input_shapes.values(), problem.output_shape]))
     with contextlib.suppress(OSError):
         free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-        if needed > (available := int(free.split()[1]) << 10):
-            raise MemoryError(f"the tensors need {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are free")
+        if 2 * needed > (available := int(free.split()[1]) << 10):
+            raise MemoryError(
+                f"the tensors need {needed / 1e9:.3g} GB, more than half of the {available / 1e9:.3g} GB that are free"
+            )
 
 
 def _name(array: Array) -> str:
