@@ -15,9 +15,9 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 
 from app.caching import cached_if_short
 from app.intake.body import parse_json
+from app.intake.elements import Sink, TensorFault, npy_dtype
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
-from app.intake.sinks import Sink, TensorFault, npy_dtype
 from app.intake.tensors import Input, check_shape_tensor, npy_tensor, shape_list
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
@@ -71,7 +71,7 @@ class MultipartBody:
         async for chunk in chunks:
             if isinstance(chunk, memoryview):
                 assert self._part is not None
-                self._part.placed(len(chunk))
+                self._part.received += len(chunk)
             else:
                 for event in self._parser.feed(chunk):
                     await self._take(event)

@@ -1,7 +1,7 @@
 """Tensors as JSON numbers: nested lists like their shape, in pieces of text.
 
 Each number is the shortest that float32, or float64 for f64, reads back as the same value; so do f16 and bf16, whose
-values are float32's too. JSON has no NaN and no infinity: these are the strings that `app.intake.numbers` reads.
+values are float32's too. JSON has no NaN and no infinity: these are the strings that `app.intake.elements` reads.
 """
 
 from __future__ import annotations

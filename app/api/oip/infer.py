@@ -26,9 +26,9 @@ from app.calls.work import Work, finish
 from app.http.exchange import Exchange
 from app.intake.body import media_type, parse_json, parse_text, read_json
 from app.intake.coding import coding_of, decompressed
+from app.intake.elements import Sink, TensorFault
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
-from app.intake.sinks import Sink, TensorFault
 from app.intake.tensors import Input, Tensor, shape_list
 from app.pool.buffers import Memory
 from app.replies import frames
@@ -122,7 +122,7 @@ class _Inference(Compute):
         await _write(rest, coming, lease, direct=length is not None)
         async for chunk in chunks:  # none are left of a body without a head
             if isinstance(chunk, memoryview):
-                coming[0].placed(len(chunk))
+                coming[0].received += len(chunk)
                 if not coming[0].missing:
                     coming.popleft()
             else:

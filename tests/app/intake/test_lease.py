@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from app.intake.elements import Sink
 from app.intake.lease import Lease
-from app.intake.sinks import Sink
 from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 
