@@ -28,9 +28,8 @@ from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
 from app.calls.here import Here
 from app.calls.sealed.checks import SealedChecks
-from app.intake.lease import Lease
+from app.intake.lease import Lease, UploadSlot
 from app.intake.requests import RequestObject
-from app.intake.upload_slots import UploadSlot
 from app.pool.jobs import no_workers, shutting_down
 from app.settings import Settings
 from app.telemetry.context import ANYONE, RequestContext
@@ -141,7 +140,10 @@ class Service:
 
     def lease(self, context: RequestContext, direct_body: DirectBody | None = None) -> Lease:
         """Return the lease of a request, which owns its tensors; large ones wait for an upload slot."""
-        slot = UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
+
+        def slot() -> UploadSlot:
+            return UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
+
         return Lease(self.segments, context, direct_body, slot)
 
     def deadline(self, context: RequestContext, within_ms: float | None = None) -> float:

@@ -24,8 +24,7 @@ from app.calls.service import Service
 from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange
-from app.intake.body import media_type, parse_json, parse_text, read_json
-from app.intake.coding import coding_of, decompressed
+from app.intake.body import coding_of, decompressed, media_type, parse_json, parse_text, read_json
 from app.intake.elements import Sink, TensorFault
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject

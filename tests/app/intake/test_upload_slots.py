@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from app.intake.lease import Lease
-from app.intake.upload_slots import LARGE, UploadSlot
+from app.intake.lease import LARGE, Lease, UploadSlot
 from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 from convgrad._errors import Overloaded
@@ -46,7 +45,7 @@ async def test_a_stalled_body_loses_its_slot() -> None:
 
 async def test_no_request_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is rejected before its client gives up, and other requests keep their slots."""
-    monkeypatch.setattr("app.intake.upload_slots._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("app.intake.lease._LONGEST_WAIT_S", 0.01)
     first, second, third = slots(1, 3)
     await first.acquire()
     with pytest.raises(Overloaded, match="large bodies"):
@@ -67,12 +66,12 @@ async def test_a_rejected_request_passes_its_slot_on() -> None:
         raise Overloaded("the queue is full", retry_after=1)
 
     with (
-        Lease(pool, RequestContext("id"), slot=UploadSlot(shared, full, lambda: 0)) as rejected,
+        Lease(pool, RequestContext("id"), slot=lambda: UploadSlot(shared, full, lambda: 0)) as rejected,
         pytest.raises(Overloaded),
     ):
         await rejected.acquire(LARGE)
     assert pool.stats().created == 0
-    with Lease(pool, RequestContext("id"), slot=UploadSlot(shared, lambda: None, lambda: 0)) as lease:
+    with Lease(pool, RequestContext("id"), slot=lambda: UploadSlot(shared, lambda: None, lambda: 0)) as lease:
         await lease.acquire(LARGE)
 
 
@@ -80,8 +79,8 @@ async def test_memory_is_allocated_when_the_slot_is_acquired() -> None:
     """A waiting request's tensor is allocated only once the other's body has arrived."""
     pool, (first, second) = SegmentPool(8 * LARGE), slots(1, 2)
     with (
-        Lease(pool, RequestContext("id"), slot=first) as ahead,
-        Lease(pool, RequestContext("id"), slot=second) as behind,
+        Lease(pool, RequestContext("id"), slot=lambda: first) as ahead,
+        Lease(pool, RequestContext("id"), slot=lambda: second) as behind,
     ):
         small = await behind.acquire(LARGE - 1)
         behind.release(small)
@@ -97,7 +96,7 @@ async def test_memory_is_allocated_when_the_slot_is_acquired() -> None:
 async def test_a_lease_that_is_closed_passes_its_slot_on() -> None:
     """A request that fails while its tensors arrive does not keep the next one waiting."""
     pool, (first, second) = SegmentPool(4 * LARGE), slots(1, 2)
-    with Lease(pool, RequestContext("id"), slot=first) as failed:
+    with Lease(pool, RequestContext("id"), slot=lambda: first) as failed:
         await failed.acquire(LARGE)
         wait = asyncio.ensure_future(second.acquire())
         await asyncio.sleep(0)
