@@ -1,4 +1,4 @@
-"""The JSON reply, whose tensors are encoded in slices so that no call blocks the event loop."""
+"""The JSON reply, whose tensors are encoded in slices so that no call blocks the event loop: as base64, or numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,54 @@ from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pybase64
 from starlette.types import Send
 
 from app.calls.work import Output, Result, Work, finish
 from app.replies.body import json_bytes, send_body
-from app.replies.numbers import NUMBERS, list_pieces
 from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 from engine.options import Encoding
 
-__all__ = ["base64_pieces", "encoded", "json_text", "rpc_response", "send_result", "spliced"]
+__all__ = ["NUMBERS", "base64_pieces", "encoded", "json_text", "list_pieces", "rpc_response", "send_result", "spliced"]
+
+NUMBERS = 2048
+"""Elements that are formatted at a time: about a millisecond."""
+
+_WORDS = {b"nan": b'"NaN"', b"inf": b'"Infinity"', b"-inf": b'"-Infinity"'}
+
+
+def list_pieces(values: npt.NDArray[Any], before: bytes = b"") -> Iterator[bytes]:
+    """Yield an array of at least one dimension as nested JSON lists, in pieces, the first after `before`.
+
+    Each number is the shortest that float32, or float64 for f64, reads back as the same value; so do f16 and bf16,
+    whose values are float32's too. JSON has no NaN or infinity: these are the strings that `app.intake.elements` reads.
+    """
+    inner = prod(values.shape[1:])
+    step = max(1, NUMBERS // max(1, inner))
+    before += b"["
+    for start in range(0, len(values), step):
+        if inner <= NUMBERS:
+            yield before + _text(values[start : start + step])
+        else:
+            yield from list_pieces(values[start], before)
+        before = b","
+    yield b"]" if len(values) else before + b"]"
+
+
+def _text(values: npt.NDArray[Any]) -> bytes:
+    """Return the entries of an array, without the brackets around them all."""
+    flat = values.reshape(-1).astype(np.float64 if values.dtype == np.float64 else np.float32, copy=False)
+    items: list[bytes] = flat.astype("S").tolist()
+    if not np.isfinite(flat).all():
+        items = [_WORDS.get(item, item) for item in items]
+    for axis in range(values.ndim - 1, 0, -1):
+        size, lists = values.shape[axis], range(prod(values.shape[:axis]))
+        items = [b"[%b]" % b",".join(items[at * size : (at + 1) * size]) for at in lists]
+    return b",".join(items)
+
 
 # Bytes encoded at a time, a multiple of 3. While its client does not read, a reply holds two such pieces of text.
 _SLICE = 3 << 16

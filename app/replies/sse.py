@@ -15,11 +15,9 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import Progress, TileReady, Work
-from app.replies.body import json_bytes
+from app.replies.body import Stream, json_bytes
 from app.replies.errors import rpc_error
-from app.replies.numbers import list_pieces
-from app.replies.result import base64_pieces, encoded, json_text, rpc_response, spliced
-from app.replies.stream import Stream
+from app.replies.result import base64_pieces, encoded, json_text, list_pieces, rpc_response, spliced
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
 from engine.options import Encoding

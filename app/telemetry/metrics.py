@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from app.sharing import Shared
+from app.caching import Shared
 from app.telemetry.tracing import Tracing
 from kernels.plan import algorithm_of
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.sharing import Shared
+from app.caching import Shared
 
 
 async def test_a_value_is_made_again_after_its_time_only() -> None:

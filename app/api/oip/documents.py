@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.api.oip.reply import VERSION
+from app.api.oip.infer import VERSION
 from convgrad import __version__
 from convgrad._dtypes import dtype
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, TensorRow

@@ -13,10 +13,9 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from app.api.oip.documents import model_config, model_metadata, repository_index, server_metadata
-from app.api.oip.infer import OipState
+from app.api.oip.infer import VERSION, OipState
 from app.api.oip.infer import infer as run_inference
 from app.api.oip.regions import Regions
-from app.api.oip.reply import VERSION
 from app.api.pages import not_ready_headers
 from app.api.routing import service_of
 from app.http.exchange import exchange_of

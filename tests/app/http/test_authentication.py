@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.http.authentication import FREE_PAGES
+from app.http.keys import FREE_PAGES
 from app.settings import Settings
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
