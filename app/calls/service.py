@@ -26,7 +26,6 @@ from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
-from app.calls.here import Here
 from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease, UploadSlot
 from app.intake.requests import RequestObject
@@ -66,7 +65,6 @@ class Service:
         self.settings = settings
         self.preparer = Preparer(settings.limits)
         self.engine = engine
-        self.here = Here(engine)
         self.segments = segments
         self.admission = Admission(settings)
         self.cancellations = Cancellations()
