@@ -153,14 +153,14 @@ class Preparer:
         With `verify` it is the verification of a result, which is among the inputs under the name of an output; with
         `tolerance` the tolerance of the results of the call.
         """
-        plan, _ = self.check(name, attributes, metas, options, verify=verify, tolerance=tolerance)
-        return plan()
+        found = None if verify or tolerance else self.known(name, attributes, metas, options)
+        return found or self.check(name, attributes, metas, options, verify=verify, tolerance=tolerance)[0]()
 
     def check(
         self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False,
         tolerance: bool = False,
     ) -> tuple[Callable[[], Prepared], bool]:  # fmt: skip
-        """Check a call; return what plans it, and whether that is fast enough for an event loop.
+        """Check a call that is not `known`; return what plans it, and whether that is fast enough for an event loop.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
@@ -181,8 +181,6 @@ class Preparer:
                 return Prepared(op, (computation,), options, _named(op, metas))
 
             return plan_tolerance, is_planned_at_once(op, reference=True)
-        if (found := self.known(name, attributes, metas, options)) is not None:
-            return lambda: found, True
         op = _check(name, attributes, metas, options, self.limits)
 
         def plan() -> Prepared:

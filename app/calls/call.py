@@ -76,16 +76,13 @@ class Call(Work):
         names = prepared.names
         self._inputs = {spec.name: tensors[names.get(spec.name, spec.name)] for spec in prepared.op.inputs}
         self._runs: list[_Run] = []
+        self.outputs: list[Output] = []
+        """The results, in the requested order; none before the call is queued."""
         self._lease, self._nested = lease, nested
         self._cleanup = ExitStack()
         self._entered = 0.0
         self._outcome: str | None = None
         self.cancelled = False
-
-    @property
-    def outputs(self) -> list[Output]:
-        """The results, in the requested order; none before the call is queued."""
-        return [run.output for run in self._runs]
 
     async def __aenter__(self) -> Self:
         """Queue the call and take its segments.
@@ -106,7 +103,8 @@ class Call(Work):
                     if isinstance(memory, Segment):
                         self._lease.hand_over(memory)
                 for computation in self.prepared.computations:
-                    self._runs.append(await self._run_of(computation, undo))
+                    self._runs.append(run := await self._run_of(computation, undo))
+                    self.outputs.append(run.output)
                 self._cleanup = undo.pop_all()
         except BaseException as error:
             self._count(error)

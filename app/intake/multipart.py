@@ -207,8 +207,7 @@ class NpyPart(Sink):
         return memoryview(data)[header.offset - before :]
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Receive the next bytes of the file."""
-        data = self.parse(data)
+        """Receive the next bytes of the data, which follow the header."""
         if len(data) > self.missing:
             raise TensorFault(f"dtype and shape need {self.nbytes} bytes, but more arrived", "size")
         if self.header is not None:

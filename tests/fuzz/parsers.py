@@ -55,7 +55,7 @@ def npy(data: bytes) -> None:
     async def land(lease: Lease, how: int) -> Any:
         sink = NpyPart("src", WireTensor(None, None), lease, len(file))
         for piece in pieces(file, how):
-            await sink.write(piece)
+            await sink.write(sink.parse(piece))
         sink.close()
         return sink.header, sink.content()
 
