@@ -30,7 +30,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliSettingsSource, 
 from convgrad._command.exits import UsageError
 from convgrad._command.parser import Parser
 from engine.container import cpu_count, memory_bytes
-from engine.limits import Limits
+from engine.planning import Limits
 
 __all__ = ["PREFIX", "Settings", "is_loopback", "many_workers", "read_settings", "unknown_variables"]
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.arithmetic import arithmetic_of
-from engine.limits import Limits
 from engine.options import Options, check_encoding, refuse_options
 from engine.planning import (
+    Limits,
     Prepared,
     check_limits,
     is_fast,
