@@ -60,7 +60,10 @@ class Admission:
     def request(self, context: RequestContext) -> Iterator[None]:
         """Count a request while the ``with`` block runs; raises as `check` does before that."""
         tenant = context.tenant
-        self.note(tenant)
+        # Accepted or not: from now on others leave it a place.
+        if tenant != self._latest:
+            self._latest, self._other_at = tenant, self._latest_at
+        self._latest_at = time.monotonic()
         # Without keys the clients behind one address can't be told apart, so requests that are still being received do
         # not count towards its limit of calls.
         if context.key != ANYONE:
@@ -124,12 +127,6 @@ class Admission:
                 retry_after=_RETRY_AFTER_S,
                 data={"reason": "key_share", "value": mine, "limit": most - total},
             )
-
-    def note(self, tenant: str) -> None:
-        """Note a request of a tenant, accepted or not: from now on others leave it a place."""
-        if tenant != self._latest:
-            self._latest, self._other_at = tenant, self._latest_at
-        self._latest_at = time.monotonic()
 
     def _shares(self, context: RequestContext) -> bool:
         other = self._other_at if context.tenant == self._latest else self._latest_at

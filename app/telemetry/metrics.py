@@ -86,19 +86,10 @@ class Telemetry:
         plan, algorithm = plans[0], algorithm_of(plans)
         self._calls(op.op, op.dtype, context.api, outcome).inc()
         self._algorithms(op.op, algorithm).inc()
-        self.tracing.call(
-            op.op,
-            seconds,
-            {
-                "convgrad.call": name,
-                "convgrad.dtype": op.dtype,
-                "convgrad.kernel": plan.kernel,
-                "convgrad.algorithm": algorithm,
-                "convgrad.macs": plan.macs,
-                "convgrad.units": len(plan.units),
-                "convgrad.outcome": outcome,
-            },
-        )
+        if self.tracing.enabled:
+            how = {"dtype": op.dtype, "kernel": plan.kernel, "algorithm": algorithm}
+            size = {"macs": plan.macs, "units": len(plan.units)}
+            self.tracing.call(op.op, seconds, {"call": name, **how, **size, "outcome": outcome})
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the text format that `accept` prefers, and its content type."""

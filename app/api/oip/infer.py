@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from starlette.types import Send
 
-from app.api.answer import answer, check_media_type
+from app.api.answer import check_media_type
 from app.api.oip.regions import Region, RegionElements, Regions
 from app.api.oip.request import HEAD_LENGTH, InferRequest, read_request
 from app.calls.call import Call
@@ -45,7 +45,7 @@ from schemas.broken_rules import broken_rule
 from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation, find_operation
 
-__all__ = ["REPLY_TYPES", "VERSION", "OipState", "Statistics", "infer"]
+__all__ = ["REPLY_TYPES", "VERSION", "Inference", "OipState", "Statistics"]
 
 # Triton's names for the parts of a request, and ours.
 _PARTS = {"queue": "queue", "compute_input": "decode", "compute_infer": "compute", "compute_output": "encode"}
@@ -115,17 +115,7 @@ class OipState:
         return self._regions[key]
 
 
-async def infer(exchange: Exchange, called: CalledOperation, service: Service, state: OipState) -> None:
-    """Compute, reply, and update the statistics."""
-    context, task, timings = exchange.context, _Inference(service, called, state, exchange), None
-    try:
-        await answer(exchange, task, task.decode, task.encode)
-        timings = context.timings
-    finally:
-        state.statistics.count(called.called_as, context.age(), timings)
-
-
-class _Inference(Compute):
+class Inference(Compute):
     """Compute an operation for one inference request."""
 
     _head: InferRequest
@@ -156,11 +146,17 @@ class _Inference(Compute):
         head_length = _head_length(headers, length)
         rest = await self._read_head(chunks, lease, head_length, length)
         # A region may be unregistered meanwhile: this call keeps using the one it found.
-        self._regions = {
-            name: self._state.regions(self.context.key).find(place) for name, place in self._head.places.items()
-        }
-        coming = deque(sink for sink in self._sinks.values() if sink.nbytes)
-        missing = sum(sink.nbytes for sink in coming)
+        for name, place in self._head.places.items():
+            self._regions[name] = self._state.regions(self.context.key).find(place)
+        coming, missing = deque[Sink](), 0
+        for name, tensor in self._head.inputs.items():
+            if tensor.elements is None and name not in self._regions:
+                self._sinks[name] = Sink(lease, tensor.nbytes)
+                missing += tensor.nbytes
+                if tensor.nbytes:
+                    coming.append(self._sinks[name])
+        if self._sinks and head_length is None:
+            raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")
         given = missing if length is None or head_length is None else length - head_length
         if missing != given or missing > len(rest):
             request, waits = self._request()
@@ -203,13 +199,6 @@ class _Inference(Compute):
                 self._head = _usual_request(self.called.called_as, head)
             else:
                 self._head = read_request(self.called, await parse_json([head], lease))
-        self._sinks = {
-            name: Sink(lease, tensor.nbytes)
-            for name, tensor in self._head.inputs.items()
-            if tensor.elements is None and name not in self._head.places
-        }
-        if self._sinks and head_length is None:
-            raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")
         return bytes(text[head_length:])
 
     def _request(self) -> tuple[RequestObject, bool]:

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from app.api.oip.infer import VERSION, OipState
-from app.api.oip.infer import infer as run_inference
+from app.api.answer import answer
+from app.api.oip.infer import VERSION, Inference, OipState
 from app.api.oip.regions import Regions
 from app.api.pages import not_ready_headers
 from app.api.routing import service_of
@@ -97,7 +97,13 @@ async def config(request: Request, model: str, version: str | None = None) -> An
 @router.post("/models/{model}/versions/{version}/infer")
 async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
-    await run_inference(exchange_of(request.scope), find_model(model, version), service_of(request), _state(request))
+    called, exchange, state, timings = find_model(model, version), exchange_of(request.scope), _state(request), None
+    try:
+        task = Inference(service_of(request), called, state, exchange)
+        await answer(exchange, task, task.decode, task.encode)
+        timings = exchange.context.timings
+    finally:
+        state.statistics.count(called.called_as, exchange.context.age(), timings)
 
 
 # Triton's model repository and shared memory extensions.
