@@ -98,8 +98,8 @@ async def config(request: Request, model: str, version: str | None = None) -> An
 async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
     called, exchange, state, timings = find_model(model, version), exchange_of(request.scope), _state(request), None
+    task = Inference(service_of(request), called, state, exchange)
     try:
-        task = Inference(service_of(request), called, state, exchange)
         await answer(exchange, task, task.decode, task.encode)
         timings = exchange.context.timings
     finally:
