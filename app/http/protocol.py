@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.http.direct_body import LARGE, DirectReader
 
-__all__ = ["CONNECTION", "DIRECT_BODY", "FULL", "MAX_HEAD", "MAX_WAITING", "SLOW_S", "HttpProtocol", "http_protocol"]
+__all__ = ["CONNECTION", "DIRECT_BODY", "FULL", "MAX_HEAD", "MAX_WAITING", "SLOW_S", "HttpProtocol"]
 
 CONNECTION, DIRECT_BODY, FULL = "convgrad.connection", "convgrad.direct_body", "convgrad.full"
 """Added to the scope of a request: its connection's number; the `DirectReader` of a large body without TLS; and the
@@ -202,11 +202,6 @@ class HttpProtocol(HttpToolsProtocol):
         if app is service_unavailable:  # beyond `limit_concurrency`
             cast("Scope", cycle.scope)[FULL], app = self.config.limit_concurrency, self.app
         super()._start_asgi_task(cycle, app)
-
-
-def http_protocol(slow_s: float) -> type[asyncio.Protocol]:
-    """Create a protocol class for uvicorn that is more or less patient."""
-    return type("HttpProtocol", (HttpProtocol,), {"slow_s": slow_s})
 
 
 class _Parser(httptools.HttpRequestParser):

@@ -40,7 +40,6 @@ class UploadSlot:
     def __init__(self, free: asyncio.Semaphore, check: Callable[[], object], received: Callable[[], int]) -> None:
         self._free, self._check, self._received = free, check, received
         self._acquired = False
-        self._acquiring = asyncio.Lock()  # the items of a batch share a slot
         self._timer: asyncio.TimerHandle | None = None
 
     async def acquire(self) -> None:
@@ -48,25 +47,24 @@ class UploadSlot:
 
         Raises `Overloaded` if none becomes free within a few seconds, and what `check` raises.
         """
-        async with self._acquiring:
-            if self._acquired:
-                return
-            try:
-                async with asyncio.timeout(_LONGEST_WAIT_S):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise Overloaded(
-                    f"other large bodies are being received, and this one waited {_LONGEST_WAIT_S:g} s",
-                    retry_after=1,
-                    data={"reason": "queue"},
-                ) from None
-            self._check_later(_LOOKS)
-            try:
-                self._check()
-            except BaseException:
-                self.release()
-                raise
-            self._acquired = True
+        if self._acquired:
+            return
+        try:
+            async with asyncio.timeout(_LONGEST_WAIT_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Overloaded(
+                f"other large bodies are being received, and this one waited {_LONGEST_WAIT_S:g} s",
+                retry_after=1,
+                data={"reason": "queue"},
+            ) from None
+        self._check_later(_LOOKS)
+        try:
+            self._check()
+        except BaseException:
+            self.release()
+            raise
+        self._acquired = True
 
     def _check_later(self, looks: int) -> None:
         loop = asyncio.get_running_loop()

@@ -234,8 +234,9 @@ class LocalEngine:
 
         The last units are left to the workers that are free first.
         """
-        if (run := self._queue.sole()) is None:
+        if len(self._queue) != 1:
             return
+        (run,) = self._queue
         for worker in self._workers:
             running = [each.unit.macs for each in worker.assignments if each.run is run]
             if len(running) == 1 and running[0] <= _SMALL_MACS and run.waiting > self._wanted:
