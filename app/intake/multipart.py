@@ -89,7 +89,13 @@ class MultipartBody:
 
     async def _take(self, event: _Event) -> None:
         if isinstance(event, Mapping):
-            await self._open(event)
+            name = _name(event.get("content-disposition", ""), event.get("content-transfer-encoding", ""))
+            if self._text is not None:
+                self._part = self._tensor_part(name)
+            elif name == "request":
+                self._text = []
+            else:
+                raise _no_request()
         elif self._part is not None:
             assert self._request is not None
             with _named(self._request.called_as, self._part.name):
@@ -112,15 +118,6 @@ class MultipartBody:
         if part.header is not None and not part.received and len(rest) < part.nbytes:
             await self._check_arrived()
         await part.write(rest)
-
-    async def _open(self, headers: Mapping[str, str]) -> None:
-        name = _name(headers.get("content-disposition", ""), headers.get("content-transfer-encoding", ""))
-        if self._text is None:
-            if name != "request":
-                raise _no_request()
-            self._text = []
-            return
-        self._part = self._tensor_part(name)
 
     def _tensor_part(self, name: str) -> NpyPart:
         assert self._request is not None
