@@ -222,7 +222,7 @@ class Settings(BaseSettings):
 class _Flags(Settings):
     """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>.
 
-    Sizes take units, such as 512MiB; lists are separated by commas.
+    Sizes take units, such as 512MiB, and whole numbers exponents, such as 1e9; lists are separated by commas.
     """
 
     # An empty variable is unset, but an empty flag is a value: `--host ""` means every address.
