@@ -13,8 +13,7 @@ from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of
-from app.replies.accept import choose
-from app.replies.formats import EVENTS, FORMATS, JSON, MULTIPART, Format
+from app.replies.formats import EVENTS, FORMATS, JSON, MULTIPART, Format, choose
 from app.telemetry.context import RequestContext
 from schemas.tables import CalledOperation, find_operation
 

@@ -34,8 +34,8 @@ from app.intake.requests import RequestObject
 from app.intake.tensors import Input, Tensor, shape_list
 from app.pool.buffers import Memory
 from app.replies import frames
-from app.replies.accept import choose, choose_coding
 from app.replies.body import json_bytes, send_body
+from app.replies.formats import choose, choose_coding
 from app.replies.result import NUMBERS, list_pieces, spliced
 from app.telemetry.context import Timings
 from convgrad._dtypes import dtype

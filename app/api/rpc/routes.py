@@ -28,9 +28,9 @@ from app.intake.body import media_type, read_json, refuse_encoding
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.replies import sse
-from app.replies.accept import choose
 from app.replies.body import json_bytes, send_body, send_head, send_piece
 from app.replies.errors import rpc_error
+from app.replies.formats import choose
 from app.replies.result import json_text, rpc_response
 from convgrad._errors import Cancelled, ConvgradError, InvalidRequest, UnknownOperation, UnsupportedMediaType
 from schemas import rpc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.replies.accept import choose, choose_coding
+from app.replies.formats import choose, choose_coding
 from convgrad import NotAcceptable
 
 OFFERS = ("application/json", "application/x-npy", "text/event-stream")
