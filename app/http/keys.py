@@ -157,6 +157,47 @@ def _stamp(file: Path | None) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
 
 
+# The descriptions of the APIs are the same in every installation.
+FREE_PAGES = MONITORED | {"/openapi.json", "/openrpc.json"}
+"""Pages that need no key; `/metrics` only without a separate ops port."""
+
+
+def make_key_ring(settings: Settings) -> KeyRing | None:
+    """Read the keys that the settings name; None when they name none, and no key is required.
+
+    Raises `OSError` or `ValueError` when they can't be read, or are none.
+    """
+    if not settings.has_keys:
+        return None
+    return KeyRing(file=settings.keys_file, text="" if settings.keys is None else settings.keys.get_secret_value())
+
+
+class Authentication:
+    """Accept requests with a known key, and requests for `free` pages."""
+
+    def __init__(self, keys: KeyRing, free: Collection[str] = FREE_PAGES) -> None:
+        self._keys = keys
+        self._free = free
+
+    def check(self, exchange: Exchange) -> None:
+        """Set the key of the request, or `Exchange.deny` it."""
+        if exchange.scope["path"] in self._free:
+            return
+        context, secret = exchange.context, _secret(exchange.headers)
+        if secret is None:
+            message = "this service requires an API key, in Authorization: Bearer or X-API-Key"
+            exchange.deny(Unauthorised(message, data={"reason": "no_key"}))
+        elif (key := self._keys.find(secret)) is None:
+            exchange.deny(Unauthorised("this API key is not valid", data={"reason": "unknown_key"}))
+        else:
+            context.key, context.calls_limit = key.name, key.calls
+
+
+def _secret(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Create an API key: its line goes to standard output or a key file, the key itself to standard error only."""
     parser = Parser(prog="convgrad keys", description=main.__doc__)
@@ -210,44 +251,3 @@ def _add(path: Path, line: str) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-# The descriptions of the APIs are the same in every installation.
-FREE_PAGES = MONITORED | {"/openapi.json", "/openrpc.json"}
-"""Pages that need no key; `/metrics` only without a separate ops port."""
-
-
-def make_key_ring(settings: Settings) -> KeyRing | None:
-    """Read the keys that the settings name; None when they name none, and no key is required.
-
-    Raises `OSError` or `ValueError` when they can't be read, or are none.
-    """
-    if not settings.has_keys:
-        return None
-    return KeyRing(file=settings.keys_file, text="" if settings.keys is None else settings.keys.get_secret_value())
-
-
-class Authentication:
-    """Accept requests with a known key, and requests for `free` pages."""
-
-    def __init__(self, keys: KeyRing, free: Collection[str] = FREE_PAGES) -> None:
-        self._keys = keys
-        self._free = free
-
-    def check(self, exchange: Exchange) -> None:
-        """Set the key of the request, or `Exchange.deny` it."""
-        if exchange.scope["path"] in self._free:
-            return
-        context, secret = exchange.context, _secret(exchange.headers)
-        if secret is None:
-            message = "this service requires an API key, in Authorization: Bearer or X-API-Key"
-            exchange.deny(Unauthorised(message, data={"reason": "no_key"}))
-        elif (key := self._keys.find(secret)) is None:
-            exchange.deny(Unauthorised("this API key is not valid", data={"reason": "unknown_key"}))
-        else:
-            context.key, context.calls_limit = key.name, key.calls
-
-
-def _secret(headers: Mapping[str, str]) -> str | None:
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    return value.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
