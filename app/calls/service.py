@@ -155,10 +155,10 @@ class Service:
         `kind` is what makes it a verification or a tolerance there.
         """
         options = parse_options(request.options)
-        given = request.called_as, request.attributes, request.metas, options
-        if not any(kind.values()) and (found := self.preparer.known(*given)) is not None:
+        name, attributes, metas, preparer = request.called_as, request.attributes, request.metas, self.preparer
+        if not any(kind.values()) and (found := preparer.known(name, attributes, metas, options)) is not None:
             return found
-        plan, at_once = self.preparer.check(*given, **kind)
+        plan, at_once = preparer.check(name, attributes, metas, options, **kind)
         return plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)
 
     async def plan_in_thread(self, plan: Callable[[], T], context: RequestContext, within_ms: float | None = None) -> T:
