@@ -281,16 +281,23 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         return found
 
     async def begin_check(
-        self, takes: Mapping[str, Any] | None = None, *, cases: int | None = None, label: str | None = None
+        self,
+        takes: Mapping[str, Any] | None = None,
+        *,
+        cases: int | None = None,
+        label: str | None = None,
+        arithmetic: Mapping[str, Any] | None = None,
     ) -> str:
         """Begin a sealed check, whose cases the service draws and judges; return its id.
 
         `takes` is what the kernel takes: lists of `ops`, `dtypes`, `ranks`, `data_formats` and `weights_formats`, and
         True or False for `strides`, `dilations`, `pads`, `uneven_pads`, `groups`, `bias` and `empty`. `label` is
-        for the signed document. With `convgrad.local()` the check is a self-test. Raises `InvalidParams` with every
-        broken rule, and `RateLimited` or `Overloaded` when too many checks are open.
+        for the signed document. `arithmetic` is what the kernel says of itself, as in `verify`: each case is judged by
+        the members that mean something for it, and the document has them. With `convgrad.local()` the check is a
+        self-test. Raises `InvalidParams` with every broken rule, and `RateLimited` or `Overloaded` when too many checks
+        are open.
         """
-        given = {"takes": takes or {}, "cases": cases, "label": label}
+        given = {"takes": takes or {}, "cases": cases, "label": label, "arithmetic": arithmetic}
         return str((await self._backend.fetch(CheckMethod("check.begin", given))).get("check"))
 
     async def next_case(self, check: str, *, seed: bool = False) -> SealedCase | None:

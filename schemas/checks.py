@@ -51,12 +51,14 @@ _TAKES = _of(
     additionalProperties=False,
 )
 _LABEL = _of(["string", "null"], "What is checked, for the document.", pattern="^[ -~]{0,200}$")
+_ARITHMETIC = _of(["object", "null"], "What the kernel says of its products and sums, as in a verification.")
 _KEY_ID = _of("string", "Id of the key that signs.")
 
 CHECK_METHODS: dict[str, CheckMethod] = {
     "check.begin": CheckMethod(
         "Begin a sealed check of a kernel.",
-        {"takes": _TAKES, "cases": _CASES | {"type": ["integer", "null"], "maximum": 200}, "label": _LABEL},
+        {"takes": _TAKES, "cases": _CASES | {"type": ["integer", "null"], "maximum": 200}, "label": _LABEL}
+        | {"arithmetic": _ARITHMETIC},
         (),
         {"check": _CHECK, "cases": _CASES, "key_id": _KEY_ID},
     ),

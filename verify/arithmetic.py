@@ -30,11 +30,8 @@ from kernels.reference import narrow, widen
 from verify.blocks import blocks
 
 __all__ = [
-    "LARGEST_TILE",
     "PLAIN",
     "PRODUCTS",
-    "SUMS",
-    "WINOGRAD",
     "Arithmetic",
     "Reading",
     "Rounding",
@@ -44,9 +41,6 @@ __all__ = [
 
 Array = npt.NDArray[np.float64]
 Rounding = Callable[[Array], Array]
-
-SUMS = ("f64", "f32", "f16", "bf16")
-"""What sums may be kept in."""
 
 _UNITS = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
@@ -112,9 +106,7 @@ PRODUCTS = {
 }
 """What products may be formed of, by name."""
 
-WINOGRAD = re.compile(r"winograd F\((\d{1,2}), ?(\d{1,2})\)")
-LARGEST_TILE = 10
-"""Most points of a tile along an axis."""
+_WINOGRAD = re.compile(r"winograd F\((\d{1,2}), ?(\d{1,2})\)")
 
 
 @dataclass(frozen=True)
@@ -236,7 +228,7 @@ class Arithmetic:
 
     @property
     def _tile(self) -> tuple[int, int] | None:
-        found = WINOGRAD.fullmatch(self.algorithm)
+        found = _WINOGRAD.fullmatch(self.algorithm)
         return None if found is None else (int(found[1]), int(found[2]))
 
 

@@ -71,7 +71,7 @@ def examine(kernel: KernelProcess, case: Case, skip: Collection[str] = ()) -> Tr
 
 def shows(kernel: KernelProcess, case: Case, kind: str, judge: Judge) -> Fault | None:
     """Return the fault of a kind that a case shows, or None."""
-    if kind in RELATIONS and not RELATIONS[kind].fits(case):
+    if kind in RELATIONS and (kind in judge.unfit(case.problem) or not RELATIONS[kind].fits(case)):
         return None
     tried = _tried(kernel, case, {kind})
     found = next((fault for fault in tried.faults if fault.kind == kind), None)

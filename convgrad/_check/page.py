@@ -11,7 +11,7 @@ from typing import Any
 from convgrad._check.cases import KINDS, Case
 from convgrad._check.examine import FAULTS
 from convgrad._check.relations import RELATIONS
-from convgrad._check.report import Data, accuracy, counts, headline, relations, table
+from convgrad._check.report import Data, accuracy, counts, declaration, headline, relations, table
 from convgrad._report import Report
 
 __all__ = ["page"]
@@ -64,7 +64,7 @@ def _head(data: Data) -> Iterator[str]:
         "convgrad": data["version"],
     }
     yield "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
-    yield "</dl></header>"
+    yield f"</dl><p>{_text(declaration(data))}</p></header>"
 
 
 def _matrix(data: Data) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from convgrad import __version__
+from convgrad._arithmetic import described
 from convgrad._check.examine import FAULTS
 from convgrad._check.issues import ISSUES, link
 from convgrad._check.large import LARGE
@@ -19,8 +20,8 @@ from convgrad._check.problems import Takes
 from convgrad._report import Report
 
 __all__ = [
-    "FORMAT", "accuracy", "compared", "comparison", "counts", "headline", "junit", "load", "new", "relations", "table",
-    "text",
+    "FORMAT", "accuracy", "compared", "comparison", "counts", "declaration", "headline", "junit", "load", "new",
+    "relations", "table", "text",
 ]  # fmt: skip
 
 Data = dict[str, Any]
@@ -123,6 +124,8 @@ def relations(data: Data) -> dict[str, tuple[int, int]]:
 
 def headline(data: Data) -> str:
     """Return the result in one line."""
+    said = data["options"].get("arithmetic")
+    kernel = f"{data['kernel']}, declared {described(said)}" if said else data["kernel"]
     counted = counts(data)
     tried = sum(counted.values())
     word = f"{counted['failed']} of {tried} cases FAILED" if counted["failed"] else f"all {tried} cases passed"
@@ -130,12 +133,24 @@ def headline(data: Data) -> str:
         word = f"{counted['passed']} of {tried} cases passed, {counted['unsupported']} were not taken"
     if not counted["passed"] + counted["failed"]:
         word = f"nothing was checked: the kernel took none of {tried} cases" if tried else "nothing was checked"
-    return f"{data['kernel']}: {word} (seed {data['seed']}, {data['seconds']:.0f} s)"
+    return f"{kernel}: {word} (seed {data['seed']}, {data['seconds']:.0f} s)"
+
+
+def declaration(data: Data) -> str:
+    """Return what the kernel declares, and how many cases were judged by that; empty where it declares nothing."""
+    said = data["options"].get("arithmetic")
+    if not said:
+        return ""
+    applied = [len(entry.get("arithmetic", ())) for entry in data["cases"]]
+    whole, none = applied.count(len(said)), applied.count(0)
+    parts = {"by that": whole, "by the part of it that applies": len(applied) - whole - none, "as plain": none}
+    judged = ", ".join([f"{count} {how}" for how, count in parts.items() if count])
+    return f"declared: {described(said)}; cases judged: {judged or 'none'}"
 
 
 def text(data: Data, scripts: Mapping[int, str]) -> str:
     """Return the report in some lines; `scripts` are the paths of the reproducers that were written, by fault."""
-    lines = [headline(data), ""]
+    lines = [headline(data), *filter(None, [declaration(data)]), ""]
     width = max((len(op) for op, _ in table(data, "op", "dtype")), default=0)
     for (op, dtype), row in table(data, "op", "dtype").items():
         failed = f", {row['failed']} FAILED" if row["failed"] else ""
@@ -189,10 +204,10 @@ def junit(data: Data) -> str:
     skipped = sum(not row["passed"] + row["failed"] for row in rows.values())
     suite = ET.Element("testsuite", name="convgrad check", tests=str(len(rows)), failures=str(failures), errors="0",
                        skipped=str(skipped), time=f"{data['seconds']:.3f}", timestamp=data["started"])  # fmt: skip
-    for name in ("kernel", "seed", "version"):
-        properties = suite.find("properties")
-        properties = ET.SubElement(suite, "properties") if properties is None else properties
-        ET.SubElement(properties, "property", name=name, value=str(data[name]))
+    properties = ET.SubElement(suite, "properties")
+    facts = {name: data[name] for name in ("kernel", "seed", "version")} | {"arithmetic": declaration(data) or "plain"}
+    for name, value in facts.items():
+        ET.SubElement(properties, "property", name=name, value=str(value))
     for (op, dtype, kind), row in rows.items():
         case = ET.SubElement(suite, "testcase", classname=f"convgrad.check.{op}", name=f"{dtype} {kind}")
         case.set("time", f"{row['seconds']:.3f}")

@@ -14,10 +14,11 @@ from pprint import pformat
 
 import numpy as np
 
+from convgrad._arithmetic import described
 from convgrad._check import frameworks
 from convgrad._check.cases import EXACT, Array, Case
 from convgrad._check.examine import FAULTS, Fault
-from convgrad._check.judge import Judge
+from convgrad._check.judge import Judge, as_read
 from convgrad._check.problems import DATA_FORMATS, DTYPES, OPS, WEIGHTS_FORMATS, Problem
 from convgrad._check.relations import RELATIONS
 from convgrad._errors import CallerError
@@ -36,10 +37,12 @@ def reproducer(case: Case, fault: Fault, kernel: str, arrays: str, judge: Judge)
 
     def run(problem: Problem, inputs: dict[str, Array]) -> Array:
         dense = {name: np.ascontiguousarray(values) for name, values in inputs.items()}
-        calls.append((problem, dense, judge.reference(problem, dense)))
+        read = {name: as_read(dense[name], how) for name, how in zip(dense, ways, strict=False)}
+        calls.append((problem, dense, judge.reference(problem, {**dense, **read})))
         return calls[-1][2]
 
-    inputs = case.inputs()
+    inputs, declared = case.inputs(), judge.declared(case.problem)
+    ways = () if fault.report is None else fault.report.data.get("arithmetic", {}).get("read", ())
     again = f"convgrad check {kernel} --only {case.number} --seed {case.seed}"
     try:
         first = run(case.problem, inputs)
@@ -49,10 +52,11 @@ def reproducer(case: Case, fault: Fault, kernel: str, arrays: str, judge: Judge)
         return f"# There is no reference to compare with ({error}): {again}\n"
     if sum(array.size for _, tensors, right in calls for array in (*tensors.values(), right)) > _LARGEST:
         return f"# Too large for a script: {again}\n"
-    rms, largest = _allowed(case, fault)
+    rms, largest = _allowed(case, fault, plain=not declared)
     return _TEMPLATE.format(
         title=" ".join(f"{FAULTS[fault.kind]}: {fault.text}".split()).replace('"""', "'''").replace("\\", "/"),
-        problem=case.problem,
+        problem=str(case.problem) + (f"\n\nJudged as declared: {described(declared)}" if declared else ""),
+        of_read=" (of inputs that are rounded as declared)" if any(ways) else "",
         imports="import ml_dtypes\n" if case.problem.dtype == "bf16" else "",
         kernel=_kernel(kernel, arrays),
         calls=",\n".join(_call(*each) for each in calls),
@@ -61,9 +65,9 @@ def reproducer(case: Case, fault: Fault, kernel: str, arrays: str, judge: Judge)
     )
 
 
-def _allowed(case: Case, fault: Fault) -> tuple[float, float]:
+def _allowed(case: Case, fault: Fault, *, plain: bool) -> tuple[float, float]:
     """Return the errors that the judge allows: the root of their mean square, and the largest one."""
-    if case.kind in EXACT:
+    if plain and case.kind in EXACT:
         return 0.0, 0.0
     if fault.report is None:
         return np.inf, np.inf
@@ -151,7 +155,7 @@ sys.path.insert(0, os.getcwd())
 
 {kernel}
 
-# Each call, with the result of the float64 reference, rounded once.
+# Each call, with the result of the float64 reference, rounded once{of_read}.
 CALLS = [
 {calls}
 ]

@@ -132,6 +132,8 @@ class _Check:
             "status": status, "seconds": round(outcome.seconds, 6), "macs": problem.macs,
             "faults": sorted({fault.kind for fault in faults}), "protocols": tried.relations,
         }  # fmt: skip
+        if self.data["options"].get("arithmetic"):
+            entry["arithmetic"] = self.judge.declared(problem)
         if report is not None and (errors := report.data.get("errors")):
             entry |= {"length": problem.sum_length, "to_naive": errors["to_naive"], "to_best": errors["to_best"]}
         self.data["cases"].append(entry)
@@ -248,7 +250,7 @@ def check(
                 share = (time.monotonic() - state.begun) / seconds if cases is None else done / cases
                 what = f"case {case.number}: {case.problem.op} {case.problem.dtype}, {case.kind}, {case.name}"
                 on_progress(f"{len(data['faults'])} faults, {what}", min(1.0, share))
-                tried = examine(kernel, case, choice.skip)
+                tried = examine(kernel, case, (*choice.skip, *judge.unfit(case.problem)))
                 result = tried.result
                 verdict = None if result is None else pool.submit(judge.verify, case, tried.inputs, result)
                 waiting.append((tried, verdict))

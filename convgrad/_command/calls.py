@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from convgrad._arithmetic import parsed
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
 from convgrad._command.exits import FAILED, say
@@ -193,7 +194,7 @@ def _verified(options: argparse.Namespace) -> dict[str, Report]:
     op = _op_of(spec)
     with connected(options) as client, _bar(options, op) as on_progress:
         settings = {"output": options.output, "explain": options.explain, "fast": options.fast}
-        settings |= {"arithmetic": _arithmetic(options), "deadline": options.deadline, "on_progress": on_progress}
+        settings |= {"arithmetic": parsed(options.arithmetic), "deadline": options.deadline, "on_progress": on_progress}
         return {op: client.verify(op, spec.inputs, result, spec.attributes, **settings)}
 
 
@@ -273,19 +274,6 @@ def _spec_of(options: argparse.Namespace, source: Source) -> CallSpec:
     tensors = {name: source.tensor(text) for name, text in inputs.items()}
     shapes = {name: value for name in SHAPES if (value := getattr(options, name)) is not None}
     return spec.with_more(options.op, dict(options.attributes or []), tensors | shapes)
-
-
-def _arithmetic(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return what the kernel declares, by its members; raises `ValueError` for a flag without a value."""
-    if not options.arithmetic:
-        return None
-    found: dict[str, Any] = {}
-    for given in options.arithmetic:
-        name, equals, value = given.partition("=")
-        if not equals:
-            raise ValueError("--arithmetic must be NAME=VALUE, such as products=tf32")
-        found[name.strip()] = int(value) if name.strip() == "segments" and value.isdecimal() else value
-    return found
 
 
 def _op_of(spec: CallSpec) -> str:

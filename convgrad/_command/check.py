@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from convgrad._arithmetic import meaningless, parsed
 from convgrad._check.benchdnn import read_shapes
 from convgrad._check.judge import Judge
 from convgrad._check.page import page
+from convgrad._check.problems import Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.report import Data, compared, comparison, counts, junit, load, new, text
 from convgrad._check.run import Choice, chosen, of_shapes
@@ -34,13 +36,15 @@ def check(options: argparse.Namespace) -> int:
         return _compare(options)
     check_folders(options)
     resumed = load(options.resume) if options.resume else None
-    if resumed is not None and options.seed is not None:
-        raise ValueError("--seed is for a new check: --resume continues with the seed of the report")
+    for flag in ("seed", "arithmetic"):
+        if resumed is not None and getattr(options, flag) is not None:
+            raise ValueError(f"--{flag} is for a new check: --resume continues with the {flag} of the report")
     before = resumed or {"kernel": None, "arrays": "numpy", "takes": {}, "options": {}}
     kernel, arrays = options.kernel or before["kernel"], options.arrays or before["arrays"]
     if kernel is None:
         raise ValueError("no kernel: give module:function, library.so, command:program, a URL, or a framework")
     only, skip = (_words(getattr(options, name)) or before["options"].get(name, []) for name in ("only", "skip"))
+    said = parsed(options.arithmetic) or before["options"].get("arithmetic")
     shapes = options.shapes or before["options"].get("shapes")
     choice = of_shapes(chosen(only, skip), _shapes(shapes)) if shapes else chosen(only, skip)
     with connected(options) as client:
@@ -48,10 +52,12 @@ def check(options: argparse.Namespace) -> int:
         with KernelProcess(
             kernel, arrays=arrays, takes=takes, limit=options.limit, api_key=options.kernel_api_key
         ) as process:
+            require_meaning(said, process.takes)
             seed = secrets.randbits(48) if options.seed is None else options.seed
-            data = resumed or new(kernel, arrays, seed, process.takes, {"only": only, "skip": skip, "shapes": shapes})
+            settings = {"only": only, "skip": skip, "shapes": shapes} | ({"arithmetic": said} if said else {})
+            data = resumed or new(kernel, arrays, seed, process.takes, settings)
             try:
-                _run(process, client, data, choice, options)
+                _run(process, Judge(client, said), data, choice, options)
             finally:  # a check that is interrupted has a report, too
                 _write(data, options)
     counted = counts(data)
@@ -73,6 +79,12 @@ def takes_of(options: argparse.Namespace, client: Client) -> dict[str, Any]:
     return takes | ({"dtypes": _words(options.dtypes)} if options.dtypes else {})
 
 
+def require_meaning(said: Mapping[str, Any] | None, takes: Takes) -> None:
+    """Raise `ValueError` for a declaration that means nothing for any operation and dtype that the kernel takes."""
+    for member, rule, _ in meaningless(said or {}, takes.ops, takes.dtypes):
+        raise ValueError(f"--arithmetic {member} {rule}")
+
+
 def check_folders(options: argparse.Namespace) -> None:
     """Raise `ValueError` for a report that can't be written, before the time is spent."""
     for flag in ("html", "junit", "report"):
@@ -81,12 +93,12 @@ def check_folders(options: argparse.Namespace) -> None:
             raise ValueError(f"--{flag} must be a file in a folder that exists")
 
 
-def _run(kernel: KernelProcess, client: Client, data: Data, choice: Choice, options: argparse.Namespace) -> None:
+def _run(kernel: KernelProcess, judge: Judge, data: Data, choice: Choice, options: argparse.Namespace) -> None:
     if not options.quiet and not options.json:
         say(f"checking {data['kernel']} with seed {data['seed']}")
     limits: dict[str, Any] = {"choice": choice, "seconds": options.seconds, "cases": options.cases}
     with progress(options) as on_progress:
-        run_check(kernel, Judge(client), data, **limits, on_progress=on_progress)
+        run_check(kernel, judge, data, **limits, on_progress=on_progress)
 
 
 @contextmanager

@@ -134,14 +134,18 @@ def _add_judged(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
     _add_local(command, default=True)
-    add(
+    _add_arithmetic(command)
+    add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
+    add("-q", "--quiet", action="store_true", help="print errors only")
+
+
+def _add_arithmetic(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--arithmetic",
         action="append",
         metavar="NAME=VALUE",
         help="what the kernel says of itself, such as products=tf32 or algorithm='winograd F(4, 3)' (repeatable)",
     )
-    add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
-    add("-q", "--quiet", action="store_true", help="print errors only")
 
 
 def _add_tolerance(command: argparse.ArgumentParser) -> None:
@@ -167,6 +171,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
     add("--ops", action="append", metavar="OP,..", help="operations (default: all that the kernel takes)")
     add("--dtypes", action="append", metavar="D,..", help="of f32, f16, bf16 and f64 (default: f32 for functions)")
     add("--takes", action="append", metavar="NAME=VALUE", help="what the kernel takes, such as ranks=2 or groups=false")
+    _add_arithmetic(command)
     add("--arrays", metavar="KIND", help="what a function gets: numpy, torch, torch:cuda, jax, .. (default: numpy)")
     add("--seconds", type=_positive, default=60.0, metavar="S", help="how long to try new cases (default: 60)")
     add("--cases", type=int, metavar="N", help="stop after N cases, however long they take")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from convgrad._arithmetic import described, parsed
 from convgrad._check.isolation import MEASURES, unreadable
 from convgrad._check.problems import Problem
 from convgrad._check.process import KernelProcess, Memory
@@ -49,7 +50,9 @@ def check(options: argparse.Namespace) -> int:
             ) as process,
             progress(options) as on_progress,
         ):  # fmt: skip
-            document = _checked(process, client, cases=options.cases, label=label, on_progress=on_progress)
+            begin: dict[str, Any] = {"cases": options.cases, "label": label, "arithmetic": parsed(options.arithmetic)}
+            check = client.begin_check(process.takes.as_json(), **begin)
+            document = _checked(process, client, check, on_progress)
     if options.report:
         Path(options.report).write_text(json.dumps(document, indent=1), encoding="utf-8")
     status = _told(document, options, document)
@@ -105,10 +108,10 @@ def _told(document: dict[str, Any], options: argparse.Namespace, shown: dict[str
 
 
 def _checked(
-    kernel: KernelProcess, client: Client, *, cases: int | None, label: str, on_progress: Callable[[str, float], object]
+    kernel: KernelProcess, client: Client, check: str, on_progress: Callable[[str, float], object]
 ) -> dict[str, Any]:
     """Check a kernel on cases of the service; return the signed document."""
-    check, failed = client.begin_check(kernel.takes.as_json(), cases=cases, label=label), 0
+    failed = 0
     try:
         while (case := client.next_case(check)) is not None:
             on_progress(f"{failed} failed, {case.number}: {case.op} {case.dtype}", case.number / case.cases)
@@ -141,7 +144,10 @@ def _text(document: dict[str, Any]) -> str:
     counted = [f"{counts.get('passed', 0)} of {asked} cases passed"]
     counted += [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "passed"]
     verdict = document.get("verdict") or ("passed" if document["passed"] else "failed")  # the format before had none
-    lines = [f"{document['label']}: {verdict if verdict == 'passed' else verdict.upper()}; {', '.join(counted)}"]
+    said = document.get("arithmetic")
+    declared = f" as declared ({described(said)})" if said else ""
+    word = verdict if verdict == "passed" else verdict.upper()
+    lines = [f"{document['label']}: {word}{declared}; {', '.join(counted)}"]
     lines += [
         f"  case {case['case']} {case['status']}: {case['op']} {case['dtype']}, {case['kind']}, {case['name']}"
         for case in document["cases"]

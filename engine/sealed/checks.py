@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from convgrad import __version__
+from convgrad._arithmetic import fitting, meaningless
 from convgrad._check.cases import Case, draw
 from convgrad._check.problems import Takes
 from convgrad._dtypes import dtype
@@ -80,7 +81,7 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 V = TypeVar("V")
 
-FORMAT = "convgrad-sealed-check/2"
+FORMAT = "convgrad-sealed-check/3"
 """The format of the signed document."""
 
 _OUTCOMES = ("unsupported", "failed")
@@ -104,6 +105,8 @@ class SealedCase:
 
     check: str
     case: Case
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    """What the kernel declares that means something for the case."""
     until: float = math.inf
     inputs: dict[str, Any] = field(default_factory=dict)
     """The memory that holds the inputs until the case is closed, if any does."""
@@ -117,6 +120,11 @@ class SealedCase:
     """What `submit` returned, until the next case is drawn: a lost reply can be sent again."""
     varied: bool = False
     """Whether the elements of the result differ, so that no constant equals it."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the verification of its result."""
+        return {"fast": False, **({"arithmetic": self.arithmetic} if self.arithmetic else {})}
 
     @property
     def number(self) -> int:
@@ -208,7 +216,7 @@ class SealedCase:
         entry: dict[str, Any] = {
             "case": case.number, "status": self.status, "op": case.problem.op, "dtype": case.problem.dtype,
             "kind": case.kind, "name": case.name, "sent": "seed" if self.as_seed else "tensors",
-            "seed": f"{case.seed:032x}",
+            "seed": f"{case.seed:032x}", "arithmetic": dict(self.arithmetic),
         }  # fmt: skip
         return entry | ({} if self.answer in (None, *_OUTCOMES) else {"result_sha256": self.answer})
 
@@ -222,6 +230,8 @@ class SealedCheck:
     takes: Takes
     asked: int
     label: str
+    arithmetic: Mapping[str, Any]
+    """What the kernel declares of its arithmetic."""
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     begun: str = field(default_factory=lambda: _now())
     cases: list[SealedCase] = field(default_factory=list)
@@ -250,7 +260,8 @@ class SealedCheck:
 
     def draw(self) -> SealedCase:
         """Draw the next case."""
-        return SealedCase(self.id, draw(secrets.randbits(128), len(self.cases), self.takes))
+        case = draw(secrets.randbits(128), len(self.cases), self.takes)
+        return SealedCase(self.id, case, fitting(self.arithmetic, case.problem))
 
     def give(self, drawn: SealedCase) -> SealedCase:
         """Make a case that was drawn the one to be answered; raises `InvalidParams` if the check is finished."""
@@ -285,7 +296,8 @@ class SealedCheck:
             verdict = "failed"
         return {
             "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "key": self.key,
-            "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(), "asked": self.asked,
+            "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(),
+            "arithmetic": dict(self.arithmetic), "asked": self.asked,
             "verdict": verdict, "passed": verdict == "passed",
             "counts": {"not_given": self.asked - len(self.cases), **counted},
             "cases": [case.as_entry() for case in self.cases],
@@ -306,7 +318,7 @@ class SealedChecks:
 
     def begin(self, given: Mapping[str, Any], owner: str, key: str) -> SealedCheck:
         """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
-        takes, asked, label = _read(given)
+        takes, asked, label, arithmetic = _read(given)
         data = {"reason": "checks", "limit": self._most}
         unfinished = [check for check in self._checks.values() if check.document is None]
         if sum(check.owner == owner for check in unfinished) >= self._most:
@@ -315,7 +327,7 @@ class SealedChecks:
         if len(unfinished) >= _MOST_CHECKS:
             message = f"{_MOST_CHECKS} checks are open, as many as the service keeps"
             raise Overloaded(message, retry_after=RETRY_AFTER_S, data=data | {"limit": _MOST_CHECKS})
-        check = SealedCheck(owner, key, takes, asked, label)
+        check = SealedCheck(owner, key, takes, asked, label, arithmetic)
         self._checks[check.id] = check
         return check
 
@@ -380,8 +392,8 @@ def _refused(member: str, message: str, kind: str) -> InvalidParams:
     return invalid_params("check", [broken_rule([member], message, kind)])
 
 
-def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str]:
-    """Read the parameters of a new check: what the kernel takes, the number of cases, a label."""
+def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str, dict[str, Any]]:
+    """Read the parameters of a new check: what the kernel takes, the number of cases, a label, what it declares."""
     broken: list[BrokenRule] = []
     takes = _takes(given.get("takes"), broken)
     asked, label = given.get("cases"), given.get("label")
@@ -392,9 +404,21 @@ def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str]:
     label = "" if label is None else label
     if not isinstance(label, str) or not _LABEL.fullmatch(label):
         broken.append(broken_rule(["label"], "label must be at most 200 characters of printable ASCII", "value"))
+    arithmetic = _arithmetic(given.get("arithmetic"), takes, broken)
     if broken or takes is None:
         raise invalid_params("check", broken)
-    return takes, asked, label
+    return takes, asked, label, arithmetic
+
+
+def _arithmetic(given: object, takes: Takes | None, broken: list[BrokenRule]) -> dict[str, Any]:
+    """Read what the kernel declares; refuse what means nothing for any operation and dtype that it takes."""
+    if not isinstance(given, Mapping | None):
+        broken.append(broken_rule(["arithmetic"], "arithmetic must be an object", "object_type"))
+        return {}
+    found = {str(name): value for name, value in (given or {}).items() if value is not None}
+    for name, rule, kind in meaningless(found, takes.ops, takes.dtypes) if takes is not None else ():
+        broken.append(broken_rule(["arithmetic", safe_key(name)], f"{safe_key(name)} {rule}", kind))
+    return found
 
 
 def _takes(given: object, broken: list[BrokenRule]) -> Takes | None:

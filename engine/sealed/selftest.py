@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from convgrad._sealed import SELF_TEST
-from engine.options import Options
+from engine.options import parse_options
 from engine.process import Engine, metas_of
 from engine.sealed.checks import SealedChecks
 from engine.threads import Stop
 
 __all__ = ["SelfTests"]
-
-_OPTIONS = Options(fast=False)
 
 
 class SelfTests(SealedChecks):
@@ -67,7 +65,8 @@ class SelfTests(SealedChecks):
         if outcome is not None:
             return case.submit(outcome, lambda: case.note(outcome))
         problem, tensors = case.case.problem, {**inputs, **case.case.inputs()}
-        prepared = engine.preparer.prepare(problem.op, problem.attributes(), metas_of(tensors), _OPTIONS, verify=True)
+        options = parse_options(case.options)
+        prepared = engine.preparer.prepare(problem.op, problem.attributes(), metas_of(tensors), options, verify=True)
         result = b"".join([array.tobytes() for array in inputs.values()])
         digest = hashlib.sha256(result).hexdigest()
         return case.submit(digest, lambda: case.judge(engine.judge(prepared, tensors, stop), result))

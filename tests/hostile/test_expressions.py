@@ -40,7 +40,7 @@ WORST: dict[str, list[str]] = {
     "app.telemetry.logs._CONTROL_IN_TRACEBACK": ["a" * SIZE],
     "convgrad._npy._PRINTABLE_DESCR": ["<f" + "1" * SIZE],
     "convgrad._npy._TOKEN": [" " * SIZE, "'" + "a" * SIZE, "9" * SIZE],
-    "engine.arithmetic.WINOGRAD": ["winograd F(" + "1" * SIZE, "winograd F(1," + " " * SIZE],
+    "convgrad._arithmetic._WINOGRAD": ["winograd F(" + "1" * SIZE, "winograd F(1," + " " * SIZE],
     "engine.sealed.checks._ID": ["a" * SIZE],
     "app.settings._ORIGIN": ["a" * SIZE, "a://" + " " * SIZE],
     "engine.sealed.checks._LABEL": ["a" * SIZE + "\n"],

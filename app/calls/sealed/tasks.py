@@ -129,8 +129,8 @@ class _Submit(_CheckTask):
         asked = self._case.case.problem
         called = find_operation(asked.op)
         own = {name: Tensor(dtype(asked.dtype), shape) for name, shape in asked.input_shapes.items()}
-        inputs, options = {**request.inputs, **own}, {"fast": False}
-        whole = RequestObject(called.called_as, called.operation, asked.attributes(), inputs, options)
+        attributes, inputs = asked.attributes(), {**request.inputs, **own}
+        whole = RequestObject(called.called_as, called.operation, attributes, inputs, self._case.options)
         return await self.service.prepare(whole, self.context, verify=True)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Memory], lease: Lease) -> Answered:  # noqa: ARG002
