@@ -18,6 +18,7 @@ from verify.arithmetic import Arithmetic
 from verify.compared import Compared
 from verify.reading import Inputs, read_bytes
 from verify.report import as_json, report_on
+from verify.rules import judge
 from verify.sums import Sums, unit_sums
 
 __all__ = ["DATA", "KINDS", "Array", "Trial", "compiled", "empty", "honest", "trial"]
@@ -35,6 +36,8 @@ class Trial:
     src: Array  # (n, I)
     diff_dst: Array  # (n, O)
     images: int
+    product: Callable[[Array, Array], Array] = lambda a, b: b @ a.T
+    """How the kernel under trial sums products, in the dtype that it sums in."""
 
     def __post_init__(self) -> None:
         n = self.src.shape[0]
@@ -53,8 +56,26 @@ class Trial:
         self.a = np.ascontiguousarray(self.src.astype(wide).T)
         self.b = np.ascontiguousarray(self.diff_dst.astype(wide).T)
 
+    def broken(self, result: Array, arithmetic: Arithmetic | None) -> str | None:
+        """Return the first rule but `hypotheses` that fails a result; much faster than a report."""
+        compared, _ = self._compared(result, arithmetic, explain=False)
+        _, tally = judge(compared, np.zeros(compared.exact.shape, np.float32), lambda _: None, lambda: False)
+        fails = {
+            "exact": tally.exact_failed,
+            "mean_square": not tally.mean_square_passed,
+            "largest": tally.failed,
+        }
+        return next((rule for rule, fails in fails.items() if fails), None)
+
     def judge(self, result: Array, *, explain: bool = False, arithmetic: Arithmetic | None = None) -> dict[str, Any]:
         """Return the report on a result, O by I, in the dtype of the trial, of a kernel with this arithmetic."""
+        compared, inputs = self._compared(result, arithmetic, explain=explain)
+        stop = lambda: False  # noqa: E731
+        found = inputs.described(report_on(compared, stop), compared.result, stop)
+        report: dict[str, Any] = json.loads(as_json(found))
+        return report
+
+    def _compared(self, result: Array, arithmetic: Arithmetic | None, *, explain: bool) -> tuple[Compared, Inputs]:
         shape, said, stop = self.problem.output_shape, arithmetic or Arithmetic.usual(self.dtype), lambda: False
         stored = _stored(np.ascontiguousarray(result)).reshape(shape)
         inputs = Inputs(self.problem, said, self.inputs, np.zeros(read_bytes(self.problem, said), np.uint8))
@@ -64,9 +85,7 @@ class Trial:
             sums = unit_sums(self.problem, REFERENCE.units(self.problem, 1)[0][0], inputs.given, stop)
         high, spread = sums.high.reshape(shape), sums.spread.reshape(shape).copy()
         low = None if sums.low is None else sums.low.reshape(shape)
-        compared = Compared(self.problem, inputs.given, stored, high, low, spread, explain, arithmetic=said)
-        report: dict[str, Any] = json.loads(as_json(inputs.described(report_on(compared, stop), stored, stop)))
-        return report
+        return Compared(self.problem, inputs.given, stored, high, low, spread, explain, arithmetic=said), inputs
 
     def rounded(self, values: Array) -> Array:
         """Round sums to the dtype once."""

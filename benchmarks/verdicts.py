@@ -2,10 +2,12 @@
 
     python -m benchmarks.verdicts honest [--results 10000] [--least 1] [--most 1000000] [--seed 0]
     python -m benchmarks.verdicts faults [--most 200000] [--seed 0]
+    python -m benchmarks.verdicts declared [--most 30000] [--seed 0]
 
 `honest` sums products in every order and way that a kernel may, of many kinds of data, in every dtype, and as PyTorch
 and JAX do where they are installed: each result that fails is printed, and the largest share of each rule's limit.
 `faults` plants one fault at a time. Each is found, or is smaller than the detection limit that the report states.
+`declared` plants them in kernels that declare their arithmetic (`benchmarks.verdict_declared`).
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from benchmarks.verdict_declared import HONEST
 from benchmarks.verdict_peers import peer_sums
 from benchmarks.verdict_sums import DATA, KINDS, Array, Trial, compiled, empty, honest, trial
+from verify.arithmetic import Arithmetic
 from verify.model import ulp
 
+LONG = (64, 2304, 25088, 200704)
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 64, 100, 256, 1000, 2304, 4096, 12544, 25088, 65536, 200704, 1000000)
 
 
@@ -100,7 +105,7 @@ def _wrong_kahan(a: Array, b: Array, found: Array) -> None:
 
 
 def _product(trial: Trial, a: Array, b: Array) -> Array:
-    return trial.rounded(b @ a.T)
+    return trial.rounded(trial.product(a, b))
 
 
 def _by_image(trial: Trial, kind: str) -> Array:
@@ -108,7 +113,7 @@ def _by_image(trial: Trial, kind: str) -> Array:
     parts = trial.images if trial.images > 1 else 16
     total = np.zeros((trial.b.shape[0], trial.a.shape[0]), trial.a.dtype)
     for a, b in zip(np.array_split(trial.a, parts, 1), np.array_split(trial.b, parts, 1), strict=True):
-        total = _as(kind, total + b @ a.T)
+        total = _as(kind, total + trial.product(a, b))
     return trial.rounded(total)
 
 
@@ -132,7 +137,7 @@ def _changed(trial: Trial, change: Callable[[Array], None]) -> Array:
 
 
 def _scaled(trial: Trial, factor: float, *at: Any) -> Array:
-    values = trial.b @ trial.a.T
+    values = trial.product(trial.a, trial.b)
     values[at] *= factor
     return trial.rounded(values)
 
@@ -185,9 +190,9 @@ FAULTS: dict[str, Callable[[Trial], Array]] = {
     "inputs read as f16": lambda t: _product(t, _as("f16", t.a), _as("f16", t.b)),
     "inputs of two bf16 each": lambda t: _product(t, _cut(t.a, 16, np.rint), _cut(t.b, 16, np.rint)),
     "inputs read as f32": lambda t: _product(t, _as("f32", t.a), _as("f32", t.b)),
-    "result kept in bf16": lambda t: t.rounded(_as("bf16", t.b @ t.a.T)),
-    "result kept in f16": lambda t: t.rounded(_as("f16", t.b @ t.a.T)),
-    "result kept in TF32": lambda t: t.rounded(_as("tf32", t.b @ t.a.T)),
+    "result kept in bf16": lambda t: t.rounded(_as("bf16", t.product(t.a, t.b))),
+    "result kept in f16": lambda t: t.rounded(_as("f16", t.product(t.a, t.b))),
+    "result kept in TF32": lambda t: t.rounded(_as("tf32", t.product(t.a, t.b))),
     "images added in bf16": lambda t: _by_image(t, "bf16"),
     "images added in f16": lambda t: _by_image(t, "f16"),
     "every product added in f16": lambda t: _narrow_sum(t, "f16"),
@@ -211,7 +216,7 @@ FAULTS: dict[str, Callable[[Trial], Array]] = {
     "unwritten tail, zero": lambda t: _changed(t, lambda result: _tail(result, 0.0)),
     "unwritten tail, NaN": lambda t: _changed(t, lambda result: _tail(result, np.nan)),
     "tile written twice": lambda t: _changed(t, _repeat),
-    "added to an old result": lambda t: t.rounded(t.b @ t.a.T + np.roll(t.b @ t.a.T, 1, 0)),
+    "added to an old result": lambda t: t.rounded(t.product(t.a, t.b) + np.roll(t.product(t.a, t.b), 1, 0)),
     "old result": lambda t: _product(t, t.a[:, ::-1], t.b[::-1]),
     "zeros": lambda t: _product(t, t.a, t.b) * 0,
     "rounded toward zero": _toward_zero,
@@ -246,41 +251,82 @@ def _effect(one: Trial, fault: Array) -> tuple[float, float]:
     return float(every), float(np.nanmax(np.where(change > 1.01 * ulp(exact, one.dtype), share, 0.0), initial=0.0))
 
 
+Column = tuple[str, str, int]
+
+
+def _tried(one: Trial, said: Arithmetic | None, column: Column) -> Iterator[tuple[str, str, str]]:
+    """Yield each fault of a kernel: its name, the rule that fails it or a dash, and what was missed though visible."""
+    honest_one = _product(one, one.a, one.b)
+    for name, fault in FAULTS.items():
+        if (column[-1] > 3000 and "every product" in name) or (said and name in _as_declared(said)):
+            continue
+        with np.errstate(all="ignore"):
+            result = fault(one)
+        exact = one.rounded(one.sums.high.reshape(result.shape))
+        if np.array_equal(result, exact) or np.array_equal(result, honest_one):
+            continue  # no fault of this dtype, data or kernel
+        if (broken := one.broken(result, said)) is not None:
+            yield name, broken[0].upper(), ""
+            continue
+        report = one.judge(result, arithmetic=said)
+        every, largest = _effect(one, result)
+        seen = report["detection"]
+        missed = report["passed"] and (every > 2 * seen["every_element"] or largest > 4 * seen["one_element"])
+        text = f"{name} {column} {every:.2g} {largest:.2g} {seen}"
+        yield name, "-" if report["passed"] else "H", text if missed else ""
+    for name, (value, swallow) in _SPECIAL.items():
+        a = one.a.copy()
+        a[0, 0] = value
+        spoilt = Trial(one.dtype, a.T.astype(KINDS[one.dtype]), one.diff_dst, one.images)
+        with np.errstate(all="ignore"):
+            report = spoilt.judge(_product(one, swallow(a), one.b), arithmetic=said)
+        yield name, "-" if report["passed"] else "L", f"{name} {column}" if report["passed"] else ""
+
+
+def _as_declared(said: Arithmetic) -> set[str]:
+    """Return the faults that are none, as the kernel says that it does so, or that are better than what it says."""
+    digits = {"tf32": 11, "f16": 11, "bf16": 8}.get(said.products, 24)
+    better = ("rounded toward zero", "ties rounded away from zero", "Kahan's sum with a wrong sign")
+    found = set() if said == Arithmetic() else {*better}
+    for least, name in ((11, "TF32"), (11, "f16"), (8, "bf16")):
+        if digits <= least:
+            found |= {f"inputs read as {name}", f"inputs truncated to {name}", f"src alone read as {name}"}
+    return found
+
+
+def try_declared(most: int, seed: int) -> None:
+    """Plant the same faults in kernels that declare their arithmetic; print how many were found as what they are."""
+    rng = np.random.default_rng(seed)
+    columns = [("f32", data, n) for data in ("normal", "positive", "smooth", "integers") for n in LONG if n <= most]
+    trials = [(column, trial(rng, column[1], "f32", column[2], 16, _images(column[2]))) for column in columns]
+    for name, (said, kernel) in {"plain": (Arithmetic(), lambda a, b: b @ a.T), **HONEST}.items():
+        passed, failed, missed = Counter[str](), 0, []
+        for column, one in trials:
+            if column[-1] > 3000 and "sums" in name and "f64" not in name:
+                continue  # one product after the other takes long
+            one.product = kernel
+            for fault, rule, seen in _tried(one, said, column):
+                failed += rule != "-"
+                passed[fault] += rule == "-"
+                missed += [seen] if seen else []
+        total = failed + passed.total()
+        print(f"{name}: {failed} of {total} found, {len(missed)} missed though visible", flush=True)
+        print("".join([f"    {fault}: passed {count}\n" for fault, count in passed.items() if count]), end="")
+        print("".join([f"    MISSED {each}\n" for each in missed]), end="", flush=True)
+
+
 def try_faults(most: int, seed: int) -> None:
     """Plant faults and print which were found, by dtype and length, and which were not though they are visible."""
     rng = np.random.default_rng(seed)
-    lengths = [n for n in (64, 2304, 25088, 200704) if n <= most]
+    lengths = [n for n in LONG if n <= most]
     columns = [(dtype, data, n) for dtype in KINDS for data in ("normal", "positive", "integers") for n in lengths]
-    table: dict[str, dict[tuple[str, str, int], str]] = defaultdict(dict)
-    missed: list[tuple[Any, ...]] = []
+    table: dict[str, dict[Column, str]] = defaultdict(dict)
+    missed: list[str] = []
     for column in columns:
         dtype, data, n = column
-        one = trial(rng, data, dtype, n, 16, _images(n))
-        for name, fault in FAULTS.items():
-            if n > 3000 and "every product" in name:
-                continue
-            with np.errstate(all="ignore"):
-                result = fault(one)
-            exact = one.rounded(one.sums.high.reshape(result.shape))
-            honest_one = _product(one, one.a, one.b)
-            if np.array_equal(result, exact) or np.array_equal(result, honest_one):
-                continue  # no fault of this dtype or data
-            report = one.judge(result)
-            rules = [rule["rule"] for rule in report["rules"] if not rule["passed"]]
-            every, largest = _effect(one, result)
-            seen = report["detection"]
-            table[name][column] = rules[0][0].upper() if rules else "-"
-            if not rules and (every > 2 * seen["every_element"] or largest > 4 * seen["one_element"]):
-                missed.append((name, *column, every, largest, seen))
-        for name, (value, swallow) in _SPECIAL.items():
-            a = one.a.copy()
-            a[0, 0] = value
-            spoilt = Trial(dtype, a.T.astype(KINDS[dtype]), one.diff_dst, one.images)
-            with np.errstate(all="ignore"):
-                report = spoilt.judge(_product(one, swallow(a), one.b))
-            table[name][column] = "-" if report["passed"] else "L"
-            if report["passed"]:
-                missed.append((name, *column, 1.0, 1.0, {}))
+        for name, rule, seen in _tried(trial(rng, data, dtype, n, 16, _images(n)), None, column):
+            table[name][column] = rule
+            missed += [seen] if seen else []
     print("E, M, L, H: failed by rule 0 (exact), 1 (mean square), 2 (largest), 3 (hypotheses); -: passed")
     for dtype in KINDS:
         print(f"\n{dtype:34}" + "  ".join(f"{data:>{4 * len(lengths)}}" for data in ("normal", "positive", "integers")))
@@ -295,14 +341,13 @@ def try_faults(most: int, seed: int) -> None:
                      for data in ("normal", "positive", "integers")]  # fmt: skip
             print(f"{name:34}" + "  ".join(cells))
     print(f"\n{len(table)} kinds of faults; missed though visible by the limits that the report states: {len(missed)}")
-    for each in missed:
-        print(*each)
+    print("\n".join(missed))
 
 
 def main() -> None:
     """Run one of the two tables."""
     parser = argparse.ArgumentParser(description="Try the verdict on honest and on wrong results.")
-    parser.add_argument("table", choices=["honest", "faults"])
+    parser.add_argument("table", choices=["honest", "faults", "declared"])
     parser.add_argument("--results", type=int, default=10000)
     parser.add_argument("--least", type=int, default=1, help="shortest sums of honest results")
     parser.add_argument("--most", type=int, default=1_000_000, help="longest sums")
@@ -311,7 +356,7 @@ def main() -> None:
     if options.table == "honest":
         try_honest(options.results, options.least, options.most, options.seed)
     else:
-        try_faults(options.most, options.seed)
+        {"faults": try_faults, "declared": try_declared}[options.table](options.most, options.seed)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ __all__ = [
 
 MEMBERS = ("products", "sum", "segments", "segment_sum", "algorithm")
 PRODUCTS = ("f32", "tf32", "bf16", "f16", "3xtf32", "bf16x3", "bf16x6")
-SUMS = ("f64", "f32", "f16", "bf16")
+SEGMENT_SUMS = ("f64", "f32", "f16", "bf16")
+SUMS = (*SEGMENT_SUMS, "f32 truncated")
 LARGEST_TILE = 10
 """Most points of a tile of Winograd's along an axis."""
 
@@ -78,7 +79,7 @@ def broken(given: Mapping[str, Any], problem: Declaring, name: str = "") -> list
     choices = {
         "products": PRODUCTS if problem.dtype == "f32" and not of_bias else ("f32",),
         "sum": SUMS[:2] if problem.dtype == "f64" else SUMS,
-        "segment_sum": SUMS,
+        "segment_sum": SEGMENT_SUMS,
     }
     for member, names in choices.items():
         if member in found and found[member] not in names:

@@ -59,7 +59,9 @@ class Arithmetic(BaseModel):
     products: Literal["f32", "tf32", "bf16", "f16", "3xtf32", "bf16x3", "bf16x6"] | None = Field(
         default="f32", description="What products are formed of: rounded inputs, or several narrow numbers for each."
     )
-    sum: Literal["f64", "f32", "f16", "bf16"] | None = Field(default=None, description="What sums are kept in.")
+    sum: Literal["f64", "f32", "f16", "bf16", "f32 truncated"] | None = Field(
+        default=None, description="What sums are kept in; truncated: each sum of a block is cut, as in tensor cores."
+    )
     segments: Annotated[int, Field(strict=True, ge=1, le=1 << 12)] | None = Field(
         default=1, description="Parts that are summed apart, and whose sums are added in segment_sum."
     )

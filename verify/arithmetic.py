@@ -6,7 +6,8 @@ By default products are formed of the inputs as they are and added in f32, for f
   inputs that are rounded so, to nearest or toward zero, whichever fits: by the same rules, and as strictly.
 * each input is split into several narrow numbers, and the smallest products are left out (3xtf32, bf16x3, bf16x6):
   each product is off by `noise` of itself.
-* sums are kept in another dtype, or the sums of so many segments are added in another one: see `verify.model`.
+* sums are kept in another dtype, or in f32 and cut instead of rounded, as tensor cores do, or the sums of so many
+  segments are added in another dtype: see `verify.model`.
 * Winograd's algorithm multiplies the errors of a sum by the norms of its matrices (`growth`); an FFT spreads the errors
   of the largest sums over all of a plane.
 """
@@ -113,9 +114,9 @@ _WINOGRAD = re.compile(r"winograd F\((\d{1,2}), ?(\d{1,2})\)")
 class Arithmetic:
     """What a kernel does, by its own account.
 
-    `products` is one of the `PRODUCTS`; `sum` is the dtype that sums are kept in; the sums of `segments` parts are
-    added in `segment_sum`; `algorithm` is `direct`, `fft` or `winograd F(m, r)`, with tiles of m elements of dst for r
-    taps along each axis that it transforms.
+    `products` is one of the `PRODUCTS`; `sum` is the dtype that sums are kept in, or `f32 truncated`; the sums of
+    `segments` parts are added in `segment_sum`; `algorithm` is `direct`, `fft` or `winograd F(m, r)`, with tiles of m
+    elements of dst for r taps along each axis that it transforms.
     """
 
     products: str = "f32"
@@ -132,7 +133,7 @@ class Arithmetic:
     @property
     def text(self) -> str:
         """The arithmetic in words."""
-        words = [PRODUCTS[self.products].text, f"{self.sum} sums"]
+        words = [PRODUCTS[self.products].text, f"{' '.join(reversed(self.sum.split()))} sums"]
         if self.segments > 1:
             words.append(f"{self.segments} segments added in {self.segment_sum}")
         if self.algorithm != "direct":
@@ -155,9 +156,19 @@ class Arithmetic:
         return PRODUCTS[self.products].digits
 
     @property
+    def kept(self) -> str:
+        """The dtype that sums are kept in."""
+        return self.sum.partition(" ")[0]
+
+    @property
+    def truncates(self) -> bool:
+        """Whether sums are cut to that dtype, not rounded."""
+        return self.kept != self.sum
+
+    @property
     def unit(self) -> float:
         """Half a unit in the last place of 1 in the dtype that sums are kept in."""
-        return _UNITS[self.sum]
+        return _UNITS[self.kept]
 
     @property
     def segment_unit(self) -> float:
@@ -167,12 +178,12 @@ class Arithmetic:
     @property
     def least(self) -> float:
         """The smallest number of the dtype that sums are kept in."""
-        return 2.0 ** DTYPES[self.sum].smallest
+        return 2.0 ** DTYPES[self.kept].smallest
 
     @property
     def limit(self) -> float:
         """The first power of two beyond what sums are kept in."""
-        kinds = {self.sum, self.segment_sum} if self.segments > 1 else {self.sum}
+        kinds = {self.kept, self.segment_sum} if self.segments > 1 else {self.kept}
         return inf if kinds == {"f64"} else min(2.0 ** DTYPES[kind].largest for kind in kinds if kind != "f64")
 
     @property

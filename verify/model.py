@@ -18,6 +18,14 @@ sums of K segments are added in a dtype whose half unit is w, each of these and 
 
 is added to acc, and noise^2 q for products that are split. Winograd's growth multiplies the root of it all.
 
+Tensor cores cut where others round: they add the products of a block to the sum so far, each cut at the unit of the
+largest one, and cut what they get to f32 (Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor
+cores, 2021). Every cut is toward zero. That of many bits takes half a unit in the mean, 0.72 u |S_k| where 0.72 is
+E[1 / m], that of one extra bit a quarter. These do not cancel, because partial sums keep their sign for long: m blocks
+in a row leave an error of -0.36 u (S_1 + .. + S_m), whose mean square is 0.13 u^2 m^2 (r^2 / 4 + q / 12). Where products
+have one sign, so do their own cuts: of n products with a `coherence` c they leave 0.52 u^2 n c r^2 / 4. Blocks have at
+least 4 products (TF32 on an A100, with one extra bit; 8 and two on an H100), and segments their own sums.
+
 Neighbouring products of real data are alike. `coherence`, the mean of r^2 / q over the result, is 1 for random signs,
 n for equal signs, and the length of the stretches that are alike for smooth data. r^2 is taken to be at least
 `coherence` times q, so that an element that is small by chance is not held to less, and so is q in V.
@@ -41,6 +49,8 @@ __all__ = ["EXACT", "SIGMAS", "UNIFORM", "Model", "accumulation_slack", "roundin
 Array = npt.NDArray[np.float64]
 
 UNIFORM = 0.18
+_CUT_SUM, _CUT_PRODUCT, _BLOCK = 0.13, 0.52, 4
+"""The squared means of cutting a sum of a block and a product, and the products of the smallest block."""
 SIGMAS = 8.0
 """Standard deviations of summing that an element may be off."""
 
@@ -89,11 +99,16 @@ class Model:
         said, once = self.arithmetic, UNIFORM * self.arithmetic.unit**2
         # A sum that is as wide as its dtype rounds its last addition once, which is counted as that rounding.
         added = np.maximum(terms - (1.0 if self.dtype == said.sum else 0.0), 0.0)
+        alike = max(1.0, self.coherence)
         if terms.max(initial=0) <= 2 and not self.products:  # of two values: one addition
             return np.asarray(once * (added > 1)), np.zeros_like(terms), np.zeros_like(terms)
         products = self.products and (said.sum != "f64" or self.dtype == "f64")
-        of_sum, of_spread = once * added / 3, once * (added / 6 * max(1.0, self.coherence) + float(products))
+        of_sum, of_spread = once * added / 3, once * (added / 6 * alike + float(products))
         of_spread = of_spread + said.noise**2
+        if said.truncates:
+            blocks, unit = _CUT_SUM * np.square(terms / _BLOCK), said.unit**2 / said.segments**2
+            of_sum = of_sum + unit * (blocks + _CUT_PRODUCT * terms * np.minimum(alike, terms)) / 4
+            of_spread = of_spread + unit * blocks * alike / 12
         if said.segment_unit:
             count, again = np.clip(terms, 1.0, said.segments), UNIFORM * said.segment_unit**2
             of_sum = of_sum + again * (count / 3 + 1 / count)

@@ -100,7 +100,7 @@ def own_errors(compared: Compared, model: Model, index: tuple[int, ...]) -> tupl
             sums, total = _summed(order, compared.arithmetic)
             if not sums.size:
                 continue
-            units = ulp(sums, compared.arithmetic.sum)
+            units = ulp(sums, compared.arithmetic.kept)
             steps = _steps(order, units) if repeated else float(np.linalg.norm(units)) / sqrt(12)
             walk = float(np.hypot(steps, model.unit * sqrt(UNIFORM) * spread))
             honest = max(honest, walk, abs(total - exact) / _CHANCE)
@@ -126,12 +126,12 @@ def _summed(products: Array, arithmetic: Arithmetic) -> tuple[Array, float]:
     """Return the partial sums of products that are added one after the other as declared, and the result."""
     if arithmetic.segments > 1:
         parts = [
-            _accumulated(part, arithmetic.sum)
+            _accumulated(part, arithmetic.kept)
             for part in np.array_split(products, min(arithmetic.segments, max(1, products.size)))
         ]
         added = _accumulated(np.array([part[-1] for part in parts if part.size]), arithmetic.segment_sum)
         return np.concatenate(parts), float(added[-1]) if added.size else 0.0
-    sums = _accumulated(products, arithmetic.sum)
+    sums = _accumulated(products, arithmetic.kept)
     return sums, float(sums[-1]) if sums.size else 0.0
 
 

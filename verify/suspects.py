@@ -59,6 +59,8 @@ def _others(problem: ConvProblem, said: Arithmetic) -> Iterator[Arithmetic]:
     if dense and problem.groups == 1 and problem.rank > 1 and set(problem.kernel[-2:]) == {3}:
         for tile in (2, 4, 6):
             yield replace(said, algorithm=f"winograd F({tile}, 3)")
+    if said.readings and said.sum == "f32":
+        yield replace(said, sum="f32 truncated")
     for name in ("bf16x6", "3xtf32", "bf16x3"):
         if dtype == "f32":
             yield replace(said, products=name)

@@ -208,7 +208,7 @@ def tolerance(options: argparse.Namespace) -> int:
         raise ValueError("tolerance needs .npy files: it is for these data")
     op = _op_of(spec)
     with connected(options) as client, _bar(options, op) as on_progress:
-        settings = {"output": options.output, "arithmetic": _arithmetic(options), "deadline": options.deadline}
+        settings = {"output": options.output, "arithmetic": parsed(options.arithmetic), "deadline": options.deadline}
         found = client.tolerance(op, spec.inputs, spec.attributes, **settings, on_progress=on_progress)
     for path in options.files or ():
         found.save(path)

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from convgrad import _arithmetic as names
 from convgrad._errors import InvalidParams
 from engine.options import parse_options
 from engine.planning import Limits
 from engine.prepare import Preparer
 from engine.process import metas_of
+from schemas import wire
 from tests.problems import Case
-from verify.arithmetic import Arithmetic
+from verify.arithmetic import PRODUCTS, Arithmetic
 
 LAYER = Case(kernel=(3, 3), src_spatial=(8, 8), dst_spatial=(6, 6))
 STRIDED = replace(LAYER, strides=(2, 2), dst_spatial=(3, 3))
@@ -45,6 +47,15 @@ def test_a_declaration_is_read(given: Any, found: Arithmetic) -> None:
     assert declared(LAYER, given) == found
 
 
+def test_all_that_is_known_may_be_declared() -> None:
+    """The client names what the judge has a model of, and so does the schema."""
+    assert {*names.PRODUCTS} == {*PRODUCTS}
+    schema = wire.Arithmetic.model_json_schema()["properties"]
+    for member, known in (("products", names.PRODUCTS), ("sum", names.SUMS), ("segment_sum", names.SEGMENT_SUMS)):
+        assert set(schema[member]["anyOf"][0]["enum"]) == {*known}
+        assert all(declared(LAYER, {member: name}) for name in known)
+
+
 @pytest.mark.parametrize(
     ("case", "given", "member", "words"),
     [
@@ -53,6 +64,7 @@ def test_a_declaration_is_read(given: Any, found: Arithmetic) -> None:
         (LAYER, {"sum": 3}, "sum", "f64 or f32"),
         (LAYER, {"segments": 0}, "segments", "from 1 to"),
         (LAYER, {"segment_sum": "int8"}, "segment_sum", "bf16"),
+        (LAYER, {"segment_sum": "f32 truncated"}, "segment_sum", "bf16"),
         (LAYER, {"algorithm": "winograd"}, "algorithm", "winograd F(m, r)"),
         (LAYER, {"algorithm": "winograd F(4, 5)"}, "algorithm", "3 x 3"),
         (LAYER, {"algorithm": "winograd F(12, 3)"}, "algorithm", "at most 10"),

@@ -19,6 +19,7 @@ LAYER = Case(
     pads_end=(1, 1),
 )  # fmt: skip
 POINTWISE = Case(n=16, src_channels=8, dst_channels=8, src_spatial=(9, 9), dst_spatial=(9, 9), kernel=(1, 1))
+FORWARD = replace(LAYER, op="Convolution")
 
 Inputs = dict[str, Tensor]
 
@@ -66,6 +67,72 @@ def winograd(case: Case, inputs: Inputs, tile: int) -> Tensor:
     return np.ascontiguousarray(np.einsum("ay,yxoi,bx->oiab", a, total, a))
 
 
+def forward_winograd(case: Case, inputs: Inputs, tile: int) -> Tensor:
+    """Compute a padded 3x3 convolution by Winograd's F(tile, 3) in f32."""
+    a, g, b = (np.array(matrix, float).astype(np.float32) for matrix in _matrices(tile, 3))
+    size, points = -(-14 // tile), tile + 2
+    src = np.pad(inputs["src"], ((0, 0), (0, 0), (1, size * tile - 13), (1, size * tile - 13)))
+    narrow = np.einsum("xa,oiab,yb->xyoi", g, inputs["weights"], g)
+    result = np.empty((case.n, case.dst_channels, size * tile, size * tile), np.float32)
+    for y, x in np.ndindex(size, size):
+        at = tile * y, tile * x
+        wide = b @ src[:, :, at[0] : at[0] + points, at[1] : at[1] + points] @ b.T
+        result[:, :, at[0] : at[0] + tile, at[1] : at[1] + tile] = a @ np.einsum("nixy,xyoi->noxy", wide, narrow) @ a.T
+    return np.ascontiguousarray(result[:, :, :14, :14])
+
+
+def by_fft(case: Case, inputs: Inputs) -> Tensor:
+    """Compute a padded 3x3 gradient by transforms of whole planes in f32."""
+    assert case.kernel == (3, 3)
+    src, dst = (np.fft.rfft2(inputs[name], (16, 16)) for name in ("src", "diff_dst"))
+    found = np.fft.irfft2(np.einsum("nihw,nohw->oihw", src, dst.conj()), (16, 16))
+    assert found.dtype == np.float32
+    return np.ascontiguousarray(np.roll(found, (1, 1), (2, 3))[:, :, :3, :3])
+
+
+def split(tensor: Tensor, digits: int, parts: int) -> list[Tensor]:
+    """Return a tensor as a sum of some of fewer digits, each cut from what is left."""
+    found, rest = [], tensor.astype(np.float64)
+    for _ in range(parts):
+        found.append(np.asarray(truncate_bits(rest, digits)))
+        rest = rest - found[-1]
+    return found
+
+
+def of_parts(case: Case, inputs: Inputs, digits: int, parts: int) -> Tensor:
+    """Sum the products of split inputs but for the smallest ones."""
+    both = [split(tensor, digits, parts) for tensor in inputs.values()]
+    names = list(inputs)
+    kept = [(i, j) for i in range(parts) for j in range(parts - i)]
+    products = [case.exact({names[0]: both[0][i], names[1]: both[1][j]}) for i, j in kept]
+    return case.rounded(np.asarray(sum(products)))
+
+
+def tensor_cores(case: Case, inputs: Inputs) -> Tensor:
+    """Compute a 1x1 gradient as an A100 does: of four TF32 products and the sum so far, one more bit than f32 stays."""
+    src, dst = (
+        read(inputs[name], round_bits, 11).transpose(1, 0, 2, 3).reshape(8, -1).astype(float)
+        for name in ("src", "diff_dst")
+    )
+    total = np.zeros((8, 8))
+    for at in range(0, src.shape[1], 4):
+        some = dst[:, None, at : at + 4] * src[None, :, at : at + 4]
+        top = np.maximum(np.abs(total), np.abs(some).max(2))
+        unit = np.ldexp(1.0, np.frexp(top)[1] - 25)
+        total = truncate_bits((np.trunc(total / unit) + np.trunc(some / unit[..., None]).sum(2)) * unit, 24)
+    return total.astype(np.float32).reshape(case.output_shape)
+
+
+def test_cut_sums_are_not_rounded_ones() -> None:
+    """They all become smaller: rounded sums of as many products may not."""
+    case = replace(POINTWISE, src_spatial=(32, 32), dst_spatial=(32, 32))
+    inputs = case.floats()
+    result = tensor_cores(case, inputs)
+    assert verify(case, inputs, result, said=Arithmetic("tf32", "f32 truncated"))["passed"]
+    (hint,) = verify(case, inputs, result, said=Arithmetic("tf32"))["hints"]
+    assert "TF32 products, truncated f32 sums" in hint
+
+
 KERNELS: list[tuple[str, Case, Arithmetic, Callable[[Case, Inputs], Tensor]]] = [
     ("TF32", LAYER, Arithmetic("tf32"), lambda case, inputs: case.expected(each(inputs, round_bits, 11))),
     ("TF32, truncated", LAYER, Arithmetic("tf32"), lambda case, inputs: case.expected(each(inputs, truncate_bits, 11))),
@@ -75,6 +142,14 @@ KERNELS: list[tuple[str, Case, Arithmetic, Callable[[Case, Inputs], Tensor]]] = 
     ),
     ("bf16", LAYER, Arithmetic("bf16"), lambda case, inputs: case.expected(each(inputs, round_bits, 8))),
     ("bf16x3", LAYER, Arithmetic("bf16x3"), lambda case, inputs: case.expected(each(inputs, round_bits, 16))),
+    ("3xTF32", LAYER, Arithmetic("3xtf32"), lambda case, inputs: of_parts(case, inputs, 11, 2)),
+    ("bf16x6", LAYER, Arithmetic("bf16x6"), lambda case, inputs: of_parts(case, inputs, 8, 3)),
+    ("FFT", LAYER, Arithmetic(algorithm="fft"), by_fft),
+    (
+        "forward Winograd F(4, 3)", FORWARD, Arithmetic(algorithm="winograd F(4, 3)"),
+        lambda case, inputs: forward_winograd(case, inputs, 4),
+    ),
+    ("TF32, tensor cores", POINTWISE, Arithmetic("tf32", "f32 truncated"), tensor_cores),
     (
         "split-K in bf16", POINTWISE, Arithmetic(segments=16, segment_sum="bf16"),
         lambda case, inputs: by_image(case, inputs, ml_dtypes.bfloat16),
@@ -88,19 +163,22 @@ KERNELS: list[tuple[str, Case, Arithmetic, Callable[[Case, Inputs], Tensor]]] = 
 ]  # fmt: skip
 """Honest kernels: name, layer, what they declare, and what they compute."""
 
+AS_PRECISE = ("3xTF32", "bf16x6", "FFT")
+"""Kernels whose errors are no larger than those of f32 in these layers."""
+
 
 @pytest.mark.parametrize(("name", "case", "said", "kernel"), KERNELS, ids=[kernel[0] for kernel in KERNELS])
 @pytest.mark.parametrize("data", ["normal", "positive"])
 def test_an_honest_kernel_passes_as_what_it_declares(
     name: str, case: Case, said: Arithmetic, kernel: Callable[[Case, Inputs], Tensor], data: str
 ) -> None:
-    """It fails as plain f32 on normal data, and the report says by how much."""
+    """It fails as plain f32 on normal data, unless it is as precise, and the report says by how much."""
     inputs = {key: np.abs(tensor) if data == "positive" else tensor for key, tensor in case.floats().items()}
     result = kernel(case, inputs)
     report = verify(case, inputs, result, said=said)
     assert report["passed"], (name, report["rules"])
     assert report["arithmetic"]["text"].startswith(f"passed as declared: {said.text}")
-    if data == "normal":
+    if data == "normal" and name not in AS_PRECISE:
         assert not verify(case, inputs, result)["passed"]
         assert "as plain f32 it fails, its errors are" in report["arithmetic"]["text"]
 
@@ -116,7 +194,7 @@ def test_no_declaration_hides_a_fault(
     swapped = kernel(case, inputs)
     swapped[[0, 1]] = swapped[[1, 0]]
     wrong = {"a missing row": kernel(case, short), "exchanged channels": swapped}
-    if said.sum == "f32":
+    if said.sum.startswith("f32"):
         wrong["4 bits"] = case.expected(each(inputs, round_bits, 4))
     for what, result in wrong.items():
         assert not verify(case, inputs, result, said=said)["passed"], (name, what)
@@ -127,6 +205,26 @@ def test_a_more_precise_kernel_passes(said: Arithmetic) -> None:
     """A library may compute better than its caller allows."""
     inputs = LAYER.floats()
     assert verify(LAYER, inputs, LAYER.expected(inputs), said=said)["passed"]
+
+
+def test_split_products_of_short_sums_are_no_f32() -> None:
+    """Where few products are summed, what 3xTF32 leaves out shows; bf16x3 is neither 3xTF32 nor bf16x6."""
+    case = replace(POINTWISE, op="Convolution", src_channels=4)
+    inputs = case.floats()
+    result = of_parts(case, inputs, 11, 2)
+    assert verify(case, inputs, result, said=Arithmetic("3xtf32"))["passed"]
+    assert not verify(case, inputs, result)["passed"]
+    result = of_parts(case, inputs, 8, 2)
+    for products in ("3xtf32", "bf16x6"):
+        assert not verify(case, inputs, result, said=Arithmetic(products))["passed"]
+
+
+def test_an_fft_is_not_exact() -> None:
+    """Sums of integers that f32 holds exactly may be wrong by an FFT, and by nothing else."""
+    inputs = LAYER.inputs()
+    result = by_fft(LAYER, inputs)
+    assert verify(LAYER, inputs, result, said=Arithmetic(algorithm="fft"))["passed"]
+    assert not verify(LAYER, inputs, result)["passed"]
 
 
 def test_bf16_products_are_no_tf32() -> None:
