@@ -54,12 +54,6 @@ def round_bits(values: Array, digits: int) -> Array:
     return rounded
 
 
-def _away(values: Array, digits: int) -> Array:
-    """Round to so many significant bits, to nearest, and halfway numbers away from zero."""
-    step = np.int64(1) << (53 - digits)
-    return ((values.view(np.int64) + (step >> 1)) & -step).view(np.float64)
-
-
 def truncate_bits(values: Array, digits: int) -> Array:
     """Cut to so many significant bits."""
     return (values.view(np.int64) & -(np.int64(1) << (53 - digits))).view(np.float64)
@@ -80,9 +74,17 @@ class Reading:
                 into[part] = narrow(np.where(np.isfinite(values), self.rounding(values), values), dtype)
 
 
+def _narrowed(values: Array, digits: int, how: str) -> Array:
+    """Round f32 values to so many significant bits, subnormal ones to fewer."""
+    bits, dropped = values.astype(np.float32).view(np.uint32).astype(np.int64), 24 - digits
+    half = np.int64(1) << (dropped - 1)
+    more = {"": half - 1 + (bits >> dropped & 1), ", halves away from zero": half, ", truncated": 0}[how]
+    return ((bits + more) >> dropped << dropped).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
 def _readings(name: str, digits: int) -> tuple[Reading, ...]:
-    ways = ((round_bits, ""), (_away, ", halves away from zero"), (truncate_bits, ", truncated"))
-    return tuple([Reading(name + text, partial(way, digits=digits)) for way, text in ways])
+    ways = ("", ", halves away from zero", ", truncated")
+    return tuple([Reading(name + how, partial(_narrowed, digits=digits, how=how)) for how in ways])
 
 
 @dataclass(frozen=True)

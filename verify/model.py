@@ -22,9 +22,9 @@ Tensor cores cut where others round: they add the products of a block to the sum
 largest one, and cut what they get to f32 (Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor
 cores, 2021). Every cut is toward zero. That of many bits takes half a unit in the mean, 0.72 u |S_k| where 0.72 is
 E[1 / m], that of one extra bit a quarter. These do not cancel, because partial sums keep their sign for long: m blocks
-in a row leave an error of -0.36 u (S_1 + .. + S_m), whose mean square is 0.13 u^2 m^2 (r^2 / 4 + q / 12). Where products
-have one sign, so do their own cuts: of n products with a `coherence` c they leave 0.52 u^2 n c r^2 / 4. Blocks have at
-least 4 products (TF32 on an A100, with one extra bit; 8 and two on an H100), and segments their own sums.
+in a row leave an error of -0.36 u (S_1 + .. + S_m), whose mean square is 0.13 u^2 m^2 (r^2 / 4 + q / 12). Where
+products have one sign, so do their own cuts: of n products with a `coherence` c they leave 0.52 u^2 n c r^2 / 4. Blocks
+have at least 4 products (TF32 on an A100, with one extra bit; 8 and two on an H100), and segments their own sums.
 
 Neighbouring products of real data are alike. `coherence`, the mean of r^2 / q over the result, is 1 for random signs,
 n for equal signs, and the length of the stretches that are alike for smooth data. r^2 is taken to be at least

@@ -56,7 +56,7 @@ def _others(problem: ConvProblem, said: Arithmetic) -> Iterator[Arithmetic]:
     if dtype == "f64":
         yield replace(said, sum="f32", segment_sum="f32")
         return
-    if dense and problem.groups == 1 and problem.rank > 1 and set(problem.kernel[-2:]) == {3}:
+    if dense and problem.rank > 1 and set(problem.kernel[-2:]) == {3}:
         for tile in (2, 4, 6):
             yield replace(said, algorithm=f"winograd F({tile}, 3)")
     if said.readings and said.sum == "f32":

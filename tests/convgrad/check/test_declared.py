@@ -72,7 +72,7 @@ def test_cases_that_a_declaration_does_not_fit_are_plain(service: LiveService) -
 def test_inputs_are_read_as_the_report_names_it(products: str) -> None:
     """Scripts round their inputs as the judge does."""
     values = np.random.default_rng(0).standard_normal(4096, dtype=np.float32)
-    values[:3] = np.nan, np.inf, 1 + 2.0**-11  # halfway in TF32
+    values[:5] = np.nan, np.inf, 1 + 2.0**-11, 2.0**-149, 2.0**-130  # halfway in TF32; subnormal
     for reading in PRODUCTS[products].readings:
         finite = values[2:]
         assert np.array_equal(as_read(values, reading.name)[2:], reading.rounding(finite.astype(np.float64)))
