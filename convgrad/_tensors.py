@@ -89,10 +89,10 @@ def part(tensor: Tensor | Any) -> Part:
 
 
 def array_of(value: Any) -> Array:
-    """Return what NumPy can read as an array: arrays, lists, tensors of PyTorch, and others by DLPack.
+    """Return what NumPy can read as an array: arrays, lists, tensors of PyTorch and CuPy, and others by DLPack.
 
-    A tensor of PyTorch is detached and copied to the CPU; bfloat16 is kept. Lists of numbers become float32. Raises
-    `Unsupported`.
+    A tensor of PyTorch is detached and copied to the CPU, and one of CuPy is copied; bfloat16 is kept. Lists of numbers
+    become float32. Raises `Unsupported`.
     """
     if isinstance(value, np.ndarray):
         if type(value) is not np.ndarray and np.ma.is_masked(value):
@@ -104,6 +104,9 @@ def array_of(value: Any) -> Array:
             found: Array = value.view(torch.uint16).numpy().view(_BFLOAT16)
             return found
         return np.asarray(value)
+    if (cupy := sys.modules.get("cupy")) is not None and isinstance(value, cupy.ndarray):
+        copied: Array = value.get()
+        return copied
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # DLPack has no bfloat16 of ml_dtypes
             return np.from_dlpack(value)

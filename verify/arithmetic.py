@@ -77,9 +77,10 @@ class Reading:
 def _narrowed(values: Array, digits: int, how: str) -> Array:
     """Round f32 values to so many significant bits, subnormal ones to fewer."""
     bits, dropped = values.astype(np.float32).view(np.uint32).astype(np.int64), 24 - digits
-    half = np.int64(1) << (dropped - 1)
-    more = {"": half - 1 + (bits >> dropped & 1), ", halves away from zero": half, ", truncated": 0}[how]
-    return ((bits + more) >> dropped << dropped).astype(np.uint32).view(np.float32).astype(np.float64)
+    half = 0 if how == ", truncated" else 1 << (dropped - 1)
+    if not how:
+        bits = bits - 1 + (bits >> dropped & 1)
+    return ((bits + half) >> dropped << dropped).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def _readings(name: str, digits: int) -> tuple[Reading, ...]:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from convgrad._check.frameworks import FRAMEWORKS, converter, framework
 from convgrad._check.problems import DATA_FORMATS, DTYPES, OPS, WEIGHTS_FORMATS, Problem, Takes
 from convgrad._dtypes import dtype as dtype_of
+from convgrad._tensors import array_of
 
 __all__ = ["Adapter", "CrashedError", "KernelCall", "Unsupported", "adapter"]
 
@@ -119,7 +120,7 @@ class PythonKernel:
 
     These are the operation's inputs (`src`, `diff_dst`, `weights`, `bias`), its attributes (`strides`, ..), `op`,
     `dtype`, `inputs` and `attributes` (dicts), `output_shape`, and `out`, an array to write the result to; otherwise
-    the result is returned. Arrays are NumPy's, or those of `arrays`: torch, torch:DEVICE, jax, jax:DEVICE.
+    the result is returned. Arrays are NumPy's, or those of `arrays`: torch, torch:DEVICE, jax, jax:DEVICE, cupy.
 
     Problems are limited to what the parameters allow: without `dilations`, for example, these are 1. The function's
     attribute `takes`, a dict of fields of `Takes`, limits them further; NotImplementedError declines a single call.
@@ -129,6 +130,7 @@ class PythonKernel:
     def __init__(self, function: Callable[..., Any], arrays: str, takes: Mapping[str, Any]) -> None:
         self._function = function
         self.convert = converter(arrays)
+        self._copies = arrays.startswith(("torch:", "cupy"))
         try:
             parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
         except (TypeError, ValueError) as error:
@@ -197,7 +199,9 @@ class PythonKernel:
             }
         optional = {} if problem.of_bias or problem.output != "dst" else {"bias": None}
         more = {"op": problem.op, "dtype": problem.dtype, "inputs": inputs, "attributes": attributes,
-                "output_shape": problem.output_shape, "out": None if call is None else call.output}  # fmt: skip
+                "output_shape": problem.output_shape, "out": None}  # fmt: skip
+        if call is not None and "out" in self._names:
+            more["out"] = self.convert(call.output)
         return {**optional, **attributes, **inputs, **more}
 
     def run(self, call: KernelCall) -> Any:
@@ -212,9 +216,12 @@ class PythonKernel:
             found = self._function(*[values[name] for name in self._by_place], **given)
         except NotImplementedError as error:
             raise Unsupported(str(error)) from error
+        for name, array in call.inputs.items() if self._copies else ():  # where a change would not be seen
+            if isinstance(array, np.ndarray):
+                np.copyto(array, array_of(values["inputs"][name]))
         if found is None and "out" not in self._names:
             raise TypeError("the function returned None, and has no parameter `out` to write the result to")
-        return found
+        return values["out"] if found is None else found
 
 
 def _smallest(op: str) -> Problem:

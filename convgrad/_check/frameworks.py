@@ -28,7 +28,7 @@ def framework(name: str) -> Kernel:
 
 
 def converter(arrays: str) -> Callable[[Array], Any]:
-    """Return the function that makes arrays of ``numpy``, ``torch``, ``torch:DEVICE``, ``jax`` or ``jax:DEVICE``."""
+    """Return the function that makes arrays of ``numpy``, ``torch``, ``jax`` (with ``:DEVICE``) or ``cupy``."""
     name, _, device = arrays.partition(":")
     if name == "torch":
         torch = _module("torch")
@@ -43,8 +43,11 @@ def converter(arrays: str) -> Callable[[Array], Any]:
         jax = _module("jax")
         where = jax.devices(device or None)[0]
         return lambda array: jax.device_put(array.copy(), where)  # JAX may keep the memory of an array
+    if arrays == "cupy":
+        copied: Callable[[Array], Any] = _module("cupy").asarray
+        return copied
     if arrays not in ("numpy", "onnxruntime"):
-        raise ValueError("arrays must be numpy, torch, torch:DEVICE, jax or jax:DEVICE")
+        raise ValueError("arrays must be numpy, torch, torch:DEVICE, jax, jax:DEVICE or cupy")
     return lambda array: array
 
 

@@ -172,7 +172,11 @@ def _add_check(command: argparse.ArgumentParser) -> None:
     add("--dtypes", action="append", metavar="D,..", help="of f32, f16, bf16 and f64 (default: f32 for functions)")
     add("--takes", action="append", metavar="NAME=VALUE", help="what the kernel takes, such as ranks=2 or groups=false")
     _add_arithmetic(command)
-    add("--arrays", metavar="KIND", help="what a function gets: numpy, torch, torch:cuda, jax, .. (default: numpy)")
+    add(
+        "--arrays",
+        metavar="KIND",
+        help="what a function gets: numpy, torch, torch:cuda, jax, cupy, .. (default: numpy)",
+    )
     add("--seconds", type=_positive, default=60.0, metavar="S", help="how long to try new cases (default: 60)")
     add("--cases", type=int, metavar="N", help="stop after N cases, however long they take")
     add("--seed", type=int, metavar="N", help="draw the same cases again (default: a new seed, which is printed)")

@@ -26,11 +26,12 @@ KERNELS = Path(kernels.__file__)
 def checked(
     kernel: str, url: str, *, cases: int, only: Sequence[str] = (), limit: float = 60.0, shrinking: float = 9.0,
     takes: Mapping[str, Any] = MappingProxyType({}), arithmetic: Mapping[str, Any] | None = None,
+    arrays: str = "numpy",
 ) -> Data:  # fmt: skip
     """Check a kernel, or a function of `kernels.py`, on some cases; shrink each fault for so many seconds."""
     name = f"{KERNELS}:{kernel}" if hasattr(kernels, kernel) else kernel
-    with convgrad.Client(url) as client, KernelProcess(name, takes=takes, limit=limit) as process:
-        data = new(name, "numpy", 7, process.takes, {"arithmetic": arithmetic} if arithmetic else {})
+    with convgrad.Client(url) as client, KernelProcess(name, arrays=arrays, takes=takes, limit=limit) as process:
+        data = new(name, arrays, 7, process.takes, {"arithmetic": arithmetic} if arithmetic else {})
         judge, choice = Judge(client, arithmetic), chosen(only, ())
         check(process, judge, data, choice=choice, seconds=3600, cases=cases, shrinking=shrinking,
               on_progress=lambda *_: None)  # fmt: skip

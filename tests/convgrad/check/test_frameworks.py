@@ -71,6 +71,41 @@ def test_torch_gets_no_inf_where_the_pads_differ() -> None:
         )
 
 
+_DEVICE = """
+import numpy as np
+class ndarray:  # as CuPy's: it does not become an array of NumPy unasked
+    def __init__(self, host): self.host = host.copy()
+    def __array__(self, *_): raise TypeError("implicit conversion to a NumPy array is not allowed")
+    def __dlpack__(self, **_): raise BufferError("not on the CPU")
+    def get(self): return self.host
+asarray = ndarray
+"""
+_WRITES = """
+def kernel(src, bias, out):
+    host = lambda tensor: getattr(tensor, 'host', tensor)
+    host(out)[:] = host(src) + host(bias)[None, :, None, None]
+    {more}
+"""
+
+
+@pytest.mark.parametrize("arrays", ["cupy", "torch:cpu", "torch"])
+@pytest.mark.parametrize("more", ["", "host(src)[:] = 0"])
+def test_a_kernel_writes_to_memory_of_its_device(
+    arrays: str, more: str, service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is copied from `out`, wherever that is, and a changed input is seen there, too."""
+    if arrays == "cupy":
+        (tmp_path / "cupy.py").write_text(_DEVICE, encoding="utf-8")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    else:
+        pytest.importorskip("torch")
+    module = tmp_path / "writes.py"
+    module.write_text(_WRITES.format(more=more), encoding="utf-8")
+    data = checked(f"{module}:kernel", service.url, cases=8, arrays=arrays, takes={"ranks": [2]}, shrinking=0.1)
+    kinds = {fault["kind"] for fault in data["faults"]}
+    assert kinds == ({"modified"} if more else set())
+
+
 def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A framework that can't be imported is named."""
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
