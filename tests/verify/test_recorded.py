@@ -65,7 +65,7 @@ def layer(number: int, data: str) -> tuple[Case, dict[str, npt.NDArray[np.float3
         (6, "integers", "f32 nhwc", WINOGRAD, "Winograd's F("),
         (0, "normal", "tf32", TF32, "the inputs were read as TF32, truncated"),
         (1, "normal", "tf32 nhwc", CUT_TF32, "the inputs were read as TF32, truncated"),
-        (3, "normal", "tf32 nhwc", CUT_TF32, "the inputs were read as TF32"),
+        (3, "normal", "tf32 nhwc", TF32, "the inputs were read as TF32"),
     ],
 )
 def test_a_recorded_result(number: int, data: str, way: str, said: Arithmetic, words: str) -> None:
