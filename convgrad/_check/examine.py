@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from convgrad._check.cases import Array, Case
@@ -15,7 +16,7 @@ from convgrad._check.process import KernelProcess, Memory, Outcome
 from convgrad._check.relations import RELATIONS, applicable, same_bits
 from convgrad._report import Report
 
-__all__ = ["FAULTS", "Fault", "Tried", "examine", "fault_of", "shows"]
+__all__ = ["FAULTS", "NO_DIGIT", "Fault", "Tried", "examine", "fault_of", "shows"]
 
 FAULTS = {
     "wrong": "the result is wrong",
@@ -34,6 +35,8 @@ FAULTS = {
 """The kinds of faults, and what each means."""
 
 _FIRST = Memory()
+
+NO_DIGIT = "no digit is the same"
 
 
 @dataclass(frozen=True)
@@ -169,4 +172,19 @@ def _repeated(
         return []
     unequal = result.reshape(-1).view(np.uint8) != differing.reshape(-1).view(np.uint8)
     count = int(unequal.reshape(result.size, -1).any(1).sum())
-    return [Fault(kind, f"{FAULTS[kind]}: {count} of {result.size} elements")]
+    return [Fault(kind, f"{FAULTS[kind]}: {count} of {result.size} elements, {_digits(result, differing)}")]
+
+
+def _digits(one: Array, other: Array) -> str:
+    """Return in how many decimal digits two results are the same, of those that the dtype has."""
+    with np.errstate(all="ignore"):
+        wide, wider = one.astype(np.float64), other.astype(np.float64)
+        unequal = ~((wide == wider) | (np.isnan(wide) & np.isnan(wider)))
+        size = float(np.sqrt(np.mean(np.square(wide[np.isfinite(wide)])))) if np.isfinite(wide).any() else 0.0
+        share = float(np.abs(wide - wider)[unequal].max(initial=0.0)) / size if size else np.inf
+    if not share < 1:
+        return NO_DIGIT
+    if share == 0:
+        return "in the sign of zero"
+    have = (ml_dtypes.finfo(one.dtype).nmant + 1) * np.log10(2)
+    return f"by at most {share:.2g} of their RMS: {-np.log10(share):.1f} of {have:.1f} decimal digits are the same"

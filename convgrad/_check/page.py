@@ -93,7 +93,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 def _faults(data: Data) -> Iterator[str]:
     if not data["faults"]:
         return
-    yield "<section><h2>What failed</h2><p>Each picture is of the first result that had the fault. Its colours are the "
+    yield "<section><h2>What failed</h2><p>Each picture is of the result that shows most. Its colours are the "
     yield f"largest errors as multiples of what is allowed: blue is less, red is more.</p>{_legend()}"
     for number, fault in enumerate(data["faults"], 1):
         yield f"<article><h3>{number}. {_text(_sentence(FAULTS[fault['kind']]))}</h3>"
@@ -101,6 +101,7 @@ def _faults(data: Data) -> Iterator[str]:
         first = Case.from_json(fault["first"])
         yield f"<p>{_cases(fault['count'])}. The first is number {first.number} ({_text(first.kind)}; "
         yield f"{_text(first.name)}), found after {fault['after']:.2g} s:<br><code>{_text(first.problem)}</code></p>"
+        yield f"<p>It shows most clearly in:<br><code>{_text(Case.from_json(fault['clearest']).problem)}</code></p>"
         yield f"<p>The smallest of {fault['tries'] + 1} tried ({_text(fault['smallest']['kind'])}): "
         yield f"{_text(fault['smallest_text'])}<br><code>{_text(fault['problem'])}</code></p>"
         if report := fault["report"]:

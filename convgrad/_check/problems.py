@@ -10,23 +10,27 @@ and the remainder of the division is the `output_padding` of ConvTranspose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = [
     "DTYPES",
+    "LEVELS",
     "OPS",
     "Problem",
     "Takes",
+    "covering",
     "fitted",
     "random_problem",
 ]
 
 Ints = tuple[int, ...]
+T = TypeVar("T")
 
 OPS = (
     "ConvolutionBackwardWeights",
@@ -181,6 +185,11 @@ class Problem:
         channels = self.dst_channels if self.of_bias else self.src_channels * self.dst_channels // self.groups
         return self.n * prod(self.narrow) * prod(self.kernel) * channels
 
+    @property
+    def work(self) -> int:
+        """Multiply-adds, or a quarter of the elements where these take longer."""
+        return max(self.macs, sum(map(prod, (*self.input_shapes.values(), self.output_shape))) // 4)
+
     def attributes(self) -> dict[str, Any]:
         """Return the attributes as a caller sends them."""
         if self.of_bias:
@@ -306,81 +315,114 @@ def _json_of(record: Problem | Takes) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
 
 
-def random_problem(rng: np.random.Generator, takes: Takes, op: str, dtype: str, macs: int) -> Problem:
-    """Draw a problem of at most about `macs` multiply-adds: a third of them of small numbers, a tenth of long sums."""
+LEVELS = 31
+"""Levels of each attribute in `covering`: a prime, and at least as many as there are attributes."""
 
-    def pick(values: Sequence[Any]) -> Any:
-        return values[int(rng.integers(len(values)))]
 
+def covering(rng: np.random.Generator, row: int) -> Callable[[Sequence[T]], T]:
+    """Return a function that chooses from one sequence after the other, for a row of a covering array.
+
+    Attribute k of row (x, y, z) has level x + k y + k^2 z modulo 31, as in a Reed-Solomon code: 31 rows have each
+    level of each attribute, 961 each pair of levels of two attributes, and 29,791 each triple. `rng` permutes the
+    levels, the same for all rows.
+    """
+    x, y, z = (row // LEVELS**power % LEVELS for power in range(3))
+    attributes = count(0)
+
+    def choose(values: Sequence[T]) -> T:
+        k = next(attributes)
+        level = rng.permutation(LEVELS)[(x + k * y + k * k * z) % LEVELS]
+        return values[int(level) % len(values)]
+
+    return choose
+
+
+# Border values of the attributes: the small ones, and those around the powers of two; frequent ones more than once.
+# An `_ANY` is any number up to 300, small ones more likely.
+_ANY = 0
+_BORDERS = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+_SIZES = (1, 2, 3, 4, 5, 5, 6, *_BORDERS, 2, 3, 4, 9, _ANY, _ANY)
+_CHANNELS = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, *_BORDERS, 12, _ANY, _ANY)
+_BATCHES = (1, 2, 3, 4, 5, 6, *[1] * 6, 2, 2, 2, 3, *_BORDERS[:12], 129, 255, _ANY)
+_GROUPS = (*[1] * 14, 2, 3, 4, 5, 2, *_BORDERS[:9:2], 6, 8, 16, 64, 65, 129, _ANY)
+_KERNELS = (1, 2, 3, 4, 5, 6, *[1] * 4, *[3] * 5, 2, 5, *_BORDERS[:10], 65, 129, 12, _ANY)
+_STEPS = (1, 2, 3, 4, 5, 6, *[1] * 9, *[2] * 3, 3, *_BORDERS[:9], 64, 129, _ANY)
+# Pads by the extent of the kernel.
+_PADS: tuple[Callable[[int], int], ...] = (
+    *[lambda _: 0] * 9, *[lambda _: 1] * 5, *[lambda _: 2] * 2, *[lambda _: 3] * 2, *[lambda extent: extent // 2] * 4,
+    *[lambda extent: extent - 1] * 3, lambda extent: extent, lambda extent: extent + 1,
+    lambda _: 4, lambda _: 7, lambda _: 8, lambda _: 17,
+)  # fmt: skip
+
+
+def random_problem(
+    rng: np.random.Generator, takes: Takes, op: str, dtype: str, macs: int, choose: Callable[[Sequence[Any]], Any]
+) -> Problem:
+    """Return the problem whose attributes `choose` chooses, reduced to about `macs` multiply-adds.
+
+    What has no levels, and what is reduced first, is drawn by `rng`.
+    """
     ranks = [rank for rank in takes.ranks if not (op == "BiasAddBackward" and rank == 1)]
-    rank = pick([each for each in (1, 2, 2, 2, 3) if each in ranks] or ranks)
-    small, longer = pick([True, False, False]), pick([1] * 9 + [12])
-    if op.startswith("BiasAdd"):
-        channels = pick([1, 2, 3, 5, 7, 8, 9, 16, 17, 33, 65])
-        wide = tuple(pick([1, 2, 3, 5, 8, 9, 17, 33]) for _ in range(rank))
-        drawn = Problem(op=op, dtype=dtype, n=pick([1, 1, 2, 3, 5]), src_channels=channels, dst_channels=channels,
-                        wide=wide, data_format=pick(takes.data_formats))  # fmt: skip
-        return fitted(drawn, macs)
-    wide, kernel, strides, dilations, begin, end = zip(
-        *[_axis(pick, small, rank, longer) for _ in range(rank)], strict=True
-    )
-    groups, src, dst = _channels(pick, small) if takes.groups else (1, *_channels(pick, small)[1:])
-    problem = Problem(
-        op=op,
-        dtype=dtype,
-        n=pick([1] * 6 + [2] * 5 + [3, 5, 9]),
-        groups=groups,
-        src_channels=src,
-        dst_channels=dst,
-        wide=wide,
-        kernel=kernel,
-        strides=strides,
-        dilations=dilations,
-        pads_begin=begin,
-        pads_end=end,
-        data_format=pick(takes.data_formats),
-        weights_format=pick(takes.weights_formats),
-        bias=op in ("Convolution", "ConvTranspose") and pick([False, True]),
-    )
-    found = takes.limited(fitted(problem, macs))
+    rank = choose([each for each in (1, 2, 2, 2, 3) if each in ranks] or ranks)
+    plain = op.startswith("BiasAdd")
+    formats = {"data_format": choose(takes.data_formats), "weights_format": choose(takes.weights_formats),
+               "bias": choose((False, True)) and takes.bias and op in ("Convolution", "ConvTranspose")}  # fmt: skip
+
+    def size(values: Sequence[int], taken: bool = True) -> int:
+        chosen = choose(values)
+        drawn = chosen if chosen != _ANY else int(np.exp(rng.uniform(0.7, 5.7)))
+        return drawn if taken else 1
+
+    sizes = {"n": size(_BATCHES), "groups": size(_GROUPS, takes.groups and not plain)}
+    sizes |= {name: size(_CHANNELS, name == "I" or not plain) for name in "IO"}
+    multiplier = choose((None, None, None, (1, 1), (1, 2), (3, 1)))
+    if sizes["groups"] > 1 and multiplier:  # depthwise, with a multiplier, and its reverse
+        sizes["I"], sizes["O"] = multiplier
+    square, pads = choose((False, True)), []
+    for axis in range(rank):
+        sizes[f"size {axis}"] = size(_SIZES)
+        sizes[f"kernel {axis}"] = size(_KERNELS, not plain)
+        sizes[f"stride {axis}"] = size(_STEPS, takes.strides and not plain)
+        sizes[f"dilation {axis}"] = size(_STEPS, takes.dilations and not plain)
+        pads.append((choose(_PADS), choose(_PADS)))
+        if square and axis:
+            sizes |= {f"{name} {axis}": sizes[f"{name} 0"] for name in ("kernel", "stride", "dilation")}
+            pads[axis] = pads[0]
+    of_narrow, grows = rng.integers(2, size=(2, rank)).tolist()
+    rest = rng.random(rank).tolist()
+
+    def built() -> Problem:
+        axes = []
+        for axis, (first, last) in enumerate(pads):
+            of, kernel, stride, dilation = (sizes[f"{n} {axis}"] for n in ("size", "kernel", "stride", "dilation"))
+            extent = (kernel - 1) * dilation + 1
+            begin, end = (min(first(extent), 300), min(last(extent), 300)) if takes.pads and not plain else (0, 0)
+            end = end if takes.uneven_pads else begin
+            if of_narrow[axis]:
+                of = max(1, (of - 1) * stride + extent - begin - end + int(rest[axis] * stride))
+            missing = max(0, extent - of - begin - end)
+            if grows[axis] and takes.pads and takes.uneven_pads:
+                end, missing = end + missing, 0
+            axes.append((of + missing, kernel, stride, dilation, begin, end))
+        wide, kernels, strides, dilations, begins, ends = zip(*axes, strict=True)
+        groups = sizes["groups"]
+        return Problem(op=op, dtype=dtype, n=sizes["n"], groups=groups, src_channels=groups * sizes["I"],
+                       dst_channels=groups * sizes["I" if plain else "O"], wide=wide, kernel=kernels, strides=strides,
+                       dilations=dilations, pads_begin=begins, pads_end=ends, **formats)  # fmt: skip
+
+    # Most attributes stay what they are if a few others are small; those first in the order are kept the longest.
+    order, kept = [str(name) for name in rng.permutation(list(sizes))], 3
+    while (problem := built()).work > macs:
+        name = max(order[kept:], key=lambda each: sizes[each])
+        if sizes[name] > 2 or not kept:
+            sizes[name] //= 2
+        else:
+            kept -= 1
+        if max(sizes.values()) == 1:
+            break
+    found = takes.limited(built())
     assert found is not None
     return found
-
-
-def _axis(pick: Any, small: bool, rank: int, longer: int) -> Ints:
-    """Draw (wide, kernel, stride, dilation, pads_begin, pads_end) of one axis.
-
-    Small numbers are often equal to each other, or just beyond: strides are patches without overlap or with gaps.
-    """
-    if small:
-        wide, kernel, dilation = pick([5, 1, 2, 3, 4, 6, 7, 8, 9]), pick([2, 1, 3]), pick([1, 1, 2])
-        stride = pick([1, 2, 3, (kernel - 1) * dilation + 1])
-        begin, end = pick([(0, 0)] * 6 + [(1, 1), (0, 1), (1, 0), (2, 1), (1, 3), (3, 0), (0, 2)])
-    else:
-        wide = pick([5, 2, 3, 4, 6, 7, 8, 9, 11, 13, 17, 34] if rank < 3 else [4, 2, 3, 5, 6])
-        wide = wide * longer - pick(range(longer))
-        kernel = pick([3, 1, 2, 3, 4, 5, 7, 12] if rank < 3 else [2, 1, 3, 4])
-        stride, dilation = pick([1, 1, 2, 2, 3, 5]), pick([1, 1, 1, 2, 3, 17])
-        extent = (kernel - 1) * dilation + 1
-        begin, end = (min(pick([0, 0, 1, 1, 2, 3, extent // 2, extent]), 40) for _ in range(2))
-    missing = (kernel - 1) * dilation + 1 - wide - begin
-    return wide, kernel, stride, dilation, begin, max(end, missing)
-
-
-def _channels(pick: Any, small: bool) -> tuple[int, int, int]:
-    """Draw (groups, I, O): plain, grouped, depthwise, or with a multiplier; sizes around those of vectors."""
-    kind = pick(["plain", "plain", "plain", "grouped", "depthwise", "multiplier", "reducer"])
-    sizes = [1, 2, 3, 4, 5, 7] if small else [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 65]
-    if kind == "plain":
-        return 1, pick(sizes), pick(sizes)
-    if kind == "grouped":
-        groups = pick([2, 3, 4])
-        return groups, groups * pick(sizes[:9]), groups * pick(sizes[:9])
-    groups = pick([2, 3, 5] if small else [3, 7, 8, 15, 16, 17, 24, 33])
-    many = groups * pick([2, 3])
-    return {"depthwise": (groups, groups, groups), "multiplier": (groups, groups, many)}.get(
-        kind, (groups, many, groups)
-    )
 
 
 def fitted(problem: Problem, macs: int) -> Problem:

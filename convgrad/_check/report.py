@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 from convgrad import __version__
 from convgrad._check.examine import FAULTS
-from convgrad._check.problems import Takes
+from convgrad._check.problems import Problem, Takes
 from convgrad._report import Report
 
 __all__ = [
@@ -31,7 +31,7 @@ _MEMBERS: dict[str, type] = {
     "takes": dict, "options": dict, "cases": list, "faults": list, "unjudged": list,
 }  # fmt: skip
 _CASE = {"number", "op", "dtype", "kind", "name", "status", "seconds", "macs", "faults", "protocols"}
-_FAULT = {"kind", "op", "count", "after", "text", "first", "smallest", "smallest_text", "problem", "tries", "features",
+_FAULT = {"kind", "op", "count", "after", "text", "first", "clearest", "smallest", "smallest_text", "problem", "tries", "features",
           "keys", "report", "reproducer"}  # fmt: skip
 _SLOWER = 1.25
 _MEASURABLE_S = 1e-3
@@ -43,7 +43,7 @@ def new(kernel: str, arrays: str, seed: int, takes: Takes, options: Mapping[str,
         "format": FORMAT, "version": __version__, "kernel": kernel, "arrays": arrays, "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": 0.0, "next": 0,
         "takes": takes.as_json(), "options": dict(options),
-        "cases": [], "faults": [], "unjudged": [], "restarts": 0, "shrunk": 0,
+        "declined": [], "cases": [], "faults": [], "unjudged": [], "restarts": 0, "shrunk": 0,
     }  # fmt: skip
 
 
@@ -134,6 +134,8 @@ def headline(data: Data) -> str:
 def text(data: Data, scripts: Mapping[int, str]) -> str:
     """Return the report in some lines; `scripts` are the paths of the reproducers that were written, by fault."""
     lines = [headline(data), ""]
+    if data.get("declined"):
+        lines += [f"  the kernel declined all else, so cases are those of {' '.join(f'--takes {each}' for each in data['declined'])}", ""]
     width = max((len(op) for op, _ in table(data, "op", "dtype")), default=0)
     for (op, dtype), row in table(data, "op", "dtype").items():
         failed = f", {row['failed']} FAILED" if row["failed"] else ""
@@ -150,7 +152,9 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
     for number, fault in enumerate(data["faults"], 1):
         lines += ["", f"{number}. FAILED: {FAULTS[fault['kind']]}, in {fault['count']} cases", f"   {fault['problem']}"]
         lines.append(f"   {fault['smallest']['kind']}: {fault['smallest_text']}")
-        lines.append(f"   first seen in case {fault['first']['number']}, after {fault['after']:.2g} s: {fault['text']}")
+        lines.append(f"   first seen in case {fault['first']['number']}, after {fault['after']:.2g} s")
+        lines.append(f"   clearest ({fault['clearest']['kind']}): {fault['text']}")
+        lines.append(f"   {Problem.from_json(fault['clearest']['problem'])}")
         if fault["report"]:
             lines += [f"   {line}" for line in Report(fault["report"]).text().splitlines()]
         if number in scripts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +12,11 @@ from itertools import count, islice
 from typing import Any
 
 from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
-from convgrad._check.examine import Fault, Tried, examine, fault_of, shows
+from convgrad._check.evidence import cause, ordinary, telling
+from convgrad._check.examine import NO_DIGIT, Fault, Tried, examine, fault_of, shows
 from convgrad._check.judge import Judge
 from convgrad._check.named import LAYERS, TRAPS
+from convgrad._check.probe import flags, probed
 from convgrad._check.process import KernelProcess
 from convgrad._check.relations import RELATIONS
 from convgrad._check.reproducer import reproducer
@@ -107,12 +108,16 @@ class _Check:
         """Count a fault; the first of its kind and cause is shrunk, and joined with one that needs the same."""
         begun = time.monotonic() - self.begun
         faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault)]
-        alike = [known for known in faults if known["kind"] == fault.kind and known["op"] == case.problem.op]
+        alike = [
+            known for known in faults if _family(known["kind"]) == _family(fault.kind) and known["op"] == key[1]
+        ]  # fmt: skip
         same = next((known for known in alike if key in known["keys"]), None)
         if same is None and alike and self.data["shrunk"] >= _SHRUNK:
             same = alike[0]
         if same is not None:
             same["count"] += 1
+            if fault.report is not None and telling(fault.report.data) > telling(same["report"]):
+                same |= _evidence(fault, case)
             return
         self.data["shrunk"] += 1
         smallest, tries, shown = self._shrunk(fault, case)
@@ -122,17 +127,37 @@ class _Check:
             "smallest_text": shown.text,
             "reproducer": reproducer(smallest, shown, self.data["kernel"], self.data["arrays"], self.judge),
         }  # fmt: skip
+        found = {
+            "kind": fault.kind, "op": key[1], "count": 1, "after": round(begun, 3), "keys": [key],
+            "first": case.as_json(), **_evidence(fault, case), **new,
+        }  # fmt: skip
+        for other, where in self._evidence(smallest, shown):
+            if telling(other.report.data) >= telling(found["report"]):
+                found |= _evidence(other, where)
         for known in alike:
-            if {*known["features"]} <= {*features} or {*features} <= {*known["features"]}:
+            named = cause(found["report"])
+            needed, needs = {*known["features"]}, {*features}
+            if (named and named == cause(known["report"])) or needed <= needs or needs <= needed:
                 known["count"] += 1
                 known["keys"].append(key)
                 known |= new if len(features) < len(known["features"]) else {}
+                if telling(found["report"]) > telling(known["report"]):
+                    known |= {name: found[name] for name in ("text", "clearest", "report")}
                 return
-        faults.append({
-            "kind": fault.kind, "op": case.problem.op, "count": 1, "text": fault.text, "first": case.as_json(),
-            "after": round(begun, 3), "keys": [key],
-            "report": None if fault.report is None else fault.report.data, **new,
-        })  # fmt: skip
+        faults.append(found)
+
+    def _evidence(self, smallest: Case, shown: Fault) -> Iterator[tuple[Fault, Case]]:
+        """Yield verdicts on the smallest case and on ordinary ones with the same fault, until one has a single hint."""
+        if shown.report is None:
+            return
+        yield shown, smallest
+        for case in ordinary(smallest, self.kernel.takes):
+            with suppress(CallerError):
+                found = shows(self.kernel, case, shown.kind, self.judge)
+                if found is not None and found.report is not None:
+                    yield found, case
+                    if telling(found.report.data)[:2] == (1, -1):
+                        return
 
     def _shrunk(self, fault: Fault, case: Case) -> tuple[Case, int, Fault]:
         found = [fault]
@@ -168,16 +193,26 @@ def _cause(fault: Fault) -> str:
     """Return what may distinguish causes: the best hint of a wrong result without its numbers, the error raised."""
     if fault.report is None:
         return fault.text.partition(":")[0] if fault.kind == "raised" else ""
-    data = fault.report.data
-    hints = [*(cause["text"].partition(" (")[0] for cause in data["causes"]), *data["hints"]]
-    return re.sub(r"[\d., -]+", " ", hints[0]) if hints else ""
+    return cause(fault.report.data)
+
+
+def _family(kind: str) -> str:
+    """Return the kind of a fault; all relations are one, since a fault mostly breaks several."""
+    return "relation" if kind in RELATIONS else kind
+
+
+def _evidence(fault: Fault, case: Case) -> dict[str, Any]:
+    """Return the members of a report's fault that show it."""
+    report = None if fault.report is None else fault.report.data
+    return {"text": fault.text, "clearest": case.as_json(), "report": report}
 
 
 def _features(case: Case) -> list[str]:
     """Return the features of a shrunk case that the plainest one does not have: the fault needs them."""
     problem = case.problem
-    plain = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0, "kernel": 1}
+    plain = {"strides": 1, "dilations": 1, "kernel": 1}
     found = [name for name, least in plain.items() if max(getattr(problem, name), default=least) > least]
+    found += ["pads"] if max((*problem.pads_begin, *problem.pads_end), default=0) > 0 else []
     found += [name for name in ("n", "groups") if getattr(problem, name) > 1]
     found += [] if case.kind in EXACT else [case.kind]
     return found + ([] if problem.dtype == "f32" else [problem.dtype])
@@ -201,6 +236,9 @@ def check(
     """
     state = _Check(kernel, judge, choice, data, seconds, _SHARE * seconds if shrinking is None else shrinking)
     spent = data["seconds"]
+    if not data["cases"]:
+        stated, kernel.takes = kernel.takes, probed(kernel)
+        data |= {"takes": kernel.takes.as_json(), "declined": flags(stated, kernel.takes)}
     waiting: deque[tuple[Tried, Future[Report] | None]] = deque()
     try:
         with ThreadPoolExecutor(_JUDGES) as pool:
@@ -217,6 +255,7 @@ def check(
             while waiting:
                 _finish(state, *waiting.popleft())
     finally:
+        data["faults"].sort(key=lambda fault: telling(fault["report"])[0], reverse=True)
         data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
         data["restarts"] = kernel.restarts
 
@@ -242,6 +281,8 @@ def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None
             state.data["unjudged"].append({"number": tried.case.number, "text": str(error)[:300]})
         else:
             faults += [fault] if (fault := fault_of(report)) else []
+    if any(fault.kind == "memory" or NO_DIGIT in fault.text for fault in faults):  # the result is what was left there
+        faults = [fault for fault in faults if fault.kind != "wrong"]
     if report is None or not report.passed or {*_CALLS} & {fault.kind for fault in faults}:
         faults = [fault for fault in faults if fault.kind not in RELATIONS]  # which follow from the others
     state.record(tried, faults, report)

@@ -1,0 +1,101 @@
+"""What a kernel takes, found out by calling it on small problems: draws then stay inside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from convgrad._check.cases import Case
+from convgrad._check.problems import Problem, Takes
+from convgrad._check.process import KernelProcess, Memory
+
+__all__ = ["flags", "probed"]
+
+_SECONDS = 10.0
+_CALL_S = 2.0
+_WITH = {
+    "strides": {"strides": 2}, "dilations": {"dilations": 2}, "pads": {"pads_begin": 1, "pads_end": 1},
+    "uneven_pads": {"pads_end": 1}, "groups": {"groups": 2}, "bias": {"bias": True}, "empty": {"n": 0},
+}  # fmt: skip
+"""What makes an ordinary problem one that only kernels of this field take."""
+
+
+def probed(kernel: KernelProcess) -> Takes:
+    """Return what a kernel takes of what it says that it takes: all that it did not decline.
+
+    A call that fails counts as taken: it is a fault, and cases will show it. After some seconds the rest, too.
+    """
+    takes, until = kernel.takes, time.monotonic() + _SECONDS
+
+    def accepts(problems: Iterator[Problem]) -> Problem | None:
+        for problem in problems:
+            late = time.monotonic() > until
+            with kernel.limited(_CALL_S):
+                inputs = Case(problem, "integers", 0).inputs()
+                if late or kernel.call(problem, inputs, Memory()).status != "unsupported":
+                    return problem
+        return None
+
+    known = {op: accepts(_ordinary(op, takes)) for op in takes.ops}
+    bases = [problem for problem in known.values() if problem is not None]
+    if not bases:
+        return takes
+    found: dict[str, Any] = {"ops": [op for op, problem in known.items() if problem is not None]}
+    names = {"dtypes": "dtype", "data_formats": "data_format", "weights_formats": "weights_format"}
+    for field, name in names.items():
+        found[field] = [
+            value for value in getattr(takes, field)
+            if accepts(replace(base, **{name: value}) for base in bases if name != "weights_format" or not base.of_bias)
+            or all(base.of_bias for base in bases)
+        ]  # fmt: skip
+    found["ranks"] = [
+        rank for rank in takes.ranks
+        if accepts(_shaped(base, rank) for base in bases if rank > 1 or base.op != "BiasAddBackward")
+    ]  # fmt: skip
+    for field, more in _WITH.items():
+        problems = list(_changed(bases, more))
+        found[field] = getattr(takes, field) and (not problems or accepts(iter(problems)) is not None)
+    lists = {name: tuple(value) for name, value in found.items() if not isinstance(value, bool) and value}
+    return replace(takes, **{**{name: value for name, value in found.items() if isinstance(value, bool)}, **lists})
+
+
+def flags(before: Takes, after: Takes) -> list[str]:
+    """Return what `--takes` would say of the fields in which a kernel takes less than it said."""
+    old, new = before.as_json(), after.as_json()
+    return [
+        f"{name}={','.join(map(str, value)) if isinstance(value, list) else str(value).lower()}"
+        for name, value in new.items()
+        if value != old[name]
+    ]
+
+
+def _ordinary(op: str, takes: Takes) -> Iterator[Problem]:
+    """Yield small problems of an operation, the most usual ones first."""
+    ranks = sorted(takes.ranks, key=lambda rank: rank != 2)
+    for dtype, rank, *formats in product(takes.dtypes, ranks, takes.data_formats, takes.weights_formats):
+        if op == "BiasAddBackward" and rank == 1:
+            continue
+        base = Problem(op=op, dtype=dtype, n=2, src_channels=16, dst_channels=16, wide=(8,) * rank,
+                       data_format=formats[0], weights_format=formats[1])  # fmt: skip
+        for kernel in (3, 1) if not base.of_bias else (1,):
+            pads = (kernel // 2,) * rank if takes.pads else ()
+            yield replace(base, kernel=(kernel,) * rank, pads_begin=pads, pads_end=pads)
+
+
+def _shaped(base: Problem, rank: int) -> Problem:
+    """Return a problem with as many axes, each like its first one."""
+    names = ("wide", "kernel", "strides", "dilations", "pads_begin", "pads_end")
+    return replace(base, **{name: getattr(base, name)[:1] * rank for name in names})
+
+
+def _changed(bases: Sequence[Problem], more: dict[str, Any]) -> Iterator[Problem]:
+    """Yield the problems with other attributes, the same along all axes, where there are such."""
+    for base in bases:
+        new = {name: (value,) * base.rank if isinstance(getattr(base, name), tuple) else value
+               for name, value in more.items()}  # fmt: skip
+        if base.of_bias or ("bias" in more and base.output != "dst") or ("n" in more and base.output != "diff_weights"):
+            continue
+        yield replace(base, **new)
