@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -48,14 +49,6 @@ C_BUGS = {1: "pads|padding|shifted", 2: "stride", 3: "dilation", 4: "dst channel
           11: "bf16|bits", 12: "channel"}  # fmt: skip
 
 
-def bug(names: str) -> Callable[[Bug], Bug]:
-    def add(function: Bug) -> Bug:
-        PLANTED[function.__name__] = names, function
-        return function
-
-    return add
-
-
 def run(given: Given, **changed: Any) -> Array:
     """Compute the right result of a call with some arguments changed."""
     return right(**{name: value for name, value in (given | changed).items() if name not in ("pads_end", "out")})
@@ -75,14 +68,17 @@ def without(values: Array, axis: int, at: int = -1) -> Array:
 
 
 def only_if(condition: Callable[[Given], bool], broken: Bug) -> Bug:
+    """Return a kernel with a bug in the calls of a condition."""
     return lambda given: broken(given) if condition(given) else run(given)
 
 
 def plant(name: str, names: str, condition: Callable[[Given], bool], broken: Bug) -> None:
+    """Add a bug: what names it, in which calls it shows, and what these return."""
     PLANTED[name] = names, only_if(condition, broken)
 
 
 def narrowed(values: Array, dtype: Any) -> Array:
+    """Round to a dtype and back."""
     with np.errstate(all="ignore"):
         return values.astype(dtype).astype(np.float32)
 
@@ -97,14 +93,17 @@ def split(given: Given, dtype: Any) -> Array:
 
 
 def cleared(values: Array, bits: int) -> Array:
+    """Clear the last bits of f32."""
     return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(2**32 - 2**bits)).view(np.float32)
 
 
 def flushed(values: Array) -> Array:
+    """Replace subnormals by zero."""
     return np.where(np.abs(values) < np.float32(2.0**-126), np.float32(0), values)
 
 
 def always(_: Given) -> bool:
+    """Whether a bug shows: always."""
     return True
 
 
@@ -112,6 +111,7 @@ calls: list[Any] = [0, {}]
 
 
 def cached(given: Given) -> Array:
+    """Return the first result for the same attributes again."""
     key = (given["src"].shape, given["diff_dst"].shape, *[given[n] for n in ("strides", "dilations", "pads_begin")])
     if key not in calls[1]:
         calls[1][key] = run(given)
@@ -137,18 +137,21 @@ def shuffled(given: Given) -> Array:
 
 
 def now_and_then(given: Given) -> Array:
+    """Be off by a unit in each 29th call."""
     calls[0] += 1
     found = run(given)
     return np.nextafter(found, np.float32(np.inf)) if calls[0] % 29 == 0 else found
 
 
 def outside(given: Given) -> Array:
+    """Read four bytes behind src."""
     last = given["src"].ctypes.data + given["src"].nbytes
     ctypes.string_at(last, 4)
     return run(given)
 
 
 def unwritten(given: Given, tail: int) -> Array:
+    """Leave the last channels of dst unwritten."""
     found, result = run(given), np.empty(given["weights_shape"], np.float32)
     whole = len(found) // tail * tail
     result[:whole] = found[:whole]
@@ -156,19 +159,23 @@ def unwritten(given: Given, tail: int) -> Array:
 
 
 def wide(given: Given, axis: int = -1) -> int:
+    """Return the size of src along an axis."""
     return int(given["src"].shape[axis])
 
 
 def first_group(given: Given) -> Array:
+    """Read the channels of the first group in all groups."""
     first = given["src"][:, : sizes(given)[1]]
     return run(given, src=np.concatenate([first] * given["groups"], 1))
 
 
-def raises(given: Given) -> Array:
+def raises(_: Given) -> Array:
+    """Raise an error."""
     raise RuntimeError("no kernel for this dilation")
 
 
 def out_zero(given: Given, at: Any) -> Array:
+    """Set some elements of the result to zero."""
     found = run(given)
     found[at] = 0
     return found
@@ -199,7 +206,12 @@ plant("src_channel_64", "src channel", lambda g: sizes(g)[1] > 64, lambda g: out
 plant("dst_channels_129", "dst channel", lambda g: sizes(g)[2] > 128, lambda g: out_zero(g, slice(128, None)))
 plant("src_channel_254", "src channel", lambda g: sizes(g)[1] == 255, lambda g: out_zero(g, (slice(None), 254)))
 plant("group_of_more_than_12", "group", lambda g: sizes(g)[1] > 12 and g["groups"] > 1, first_group)
-plant("groups_beyond_16", "group|channel", lambda g: g["groups"] > 16, lambda g: out_zero(g, slice(16 * sizes(g)[2], None)))
+plant(
+    "groups_beyond_16",
+    "group|channel",
+    lambda g: g["groups"] > 16,
+    lambda g: out_zero(g, slice(16 * sizes(g)[2], None)),
+)
 plant("tap_of_kernel_beyond_8", "tap", lambda g: g["weights_shape"][-1] > 8, lambda g: out_zero(g, (..., -1)))
 plant("kernel_reversed_from_15", "tap|revers", lambda g: g["weights_shape"][-1] >= 15, lambda g: run(g)[..., ::-1])
 plant("image_of_batch_from_10", "image", lambda g: sizes(g)[0] >= 10, lambda g: run(g, src=without(g["src"], 0)))
@@ -261,11 +273,9 @@ def tried(kernel: str, seed: int, seconds: float, after: float, client: convgrad
                 raise _EnoughError
 
         begun = time.monotonic()
-        try:
+        with suppress(_EnoughError):
             check(process, Judge(client), data, choice=chosen((), ()), seconds=seconds, cases=None,
                   shrinking=0.15 * seconds, on_progress=enough)  # fmt: skip
-        except _EnoughError:
-            pass
     return data
 
 
@@ -281,6 +291,7 @@ def named(data: dict[str, Any], pattern: str) -> bool:
 
 
 def main() -> None:
+    """Run the bugs and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     for flag, default in (("--seeds", 5), ("--seconds", 60.0), ("--after", 5.0)):
@@ -304,9 +315,10 @@ def main() -> None:
             line = f"{name:24} {len(found)}/{len(reports):<5} {shown}/{len(reports):<4}"
             if found:
                 first = [data["faults"][0] for data in found]
+                numbers = [fault["first"]["number"] for fault in first]
                 smallest = [Case.from_json(fault["smallest"]).problem for fault in first]
                 line += (
-                    f" {median(fault['after'] for fault in first):7.1f} {median(f['first']['number'] for f in first):7g}"
+                    f" {median(fault['after'] for fault in first):7.1f} {median(numbers):7g}"
                     f" {median(len(data['faults']) for data in found):7g} {median(p.macs for p in smallest):9g}"
                     f" {median(prod(p.wide) for p in smallest):7g}  {first[0]['kind']}: {first[0]['text'][:90]}"
                 )

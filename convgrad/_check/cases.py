@@ -119,8 +119,11 @@ def _integers(problem: Problem, rng: Generator) -> dict[str, Array]:
     In a third of the cases the factors are positive and near the largest, so that the sums have all digits.
     """
     bound = _EXACT_SUM.get(problem.dtype, (1 << 24) - 1) // max(1, problem.sum_length + problem.bias)
-    first = max(1, min(_WIDEST[problem.dtype], isqrt(bound)))
-    second = max(1, min(_WIDEST[problem.dtype], bound // first))
+    widest = _WIDEST[problem.dtype]
+    first = max(1, min(widest, isqrt(bound)))
+    second = max(1, min(widest, bound // first))
+    if problem.of_bias and widest**2 > bound:  # nothing is multiplied
+        first = bound
     names = [name for name in problem.input_shapes if name != "bias"]
     limits = dict(zip(names, (first, second), strict=False)) | {"bias": first * second if problem.bias else first}
     near = min(limits.values()) > 3 and rng.integers(3) == 0

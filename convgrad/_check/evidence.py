@@ -53,7 +53,7 @@ def ordinary(smallest: Case, takes: Takes) -> Iterator[Case]:
 
 
 def _larger(problem: Problem, least: Mapping[str, int]) -> Problem | None:
-    """Return the problem with sizes of at least so many, 5 to 7 pixels along each axis, and more pads where it has any."""
+    """Return the problem with at least these sizes, and 5 to 7 pixels along each axis; with `pads` so many more."""
     groups = problem.groups
     sizes = {("n", 0): max(problem.n, least.get("n", 1))}
     sizes["src_channels", 0] = max(problem.src_channels // groups, least.get("I", 1))

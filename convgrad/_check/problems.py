@@ -412,7 +412,7 @@ def random_problem(
 
     # Most attributes stay what they are if a few others are small; those first in the order are kept the longest.
     order, kept = [str(name) for name in rng.permutation(list(sizes))], 3
-    while (problem := built()).work > macs:
+    while built().work > macs:
         name = max(order[kept:], key=lambda each: sizes[each])
         if sizes[name] > 2 or not kept:
             sizes[name] //= 2

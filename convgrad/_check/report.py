@@ -31,8 +31,8 @@ _MEMBERS: dict[str, type] = {
     "takes": dict, "options": dict, "cases": list, "faults": list, "unjudged": list,
 }  # fmt: skip
 _CASE = {"number", "op", "dtype", "kind", "name", "status", "seconds", "macs", "faults", "protocols"}
-_FAULT = {"kind", "op", "count", "after", "text", "first", "clearest", "smallest", "smallest_text", "problem", "tries", "features",
-          "keys", "report", "reproducer"}  # fmt: skip
+_FAULT = {"kind", "op", "count", "after", "text", "first", "clearest", "smallest", "smallest_text", "problem", "tries",
+          "features", "keys", "report", "reproducer"}  # fmt: skip
 _SLOWER = 1.25
 _MEASURABLE_S = 1e-3
 
@@ -135,7 +135,8 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
     """Return the report in some lines; `scripts` are the paths of the reproducers that were written, by fault."""
     lines = [headline(data), ""]
     if data.get("declined"):
-        lines += [f"  the kernel declined all else, so cases are those of {' '.join(f'--takes {each}' for each in data['declined'])}", ""]
+        limits = " ".join(f"--takes {each}" for each in data["declined"])
+        lines += [f"  the kernel declined all else, so all cases are within {limits}", ""]
     width = max((len(op) for op, _ in table(data, "op", "dtype")), default=0)
     for (op, dtype), row in table(data, "op", "dtype").items():
         failed = f", {row['failed']} FAILED" if row["failed"] else ""

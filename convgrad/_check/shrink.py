@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import prod
-from typing import Any
 
 from convgrad._check.cases import Case
 from convgrad._check.problems import PER_AXIS, Problem, Takes

@@ -65,6 +65,15 @@ def pad_off_by_one(pads_begin: Ints, **given: Any) -> Array:
     return right(pads_begin=(*pads_begin[:-1], max(0, pads_begin[-1] - 1)), **given)
 
 
+def pads_exchanged(
+    src: Array, diff_dst: Array, weights_shape: Ints, strides: Ints, dilations: Ints, pads_begin: Ints, pads_end: Ints,
+    groups: int,
+) -> Array:  # fmt: skip
+    """Pad the beginning by what belongs to the end."""
+    del pads_begin
+    return right(src, diff_dst, weights_shape, strides, dilations, pads_end, groups)
+
+
 @faulty
 def dilation_ignored(dilations: Ints, **given: Any) -> Array:
     """Read taps that are dense."""
@@ -210,7 +219,7 @@ def partly(
 
 
 FAULTY: dict[str, set[str]] = {
-    "wrong_stride": {"wrong"}, "pad_off_by_one": {"wrong"}, "dilation_ignored": {"wrong"}, "group_offset": {"wrong"},
+    "pads_exchanged": {"wrong"}, "wrong_stride": {"wrong"}, "pad_off_by_one": {"wrong"}, "dilation_ignored": {"wrong"}, "group_offset": {"wrong"},
     "channel_tail": {"wrong", "memory", "repeat"}, "partly": {"memory"}, "last_image": {"wrong"},
     "bf16_sums": {"wrong"}, "tf32_inputs": {"wrong"}, "constant": {"wrong"},
     "cached": {"zeros", "doubled", "wrong", "images", "channels"}, "input_modified": {"modified"},
