@@ -63,7 +63,8 @@ def sizes(given: Given) -> tuple[int, int, int]:
 def without(values: Array, axis: int, at: int = -1) -> Array:
     """Return a copy with zeros at an index of an axis."""
     copy = values.copy()
-    copy[(*(slice(None),) * axis, at)] = 0
+    place: Any = (*(slice(None),) * axis, at)
+    copy[place] = 0
     return copy
 
 
@@ -126,7 +127,8 @@ def left_over(given: Given) -> Array:
         return found
     last = calls[1].get(given["weights_shape"], 0)
     calls[1][given["weights_shape"]] = found[-1:] * 0.5
-    return found + last
+    result: Array = found + last
+    return result
 
 
 def shuffled(given: Given) -> Array:
@@ -181,10 +183,25 @@ def out_zero(given: Given, at: Any) -> Array:
     return found
 
 
-ones = lambda given: (1,) * len(given["strides"])  # noqa: E731
-row = lambda given: given["src"].ndim - 2  # noqa: E731
-column = lambda given: given["src"].ndim - 1  # noqa: E731
-uneven = lambda given: given["pads_begin"] != given["pads_end"]  # noqa: E731
+def ones(given: Given) -> tuple[int, ...]:
+    """Return ones for each axis."""
+    return (1,) * len(given["strides"])
+
+
+def row(given: Given) -> int:
+    """Return the axis of rows in src."""
+    return len(given["src"].shape) - 2
+
+
+def column(given: Given) -> int:
+    """Return the axis of columns."""
+    return len(given["src"].shape) - 1
+
+
+def uneven(given: Given) -> bool:
+    """Whether the pads at both ends differ."""
+    return bool(given["pads_begin"] != given["pads_end"])
+
 
 plant("pads_exchanged", "pads|shifted", uneven, lambda g: run(g, pads_begin=g["pads_end"]))
 plant("pads_from_4", "pads|shifted|padding", lambda g: max(g["pads_begin"]) > 3,

@@ -21,7 +21,7 @@ from convgrad._check.named import LAYERS, TRAPS, layer, trap
 from convgrad._check.problems import LEVELS, Problem, Takes, covering, random_problem
 from convgrad._dtypes import dtype as dtype_of
 
-__all__ = ["EXACT", "KINDS", "MACS", "SOURCES", "Case", "draw"]
+__all__ = ["DIGITS", "EXACT", "KINDS", "MACS", "SOURCES", "Case", "draw"]
 
 Array = npt.NDArray[Any]
 Generator = np.random.Generator
@@ -39,7 +39,7 @@ _WIDEST = {"f32": 4096, "f16": 32, "bf16": 128, "f64": 1 << 24}
 _RANGE = {"f32": (-126, 127), "f16": (-14, 15), "bf16": (-126, 127), "f64": (-1022, 1023)}
 """Exponents of the smallest and the largest normal number."""
 
-_DIGITS = {"f32": 23, "f16": 10, "bf16": 7, "f64": 52}
+DIGITS = {"f32": 23, "f16": 10, "bf16": 7, "f64": 52}
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ def _subnormals(problem: Problem, rng: Generator) -> dict[str, Array]:
     low, high = _RANGE[problem.dtype]
     found = _normal(problem, rng)
     names = [name for name in found if name != "bias"]
-    few = min(_DIGITS[problem.dtype], 10)
+    few = min(DIGITS[problem.dtype], 10)
     steps = rng.integers(-(2**few) + 1, 2**few, found[names[0]].shape).astype(np.float64)
-    found[names[0]] = np.ldexp(steps, low - _DIGITS[problem.dtype])
+    found[names[0]] = np.ldexp(steps, low - DIGITS[problem.dtype])
     for name in names[1:]:
         found[name] = np.ldexp(found[name], high - 6)
     if "bias" in found:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from convgrad._check.cases import Array, Case
+from convgrad._check.cases import DIGITS, Array, Case
 from convgrad._check.judge import Judge
 from convgrad._check.problems import Problem
 from convgrad._check.process import KernelProcess, Memory, Outcome
 from convgrad._check.relations import RELATIONS, applicable, same_bits
+from convgrad._dtypes import dtype_of_array
 from convgrad._report import Report
 
 __all__ = ["FAULTS", "NO_DIGIT", "Fault", "Tried", "examine", "fault_of", "shows"]
@@ -186,5 +186,5 @@ def _digits(one: Array, other: Array) -> str:
         return NO_DIGIT
     if share == 0:
         return "in the sign of zero"
-    have = (ml_dtypes.finfo(one.dtype).nmant + 1) * np.log10(2)
+    have = (DIGITS[dtype_of_array(one).name] + 1) * np.log10(2)
     return f"by at most {share:.2g} of their RMS: {-np.log10(share):.1f} of {have:.1f} decimal digits are the same"

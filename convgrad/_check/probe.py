@@ -16,7 +16,7 @@ __all__ = ["flags", "probed"]
 
 _SECONDS = 10.0
 _CALL_S = 2.0
-_WITH = {
+_WITH: dict[str, dict[str, Any]] = {
     "strides": {"strides": 2}, "dilations": {"dilations": 2}, "pads": {"pads_begin": 1, "pads_end": 1},
     "uneven_pads": {"pads_end": 1}, "groups": {"groups": 2}, "bias": {"bias": True}, "empty": {"n": 0},
 }  # fmt: skip
@@ -58,8 +58,8 @@ def probed(kernel: KernelProcess) -> Takes:
     for field, more in _WITH.items():
         problems = list(_changed(bases, more))
         found[field] = getattr(takes, field) and (not problems or accepts(iter(problems)) is not None)
-    lists = {name: tuple(value) for name, value in found.items() if not isinstance(value, bool) and value}
-    return replace(takes, **{**{name: value for name, value in found.items() if isinstance(value, bool)}, **lists})
+    new: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return replace(takes, **{name: value for name, value in new.items() if value != ()})
 
 
 def flags(before: Takes, after: Takes) -> list[str]:
@@ -94,7 +94,7 @@ def _shaped(base: Problem, rank: int) -> Problem:
 def _changed(bases: Sequence[Problem], more: dict[str, Any]) -> Iterator[Problem]:
     """Yield the problems with other attributes, the same along all axes, where there are such."""
     for base in bases:
-        new = {name: (value,) * base.rank if isinstance(getattr(base, name), tuple) else value
+        new: dict[str, Any] = {name: (value,) * base.rank if isinstance(getattr(base, name), tuple) else value
                for name, value in more.items()}  # fmt: skip
         if base.of_bias or ("bias" in more and base.output != "dst") or ("n" in more and base.output != "diff_weights"):
             continue

@@ -69,7 +69,8 @@ def _split(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Ite
 
 def _unsigned(values: Array) -> Array:
     """Turn -0 into 0: in another order a sum of zeros may have the other sign."""
-    return values + values.dtype.type(0)
+    unsigned: Array = values + values.dtype.type(0)
+    return unsigned
 
 
 def _channels(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Iterator[tuple[Array, Array]]:

@@ -127,13 +127,14 @@ class _Check:
             "smallest_text": shown.text,
             "reproducer": reproducer(smallest, shown, self.data["kernel"], self.data["arrays"], self.judge),
         }  # fmt: skip
-        found = {
+        found: dict[str, Any] = {
             "kind": fault.kind, "op": key[1], "count": 1, "after": round(begun, 3), "keys": [key],
             "first": case.as_json(), **_evidence(fault, case), **new,
         }  # fmt: skip
         for other, where in self._evidence(smallest, shown):
-            if telling(other.report.data) >= telling(found["report"]):
-                found |= _evidence(other, where)
+            new_evidence = _evidence(other, where)
+            if telling(new_evidence["report"]) >= telling(found["report"]):
+                found |= new_evidence
         for known in alike:
             named = cause(found["report"])
             needed, needs = {*known["features"]}, {*features}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import prod
+from typing import Any
 
 from convgrad._check.cases import Case
 from convgrad._check.problems import PER_AXIS, Problem, Takes
@@ -75,8 +76,10 @@ def _simpler(case: Case) -> Iterator[Case]:
 
 def _problems(problem: Problem) -> Iterator[Problem]:
     yield from _halved(problem)
-    for name, plain in {"dtype": "f32", "data_format": "NCX", "weights_format": "OIX", "bias": False}.items():
-        yield replace(problem, **{name: plain})
+    yield replace(problem, dtype="f32")
+    yield replace(problem, data_format="NCX")
+    yield replace(problem, weights_format="OIX")
+    yield replace(problem, bias=False)
     smaller = {key: _smaller(size, _LEAST[key[0]]) for key, size in _sizes(problem).items()}
     alone = [{key: size} for key, sizes in smaller.items() for size in sizes]
     pairs = [
@@ -143,9 +146,10 @@ def _halved(problem: Problem) -> Iterator[Problem]:
 
 def _with(problem: Problem, axes: Sequence[int], kept: Collection[str]) -> Iterator[Problem]:
     """Yield the plainest problem on some axes that has these members of the problem, if there is one."""
-    axis_names = ("wide", *PER_AXIS)
+    members = ("wide", *PER_AXIS)
+    new: dict[str, Any] = {name: tuple([getattr(problem, name)[axis] for axis in axes]) for name in members}
     try:
-        some = replace(problem, **{name: tuple([getattr(problem, name)[axis] for axis in axes]) for name in axis_names})
+        some = replace(problem, **new)
     except ValueError:
         return
     least = {key: _LEAST[key[0]] for key in _sizes(some) if key[0] not in kept}

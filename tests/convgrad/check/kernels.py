@@ -219,7 +219,8 @@ def partly(
 
 
 FAULTY: dict[str, set[str]] = {
-    "pads_exchanged": {"wrong"}, "wrong_stride": {"wrong"}, "pad_off_by_one": {"wrong"}, "dilation_ignored": {"wrong"}, "group_offset": {"wrong"},
+    "pads_exchanged": {"wrong"},
+    "wrong_stride": {"wrong"}, "pad_off_by_one": {"wrong"}, "dilation_ignored": {"wrong"}, "group_offset": {"wrong"},
     "channel_tail": {"wrong", "memory", "repeat"}, "partly": {"memory"}, "last_image": {"wrong"},
     "bf16_sums": {"wrong"}, "tf32_inputs": {"wrong"}, "constant": {"wrong"},
     "cached": {"zeros", "doubled", "wrong", "images", "channels"}, "input_modified": {"modified"},
