@@ -243,5 +243,6 @@ KINDS: dict[str, Callable[[Problem, Generator], dict[str, Array]]] = {
 EXACT = ("integers", "impulse")
 """Kinds whose sums are exact in any order, so that every bit of the result counts."""
 
-_SHARE = {"integers": 6, "impulse": 2, "normal": 4, "positive": 1, "smooth": 1, "huge": 1, "tiny": 1,
-          "subnormals": 1, "special": 2}  # fmt: skip
+_SHARE = {"integers": 9, "impulse": 3, "normal": 6, "positive": 2, "smooth": 2, "huge": 2, "tiny": 2,
+          "subnormals": 2, "special": 3}  # fmt: skip
+"""Levels of the covering array that each kind has."""

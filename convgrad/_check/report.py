@@ -153,10 +153,10 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
     for number, fault in enumerate(data["faults"], 1):
         lines += ["", f"{number}. FAILED: {FAULTS[fault['kind']]}, in {fault['count']} cases", f"   {fault['problem']}"]
         lines.append(f"   {fault['smallest']['kind']}: {fault['smallest_text']}")
-        lines.append(f"   first seen in case {fault['first']['number']}, after {fault['after']:.2g} s")
-        lines.append(f"   clearest ({fault['clearest']['kind']}): {fault['text']}")
-        lines.append(f"   {Problem.from_json(fault['clearest']['problem'])}")
+        lines.append(f"   first seen in case {fault['first']['number']}, after {fault['after']:.2g} s: {fault['text']}")
         if fault["report"]:
+            clearest = fault["clearest"]
+            lines.append(f"   clearest in {clearest['kind']}: {Problem.from_json(clearest['problem'])}")
             lines += [f"   {line}" for line in Report(fault["report"]).text().splitlines()]
         if number in scripts:
             lines.append(f"   reproduce with: python {scripts[number]}")
