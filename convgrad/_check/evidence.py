@@ -43,9 +43,9 @@ def ordinary(smallest: Case, takes: Takes) -> Iterator[Case]:
     together.
     """
     kinds = ("normal", "integers") if smallest.kind in EXACT else (smallest.kind,)
-    usual = {"n": 2, "I": 3, "O": 4, "kernel": 3}
-    for least in (usual | {"pads": 1}, usual, usual | {"kernel": 1}, {"O": 8, "kernel": 1}):
-        problem = _larger(smallest.problem, least)
+    usual = {"n": 2, "I": 9, "O": 12, "kernel": 3}
+    wanted = (usual | {"pads": 1}, usual, usual | {"kernel": 1}, {"O": 8, "kernel": 1})
+    for problem in dict.fromkeys(_larger(smallest.problem, least) for least in wanted):
         if problem is None or takes.limited(problem) != problem or problem.work > _WORK:
             continue
         for kind in kinds:

@@ -107,7 +107,7 @@ class _Check:
     def _add(self, fault: Fault, case: Case) -> None:
         """Count a fault; the first of its kind and cause is shrunk, and joined with one that needs the same."""
         begun = time.monotonic() - self.begun
-        faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault)]
+        faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault, case)]
         alike = [
             known for known in faults if _family(known["kind"]) == _family(fault.kind) and known["op"] == key[1]
         ]  # fmt: skip
@@ -190,11 +190,11 @@ class _Check:
         return min(_HANGS_S, max(0.5, 20 * longest))
 
 
-def _cause(fault: Fault) -> str:
-    """Return what may distinguish causes: the best hint of a wrong result without its numbers, the error raised."""
+def _cause(fault: Fault, case: Case) -> str:
+    """Return what may distinguish causes: the error raised, the best hint of a wrong result, or its unusual data."""
     if fault.report is None:
         return fault.text.partition(":")[0] if fault.kind == "raised" else ""
-    return cause(fault.report.data)
+    return cause(fault.report.data) or ("" if case.kind in (*EXACT, "normal", "positive", "smooth") else case.kind)
 
 
 def _family(kind: str) -> str:
