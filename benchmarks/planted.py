@@ -258,6 +258,62 @@ plant("now_and_then", "repeat", always, now_and_then)
 plant("raises", "no kernel", lambda g: max(g["dilations"]) > 4 and max(g["weights_shape"][2:]) > 3, raises)
 
 
+def patches(given: Given) -> bool:
+    """Whether some patches do not overlap, and are padded."""
+    kernel = given["weights_shape"][2:]
+    return any(k == s > 1 and p for k, s, p in zip(kernel, given["strides"], given["pads_begin"], strict=True))
+
+
+def far_padded(given: Given) -> bool:
+    """Whether some pads at the beginning are longer than the kernel."""
+    axes = zip(given["weights_shape"][2:], given["dilations"], given["pads_begin"], strict=True)
+    return any(p > (k - 1) * d + 1 for k, d, p in axes)
+
+
+def toward_zero(values: Array, exact: Array) -> Array:
+    """Return f32 numbers that are nowhere larger than the exact ones."""
+    larger = np.abs(values.astype(np.float64)) > np.abs(exact)
+    return np.where(larger, np.nextafter(values, np.float32(0)), values)
+
+
+def exact_sums(given: Given) -> Array:
+    """Return the sums in float64."""
+    return run(given, src=given["src"].astype(np.float64), diff_dst=given["diff_dst"].astype(np.float64))
+
+
+def loses_image(given: Given) -> Array:
+    """Leave out the last image in each seventh call."""
+    calls[0] += 1
+    return run(given, src=without(given["src"], 0)) if calls[0] % 7 == 0 else run(given)
+
+
+seen = set(PLANTED)
+plant("last_column_of_dst_8n_5", "column|pixel x|x = ",
+      lambda g: g["diff_dst"].shape[-1] % 8 == 5 and g["weights_shape"][-1] > 2,
+      lambda g: run(g, diff_dst=without(g["diff_dst"], column(g))))  # fmt: skip
+plant("patches_not_padded", "pads|padding|shifted", patches,
+      lambda g: run(g, pads_begin=(0,) * len(g["strides"])))  # fmt: skip
+plant("taps_of_large_squares_swapped", "swapped|axes|tap", lambda g: len(g["strides"]) == 2
+      and g["weights_shape"][2] == g["weights_shape"][3] > 4, lambda g: np.swapaxes(run(g), 2, 3))  # fmt: skip
+plant("multiplier_of_many_groups", "channel|group", lambda g: g["groups"] > 20 and sizes(g)[1:] == (1, 2),
+      lambda g: out_zero(g, slice(1, None, 2)))  # fmt: skip
+plant(
+    "pads_beyond_kernel",
+    "pads|padding|shifted",
+    far_padded,
+    lambda g: run(g, pads_begin=tuple(min(p, k) for p, k in zip(g["pads_begin"], g["weights_shape"][2:], strict=True))),
+)
+plant("depth_dilated", "dilation|tap z", lambda g: len(g["strides"]) == 3 and g["dilations"][0] > 1,
+      lambda g: run(g, dilations=(1, *g["dilations"][1:])))  # fmt: skip
+plant("src_channels_96_to_112", "src channel", lambda g: 96 <= sizes(g)[1] <= 112,
+      lambda g: out_zero(g, (slice(None), slice(96, None))))  # fmt: skip
+plant("scaled_from_three_images", "factor|times|scale|bits", lambda g: sizes(g)[0] > 2,
+      lambda g: run(g) * np.float32(1 + 2**-12))  # fmt: skip
+plant("rounded_toward_zero", "bit|toward|truncat|round", always, lambda g: toward_zero(run(g), exact_sums(g)))
+plant("image_lost_now_and_then", "repeat|image", lambda g: sizes(g)[0] > 4, loses_image)
+HELD_OUT |= PLANTED.keys() - seen
+
+
 def kernel(name: str) -> Callable[..., Array]:
     """Return a kernel with a bug, or with none."""
 
