@@ -187,4 +187,5 @@ def _digits(one: Array, other: Array) -> str:
     if share == 0:
         return "in the sign of zero"
     have = (DIGITS[dtype_of_array(one).name] + 1) * np.log10(2)
-    return f"by at most {share:.2g} of their RMS: {-np.log10(share):.1f} of {have:.1f} decimal digits are the same"
+    same = min(-np.log10(share), have)
+    return f"by at most {share:.2g} of their RMS: {same:.1f} of {have:.1f} decimal digits are the same"

@@ -187,8 +187,8 @@ class Problem:
 
     @property
     def work(self) -> int:
-        """Multiply-adds, or a quarter of the elements where these take longer."""
-        return max(self.macs, sum(map(prod, (*self.input_shapes.values(), self.output_shape))) // 4)
+        """Multiply-adds, or the elements of all tensors if these are more."""
+        return max(self.macs, sum(map(prod, (*self.input_shapes.values(), self.output_shape))))
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes as a caller sends them."""

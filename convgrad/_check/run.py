@@ -282,8 +282,18 @@ def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None
             state.data["unjudged"].append({"number": tried.case.number, "text": str(error)[:300]})
         else:
             faults += [fault] if (fault := fault_of(report)) else []
-    if any(fault.kind == "memory" or NO_DIGIT in fault.text for fault in faults):  # the result is what was left there
+    if _follows(faults, report):
         faults = [fault for fault in faults if fault.kind != "wrong"]
     if report is None or not report.passed or {*_CALLS} & {fault.kind for fault in faults}:
         faults = [fault for fault in faults if fault.kind not in RELATIONS]  # which follow from the others
     state.record(tried, faults, report)
+
+
+def _follows(faults: Sequence[Fault], report: Report | None) -> bool:
+    """Whether the result is wrong because it is not always the same: it was left over, or exact bits differ."""
+    differ = [fault for fault in faults if fault.kind in _CALLS]
+    if any(fault.kind == "memory" or NO_DIGIT in fault.text for fault in differ):
+        return True
+    if not differ or report is None:
+        return False
+    return {r["rule"] for r in report.data["rules"] if not r["passed"]} == {"exact"}
