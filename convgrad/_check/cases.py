@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from convgrad._check.covering import LEVELS, covering, random_problem
 from convgrad._check.named import LAYERS, TRAPS, layer, trap
-from convgrad._check.problems import LEVELS, Problem, Takes, covering, random_problem
+from convgrad._check.problems import Problem, Takes
 from convgrad._dtypes import dtype as dtype_of
 
 __all__ = ["DIGITS", "EXACT", "KINDS", "MACS", "SOURCES", "Case", "draw"]

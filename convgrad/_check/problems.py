@@ -1,4 +1,4 @@
-"""Problems to try a kernel on: one call of an operation as a few integers, and random ones.
+"""Problems to try a kernel on: one call of an operation as a few integers, and what a kernel takes of them.
 
 Both families of operations share one geometry. `wide` is the spatial size of the tensor that the taps move over: `src`
 of Convolution, `dst` of ConvTranspose. `narrow` is the other one:
@@ -10,27 +10,22 @@ and the remainder of the division is the `output_padding` of ConvTranspose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import count
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 __all__ = [
     "DTYPES",
-    "LEVELS",
     "OPS",
     "Problem",
     "Takes",
-    "covering",
     "fitted",
-    "random_problem",
 ]
 
 Ints = tuple[int, ...]
-T = TypeVar("T")
 
 OPS = (
     "ConvolutionBackwardWeights",
@@ -313,116 +308,6 @@ class Takes:
 def _json_of(record: Problem | Takes) -> dict[str, Any]:
     """Return the fields of a record, with lists for tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
-
-
-LEVELS = 31
-"""Levels of each attribute in `covering`: a prime, and at least as many as there are attributes."""
-
-
-def covering(rng: np.random.Generator, row: int) -> Callable[[Sequence[T]], T]:
-    """Return a function that chooses from one sequence after the other, for a row of a covering array.
-
-    Attribute k of row (x, y, z) has level x + k y + k^2 z modulo 31, as in a Reed-Solomon code: 31 rows have each
-    level of each attribute, 961 each pair of levels of two attributes, and 29,791 each triple. `rng` permutes the
-    levels, the same for all rows.
-    """
-    x, y, z = (row // LEVELS**power % LEVELS for power in range(3))
-    attributes = count(0)
-
-    def choose(values: Sequence[T]) -> T:
-        k = next(attributes)
-        level = rng.permutation(LEVELS)[(x + k * y + k * k * z) % LEVELS]
-        return values[int(level) % len(values)]
-
-    return choose
-
-
-# Border values of the attributes: the small ones, and those around the powers of two; frequent ones more than once.
-# An `_ANY` is any number up to 300, small ones more likely.
-_ANY = 0
-_BORDERS = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
-_SIZES = (1, 2, 3, 4, 5, 5, 6, *_BORDERS, 2, 3, 4, 9, _ANY, _ANY)
-_CHANNELS = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, *_BORDERS, 12, _ANY, _ANY)
-_BATCHES = (1, 2, 3, 4, 5, 6, *[1] * 6, 2, 2, 2, 3, *_BORDERS[:12], 129, 255, _ANY)
-_GROUPS = (*[1] * 14, 2, 3, 4, 5, 2, *_BORDERS[:9:2], 6, 8, 16, 64, 65, 129, _ANY)
-_KERNELS = (1, 2, 3, 4, 5, 6, *[1] * 4, *[3] * 5, 2, 5, *_BORDERS[:10], 65, 129, 12, _ANY)
-_STEPS = (1, 2, 3, 4, 5, 6, *[1] * 9, *[2] * 3, 3, *_BORDERS[:9], 64, 129, _ANY)
-# Pads by the extent of the kernel.
-_PADS: tuple[Callable[[int], int], ...] = (
-    *[lambda _: 0] * 9, *[lambda _: 1] * 5, *[lambda _: 2] * 2, *[lambda _: 3] * 2, *[lambda extent: extent // 2] * 4,
-    *[lambda extent: extent - 1] * 3, lambda extent: extent, lambda extent: extent + 1,
-    lambda _: 4, lambda _: 7, lambda _: 8, lambda _: 17,
-)  # fmt: skip
-
-
-def random_problem(
-    rng: np.random.Generator, takes: Takes, op: str, dtype: str, macs: int, choose: Callable[[Sequence[Any]], Any]
-) -> Problem:
-    """Return the problem whose attributes `choose` chooses, reduced to about `macs` multiply-adds.
-
-    What has no levels, and what is reduced first, is drawn by `rng`.
-    """
-    ranks = [rank for rank in takes.ranks if not (op == "BiasAddBackward" and rank == 1)]
-    rank = choose([each for each in (1, 2, 2, 2, 3) if each in ranks] or ranks)
-    plain = op.startswith("BiasAdd")
-    formats = {"data_format": choose(takes.data_formats), "weights_format": choose(takes.weights_formats),
-               "bias": choose((False, True)) and takes.bias and op in ("Convolution", "ConvTranspose")}  # fmt: skip
-
-    def size(values: Sequence[int], taken: bool = True) -> int:
-        chosen = choose(values)
-        drawn = chosen if chosen != _ANY else int(np.exp(rng.uniform(0.7, 5.7)))
-        return drawn if taken else 1
-
-    sizes = {"n": size(_BATCHES), "groups": size(_GROUPS, takes.groups and not plain)}
-    sizes |= {name: size(_CHANNELS, name == "I" or not plain) for name in "IO"}
-    multiplier = choose((None, None, None, (1, 1), (1, 2), (3, 1)))
-    if sizes["groups"] > 1 and multiplier:  # depthwise, with a multiplier, and its reverse
-        sizes["I"], sizes["O"] = multiplier
-    square, pads = choose((False, True)), []
-    for axis in range(rank):
-        sizes[f"size {axis}"] = size(_SIZES)
-        sizes[f"kernel {axis}"] = size(_KERNELS, not plain)
-        sizes[f"stride {axis}"] = size(_STEPS, takes.strides and not plain)
-        sizes[f"dilation {axis}"] = size(_STEPS, takes.dilations and not plain)
-        pads.append((choose(_PADS), choose(_PADS)))
-        if square and axis:
-            sizes |= {f"{name} {axis}": sizes[f"{name} 0"] for name in ("kernel", "stride", "dilation")}
-            pads[axis] = pads[0]
-    of_narrow, grows = rng.integers(2, size=(2, rank)).tolist()
-    rest = rng.random(rank).tolist()
-
-    def built() -> Problem:
-        axes = []
-        for axis, (first, last) in enumerate(pads):
-            of, kernel, stride, dilation = (sizes[f"{n} {axis}"] for n in ("size", "kernel", "stride", "dilation"))
-            extent = (kernel - 1) * dilation + 1
-            begin, end = (min(first(extent), 300), min(last(extent), 300)) if takes.pads and not plain else (0, 0)
-            end = end if takes.uneven_pads else begin
-            if of_narrow[axis]:
-                of = max(1, (of - 1) * stride + extent - begin - end + int(rest[axis] * stride))
-            missing = max(0, extent - of - begin - end)
-            if grows[axis] and takes.pads and takes.uneven_pads:
-                end, missing = end + missing, 0
-            axes.append((of + missing, kernel, stride, dilation, begin, end))
-        wide, kernels, strides, dilations, begins, ends = zip(*axes, strict=True)
-        groups = sizes["groups"]
-        return Problem(op=op, dtype=dtype, n=sizes["n"], groups=groups, src_channels=groups * sizes["I"],
-                       dst_channels=groups * sizes["I" if plain else "O"], wide=wide, kernel=kernels, strides=strides,
-                       dilations=dilations, pads_begin=begins, pads_end=ends, **formats)  # fmt: skip
-
-    # Most attributes stay what they are if a few others are small; those first in the order are kept the longest.
-    order, kept = [str(name) for name in rng.permutation(list(sizes))], 3
-    while built().work > macs:
-        name = max(order[kept:], key=lambda each: sizes[each])
-        if sizes[name] > 2 or not kept:
-            sizes[name] //= 2
-        else:
-            kept -= 1
-        if max(sizes.values()) == 1:
-            break
-    found = takes.limited(built())
-    assert found is not None
-    return found
 
 
 def fitted(problem: Problem, macs: int) -> Problem:

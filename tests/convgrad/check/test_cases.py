@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from convgrad._check.cases import EXACT, KINDS, Case, draw
+from convgrad._check.covering import LEVELS, covering
 from convgrad._check.named import LAYERS, TRAPS, layer, trap
-from convgrad._check.problems import DTYPES, LEVELS, OPS, Problem, Takes, covering
+from convgrad._check.problems import DTYPES, OPS, Problem, Takes
 from schemas.ops import resolve
 
 EVERY = Takes(dtypes=DTYPES)
