@@ -11,20 +11,36 @@ from convgrad._check.cases import EXACT, Case
 from convgrad._check.problems import Problem, Takes
 from convgrad._check.shrink import changed
 
-__all__ = ["cause", "ordinary", "telling"]
+__all__ = ["cause", "ordinary", "reason", "telling"]
 
 _WORK = 2_000_000
+_LIKELY = "the errors are as large as"
+
+
+def reason(report: Mapping[str, Any]) -> str:
+    """Return the line of a verdict that best explains why the result is wrong."""
+    where = report["where"]["text"] if report["where"] else ""
+    likely = [hint for hint in report["hints"] if hint.startswith(_LIKELY)]
+    reasons = [*_named(report), *([where, *likely] if _is_place(where) else [*likely, where])]
+    failed = [rule["text"] for rule in report["rules"] if not rule["passed"]]
+    return next(filter(None, reasons), f"this does not hold: {failed[0]}" if failed else "see the report")
 
 
 def _named(report: Mapping[str, Any]) -> list[str]:
-    """Return the causes and hints of a verdict, without their numbers."""
-    found = [*(each["text"].partition(" (")[0] for each in report["causes"]), *report["hints"]]
-    return [re.sub(r"[\d., -]+", " ", text) for text in found]
+    """Return the causes and hints of a verdict, but for the arithmetic that an error may come from by its size."""
+    hints = [hint for hint in report["hints"] if not hint.startswith(_LIKELY)]
+    return [*(each["text"] for each in report["causes"]), *hints]
+
+
+def _is_place(where: str) -> bool:
+    """Whether wrong elements have something in common."""
+    return bool(where) and not any(words in where for words in ("every element", "one element", "spread over"))
 
 
 def cause(report: Mapping[str, Any] | None) -> str:
-    """Return what may distinguish causes of wrong results: the best hint of a verdict, or nothing."""
-    return next(iter(_named(report)), "") if report else ""
+    """Return what may distinguish causes of wrong results: the best hint of a verdict without numbers, or nothing."""
+    named = _named(report)[:1] if report else []
+    return re.sub(r"[\d., -]+", " ", named[0].partition(" (")[0]) if named else ""
 
 
 def telling(report: Mapping[str, Any] | None) -> tuple[int, ...]:
@@ -32,8 +48,9 @@ def telling(report: Mapping[str, Any] | None) -> tuple[int, ...]:
     if report is None:
         return (0,)
     if hints := len(_named(report)):
-        return (1, -hints, len(report["hints"]))
-    return (0, int(bool(report["where"]) and "every" not in report["where"]["text"]))
+        return (2, -hints, len(report["hints"]))
+    place = _is_place(report["where"]["text"]) if report["where"] else False
+    return (int(place or bool(report["hints"])), int(place))
 
 
 def ordinary(smallest: Case, takes: Takes) -> Iterator[Case]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convgrad._check.cases import DIGITS, Array, Case
+from convgrad._check.evidence import reason
 from convgrad._check.judge import Judge
 from convgrad._check.problems import Problem
 from convgrad._check.process import KernelProcess, Memory, Outcome
@@ -85,16 +86,7 @@ def shows(kernel: KernelProcess, case: Case, kind: str, judge: Judge) -> Fault |
 
 def fault_of(report: Report) -> Fault | None:
     """Return the fault that a report describes; None if the result passed."""
-    return None if report.passed else Fault("wrong", _first_reason(report), report)
-
-
-def _first_reason(report: Report) -> str:
-    """Return the line that best explains why a result is wrong."""
-    data = report.data
-    where = data["where"]["text"] if data["where"] else ""
-    reasons = [*(cause["text"] for cause in data["causes"]), *data["hints"], where]
-    failed = [rule["text"] for rule in data["rules"] if not rule["passed"]]
-    return next(filter(None, reasons), f"this does not hold: {failed[0]}" if failed else "see the report")
+    return None if report.passed else Fault("wrong", reason(report.data), report)
 
 
 def _tried(kernel: KernelProcess, case: Case, wanted: Collection[str]) -> Tried:

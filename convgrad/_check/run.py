@@ -157,7 +157,7 @@ class _Check:
                 found = shows(self.kernel, case, shown.kind, self.judge)
                 if found is not None and found.report is not None:
                     yield found, case
-                    if telling(found.report.data)[:2] == (1, -1):
+                    if telling(found.report.data)[:2] == (2, -1):
                         return
 
     def _shrunk(self, fault: Fault, case: Case) -> tuple[Case, int, Fault]:

@@ -133,9 +133,9 @@ def changed(problem: Problem, sizes: Mapping[tuple[str, int], int], *, narrow: b
 def _halved(problem: Problem) -> Iterator[Problem]:
     """Yield problems without half of the members that are not plain, without a quarter of them, and so on."""
     every = tuple(range(problem.rank))
-    if problem.rank > 1:
-        for axis in every:
-            yield from _with(problem, [axis], _LEAST)
+    for count in range(1, problem.rank):
+        for axes in combinations(every, count):
+            yield from _with(problem, axes, _LEAST)
     members = [name for name, least in _LEAST.items() if _more(getattr(problem, name), least)]
     size = len(members) // 2
     while size > 1:
