@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from convgrad._check.cases import Case
-from convgrad._check.problems import Problem, Takes
+from convgrad._check.problems import PER_AXIS, Problem, Takes
 from convgrad._check.process import KernelProcess, Memory
 
-__all__ = ["flags", "probed"]
+__all__ = ["flags", "nearer", "probed"]
 
 _SECONDS = 10.0
 _CALL_S = 2.0
+_WORK = 2_000_000
 _WITH: dict[str, dict[str, Any]] = {
     "strides": {"strides": 2}, "dilations": {"dilations": 2}, "pads": {"pads_begin": 1, "pads_end": 1},
     "uneven_pads": {"pads_end": 1}, "groups": {"groups": 2}, "bias": {"bias": True}, "empty": {"n": 0},
@@ -60,6 +62,27 @@ def probed(kernel: KernelProcess) -> Takes:
         found[field] = getattr(takes, field) and (not problems or accepts(iter(problems)) is not None)
     new: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     return replace(takes, **{name: value for name, value in new.items() if value != ()})
+
+
+def nearer(case: Case, takes: Takes) -> Iterator[Case]:
+    """Yield a case that was declined with ever fewer unusual attributes, as kernels for one kind of layer need them.
+
+    These are square problems, kernels of 3 and 1, and channels in multiples of 16.
+    """
+    problem = case.problem
+    if problem.of_bias:
+        return
+    square: dict[str, Any] = {name: getattr(problem, name)[:1] * problem.rank for name in PER_AXIS}
+    i, o = (-(-size // problem.groups // 16) * 16 for size in (problem.src_channels, problem.dst_channels))
+    channels = {"src_channels": i * problem.groups, "dst_channels": o * problem.groups}
+    kernels: list[dict[str, Any]] = [{"kernel": (size,) * problem.rank} for size in (3, 1)]
+    changes = [square, *kernels, channels, *[square | each for each in kernels]]
+    changes += [channels | each for each in (square, *kernels)] + [square | channels | each for each in kernels]
+    for new in changes:
+        with suppress(ValueError):
+            found = takes.limited(replace(problem, **new))
+            if found is not None and found.work <= max(problem.work, _WORK):
+                yield replace(case, problem=found)
 
 
 def flags(before: Takes, after: Takes) -> list[str]:

@@ -16,7 +16,7 @@ from convgrad._check.evidence import cause, ordinary, telling
 from convgrad._check.examine import NO_DIGIT, Fault, Tried, examine, fault_of, shows
 from convgrad._check.judge import Judge
 from convgrad._check.named import LAYERS, TRAPS
-from convgrad._check.probe import flags, probed
+from convgrad._check.probe import flags, nearer, probed
 from convgrad._check.process import KernelProcess
 from convgrad._check.relations import RELATIONS
 from convgrad._check.reproducer import reproducer
@@ -248,8 +248,11 @@ def check(
                 what = f"case {case.number}: {case.problem.op} {case.problem.dtype}, {case.kind}, {case.name}"
                 on_progress(f"{len(data['faults'])} faults, {what}", min(1.0, share))
                 tried = examine(kernel, case, choice.skip)
+                if tried.outcome.status == "unsupported":
+                    others = (examine(kernel, other, choice.skip) for other in nearer(case, kernel.takes))
+                    tried = next((each for each in others if each.outcome.status != "unsupported"), tried)
                 result = tried.result
-                verdict = None if result is None else pool.submit(judge.verify, case, tried.inputs, result)
+                verdict = None if result is None else pool.submit(judge.verify, tried.case, tried.inputs, result)
                 waiting.append((tried, verdict))
                 while len(waiting) > _AHEAD or (waiting and (waiting[0][1] is None or waiting[0][1].done())):
                     _finish(state, *waiting.popleft())

@@ -68,6 +68,14 @@ def test_planted_faults_are_found(name: str, service: LiveService) -> None:
         assert kinds == FAULTY[name]
 
 
+def test_a_kernel_for_one_layer_is_tried_on_it(service: LiveService) -> None:
+    """A declined case is made more usual: most cases of a kernel for one kind of layer are taken, and judged."""
+    data = checked("for_one_layer", service.url, cases=30)
+    assert data["declined"] == ["ranks=2"]
+    assert counts(data)["passed"] > 20
+    assert not data["unjudged"]
+
+
 def test_a_fault_is_shown_in_its_clearest_case(service: LiveService) -> None:
     """Exchanged pads are one fault, which the hint of an ordinary problem names; its smallest problem has a pixel."""
     (fault,) = checked("pads_exchanged", service.url, cases=16)["faults"]
