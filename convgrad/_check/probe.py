@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from convgrad._check.cases import Case
-from convgrad._check.problems import PER_AXIS, Problem, Takes
+from convgrad._check.problems import PER_AXIS, Problem, Takes, fitted
 from convgrad._check.process import KernelProcess, Memory
 
 __all__ = ["flags", "nearer", "probed"]
@@ -80,8 +80,8 @@ def nearer(case: Case, takes: Takes) -> Iterator[Case]:
     changes += [channels | each for each in (square, *kernels)] + [square | channels | each for each in kernels]
     for new in changes:
         with suppress(ValueError):
-            found = takes.limited(replace(problem, **new))
-            if found is not None and found.work <= max(problem.work, _WORK):
+            found = takes.limited(fitted(replace(problem, **new), _WORK))
+            if found is not None:
                 yield replace(case, problem=found)
 
 

@@ -71,7 +71,7 @@ def test_planted_faults_are_found(name: str, service: LiveService) -> None:
 def test_a_kernel_for_one_layer_is_tried_on_it(service: LiveService) -> None:
     """A declined case is made more usual: most cases of a kernel for one kind of layer are taken, and judged."""
     data = checked("for_one_layer", service.url, cases=30)
-    assert data["declined"] == ["ranks=2"]
+    assert data["declined"] == ["ranks=2", "groups=false"]
     assert counts(data)["passed"] > 20
     assert not data["unjudged"]
 
