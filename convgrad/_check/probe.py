@@ -15,7 +15,7 @@ from convgrad._check.process import KernelProcess, Memory
 
 __all__ = ["flags", "nearer", "probed"]
 
-_SECONDS = 10.0
+_SECONDS = 20.0
 _CALL_S = 2.0
 _WORK = 2_000_000
 _WITH: dict[str, dict[str, Any]] = {
@@ -41,10 +41,13 @@ def probed(kernel: KernelProcess) -> Takes:
                     return problem
         return None
 
-    known = {op: accepts(_ordinary(op, takes)) for op in takes.ops}
-    bases = [problem for problem in known.values() if problem is not None]
-    if not bases:
+    usual = (next(_ordinary(op, takes)) for op in takes.ops)
+    first = accepts(usual) or accepts(each for op in takes.ops for each in _ordinary(op, takes))
+    if first is None:
         return takes
+    alike = replace(takes, data_formats=(first.data_format,), weights_formats=(first.weights_format,))
+    known = {op: accepts(_ordinary(op, alike)) for op in takes.ops}
+    bases = [problem for problem in known.values() if problem is not None]
     found: dict[str, Any] = {"ops": [op for op, problem in known.items() if problem is not None]}
     names = {"dtypes": "dtype", "data_formats": "data_format", "weights_formats": "weights_format"}
     for field, name in names.items():

@@ -198,8 +198,8 @@ def _cause(fault: Fault, case: Case) -> str:
 
 
 def _family(kind: str) -> str:
-    """Return the kind of a fault; all relations are one, since a fault mostly breaks several."""
-    return "relation" if kind in RELATIONS else kind
+    """Return the kind of a fault: one for all relations and one for accesses out of bounds, which come together."""
+    return "relation" if kind in RELATIONS else {"outside": "crashed"}.get(kind, kind)
 
 
 def _evidence(fault: Fault, case: Case) -> dict[str, Any]:
