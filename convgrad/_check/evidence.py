@@ -45,8 +45,8 @@ def cause(report: Mapping[str, Any] | None) -> str:
 
 def telling(report: Mapping[str, Any] | None) -> tuple[int, ...]:
     """Return how much a verdict says: best if it has a single hint, without one if it says where."""
-    if report is None:
-        return (0,)
+    if report is None:  # what happened says what it is
+        return (1,)
     if hints := len(_named(report)):
         return (2, -hints, len(report["hints"]))
     place = _is_place(report["where"]["text"]) if report["where"] else False

@@ -108,15 +108,13 @@ class _Check:
         """Count a fault; the first of its kind and cause is shrunk, and joined with one that needs the same."""
         begun = time.monotonic() - self.begun
         faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault, case)]
-        alike = [
-            known for known in faults if _family(known["kind"]) == _family(fault.kind) and known["op"] == key[1]
-        ]  # fmt: skip
-        same = next((known for known in alike if key in known["keys"]), None)
-        if same is None and alike and self.data["shrunk"] >= _SHRUNK:
-            same = alike[0]
+        same = next((known for known in faults if key in known["keys"]), None)
+        if same is None and self.data["shrunk"] >= _SHRUNK:
+            alike = (known for known in faults if known["op"] == key[1])
+            same = next((known for known in alike if _family(known["kind"]) == _family(fault.kind)), None)
         if same is not None:
             same["count"] += 1
-            if fault.report is not None and telling(fault.report.data) > telling(same["report"]):
+            if same["kind"] == fault.kind and telling(_report(fault)) > telling(same["report"]):
                 same |= _evidence(fault, case)
             return
         self.data["shrunk"] += 1
@@ -135,12 +133,12 @@ class _Check:
             new_evidence = _evidence(other, where)
             if telling(new_evidence["report"]) >= telling(found["report"]):
                 found |= new_evidence
-        for known in alike:
-            named = cause(found["report"])
-            needed, needs = {*known["features"]}, {*features}
-            if (named and named == cause(known["report"])) or needed <= needs or needs <= needed:
+        for known in faults:
+            if _same(known, found):
                 known["count"] += 1
                 known["keys"].append(key)
+                if known["kind"] != fault.kind:
+                    return
                 known |= new if len(features) < len(known["features"]) else {}
                 if telling(found["report"]) > telling(known["report"]):
                     known |= {name: found[name] for name in ("text", "clearest", "report")}
@@ -202,10 +200,26 @@ def _family(kind: str) -> str:
     return "relation" if kind in RELATIONS else {"outside": "crashed"}.get(kind, kind)
 
 
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two faults are one: they have the same cause, need the same, or show in the same smallest case."""
+    if one["op"] != other["op"]:
+        return False
+    if _family(one["kind"]) != _family(other["kind"]):
+        follow = {"wrong", "memory", *RELATIONS}
+        case, another = one["smallest"], other["smallest"]
+        exact = {case["kind"], another["kind"]} <= {*EXACT}
+        return {one["kind"], other["kind"]} <= follow and exact and case["problem"] == another["problem"]
+    named, needed, needs = cause(one["report"]), {*one["features"]}, {*other["features"]}
+    return bool(named and named == cause(other["report"])) or needed <= needs or needs <= needed
+
+
 def _evidence(fault: Fault, case: Case) -> dict[str, Any]:
     """Return the members of a report's fault that show it."""
-    report = None if fault.report is None else fault.report.data
-    return {"text": fault.text, "clearest": case.as_json(), "report": report}
+    return {"text": fault.text, "clearest": case.as_json(), "report": _report(fault)}
+
+
+def _report(fault: Fault) -> dict[str, Any] | None:
+    return None if fault.report is None else fault.report.data
 
 
 def _features(case: Case) -> list[str]:
@@ -259,7 +273,7 @@ def check(
             while waiting:
                 _finish(state, *waiting.popleft())
     finally:
-        data["faults"].sort(key=lambda fault: telling(fault["report"])[0], reverse=True)
+        data["faults"].sort(key=lambda fault: telling(fault["report"]), reverse=True)
         data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
         data["restarts"] = kernel.restarts
 
