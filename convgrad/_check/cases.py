@@ -117,7 +117,8 @@ def draw(
 def _integers(problem: Problem, rng: Generator) -> dict[str, Array]:
     """Integers so small that every partial sum is exact, and as large as that allows.
 
-    In a third of the cases the factors are positive and near the largest, so that the sums have all digits.
+    In a quarter of the cases the factors are positive and near the largest, so that the sums have all digits; in
+    another they are so small that many sums are zero.
     """
     bound = _EXACT_SUM.get(problem.dtype, (1 << 24) - 1) // max(1, problem.sum_length + problem.bias)
     widest = _WIDEST[problem.dtype]
@@ -127,7 +128,9 @@ def _integers(problem: Problem, rng: Generator) -> dict[str, Array]:
         first = bound
     names = [name for name in problem.input_shapes if name != "bias"]
     limits = dict(zip(names, (first, second), strict=False)) | {"bias": first * second if problem.bias else first}
-    near = min(limits.values()) > 3 and rng.integers(3) == 0
+    share = int(rng.integers(4))
+    near = share == 0 and min(limits.values()) > 3
+    limits = {name: min(limit, 2) if share == 1 else limit for name, limit in limits.items()}
     return {
         name: rng.integers(limits[name] * 3 // 4 if near else -limits[name], limits[name] + 1, shape)
         for name, shape in _shapes(problem)
