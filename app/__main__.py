@@ -35,7 +35,7 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
     print(error, file=sys.stderr)  # noqa: T201
     sys.exit(2)
 
-from app.api.ops_port import OpsPort
+from app.api.pages import OpsPort
 from app.calls.service import Service
 from app.http.protocol import HttpProtocol
 from app.http.sockets import BACKLOG, address_of, listen

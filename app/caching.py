@@ -1,17 +1,18 @@
-"""A cache of what is found in the texts of clients, such as headers: most send the same few, short ones."""
+"""What is made once for many requests: what the short texts of clients mean, and values that they wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+import asyncio
+from collections.abc import Awaitable, Callable, Sized
 from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar, cast
+from typing import Generic, ParamSpec, TypeVar, cast
 
-__all__ = ["cached_if_short"]
+__all__ = ["Shared", "cached_if_short"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Long texts, or many different ones, must not fill the memory.
+# Most clients send the same few, short texts, such as headers. Long or many ones must not fill the memory.
 _LONGEST, _MOST = 256, 256
 
 
@@ -25,3 +26,36 @@ def cached_if_short(find: Callable[P, T]) -> Callable[P, T]:
         return (usual if is_short else find)(*texts, **named)
 
     return found
+
+
+class Shared(Generic[T]):
+    """A value that the requests which wait for it share.
+
+    It is made at the first request, and kept. With `every` it is made again for each request that finds none being
+    made, but not more often than every so many seconds: a request that comes sooner waits, so that what it gets is
+    never older than itself.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[T]], every: float | None = None) -> None:
+        self._make = make
+        self._every = every
+        self._next = 0.0
+        self._making: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return the value; raises what making it raises, and then the next request tries again."""
+        loop, making = asyncio.get_running_loop(), self._making
+        if making is None or making.get_loop() is not loop or (making.done() and not self._is_kept(making)):
+            making = self._making = loop.create_task(self._made())
+        return await asyncio.shield(making)  # which must not end with the request that began it
+
+    def _is_kept(self, made: asyncio.Task[T]) -> bool:
+        return self._every is None and not made.cancelled() and made.exception() is None
+
+    async def _made(self) -> T:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._next - loop.time())
+        try:
+            return await self._make()
+        finally:
+            self._next = loop.time() + (self._every or 0.0)

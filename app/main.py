@@ -18,9 +18,9 @@ from app.api.routing import Application, Routes
 from app.api.rpc import routes as rpc
 from app.calls.metrics import ServiceMetrics
 from app.calls.service import Service
-from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
 from app.http.exchange import Exchanges, Limits
+from app.http.keys import FREE_PAGES, Authentication, make_key_ring
 from app.http.protocol import SLOW_S
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine

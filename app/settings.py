@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -29,7 +30,7 @@ from pydantic_settings import BaseSettings, CliImplicitFlag, CliSettingsSource, 
 from convgrad._command.exits import UsageError
 from convgrad._command.parser import Parser
 from engine.container import cpu_count, memory_bytes
-from engine.limits import Limits
+from engine.planning import Limits
 
 __all__ = ["PREFIX", "Settings", "is_loopback", "many_workers", "read_settings", "unknown_variables"]
 
@@ -77,6 +78,17 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_hosts)]
 
 
+def _scientific(value: object) -> object:
+    """Read a number as people write it, such as 1e13, which int() does not parse."""
+    if isinstance(value, str) and value.strip().lower().replace("e", "", 1).replace("+", "", 1).isdecimal():
+        return int(found) if math.isfinite(found := float(value)) else value
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_scientific)]
+Size = Annotated[ByteSize, BeforeValidator(_scientific)]
+
+
 class Settings(BaseSettings):
     """The settings of the service; sizes accept units, such as `512MiB`."""
 
@@ -86,13 +98,13 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: Count = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
     uds: Path | None = None
     """Unix socket to listen on instead of host and port; for its owner and group, less the umask."""
     ops_host: str = "127.0.0.1"
     """Address of ops_port."""
-    ops_port: int | None = Field(default=None, ge=0, le=65535)
+    ops_port: Count | None = Field(default=None, ge=0, le=65535)
     """Separate port for health and metrics only, plain HTTP without a key; none by default."""
     public: bool = False
     """Allow listening without keys on an address that other machines can reach."""
@@ -106,30 +118,30 @@ class Settings(BaseSettings):
     """Private key, if it is not in the certificate's file."""
     tls_client_ca: FilePath | None = None
     """PEM file of CAs: only clients with a certificate signed by one are accepted."""
-    workers: int = Field(default=0, ge=0, le=1024)
+    workers: Count = Field(default=0, ge=0, le=1024)
     """Worker processes; 0 means one per processor of the container."""
     engine: Literal["local", "ray"] = "local"
     """Where large calls are computed: local, on this machine, or ray, on a Ray cluster too, which needs the extra
     [ray]."""
     ray_address: str = ""
     """Address of the Ray cluster's head, such as 10.0.0.1:6379; by default that of this machine's node."""
-    ray_join: ByteSize = ByteSize(0)
+    ray_join: Size = ByteSize(0)
     """Memory for tensors of a node without processors, which the service starts on this machine to send them; 0
     means that the machine is a node already."""
-    ray_workers: int = Field(default=8, ge=1, le=1024)
+    ray_workers: Count = Field(default=8, ge=1, le=1024)
     """Usual number of processors of the cluster: calls are cut into units for as many workers, in addition to the
     service's own."""
-    queue_length: int = Field(default=64, ge=1)
+    queue_length: Count = Field(default=64, ge=1)
     """Calls that may wait or compute at a time; more are rejected with 503."""
-    connections: int = Field(default=1024, ge=1)
+    connections: Count = Field(default=1024, ge=1)
     """Open connections; more are rejected with 503, except for health and metrics."""
-    body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=_KIB)
+    body_limit: Size = Field(default=ByteSize(_GIB), ge=_KIB)
     """Largest request body in bytes; the outputs of a call may have as many, or 1 GiB if that is more."""
-    json_limit: ByteSize = Field(default=ByteSize(64 << 20), ge=1024)
+    json_limit: Size = Field(default=ByteSize(64 << 20), ge=1024)
     """Largest JSON body, or JSON part of a body, in bytes."""
-    work_limit: int = Field(default=10**13, ge=1)
+    work_limit: Count = Field(default=10**13, ge=1)
     """Most multiply-adds of one call."""
-    memory_limit: ByteSize = Field(default=ByteSize(0), ge=0)
+    memory_limit: Size = Field(default=ByteSize(0), ge=0)
     """Memory for the tensors of all calls together, in bytes; 0 means half of the container's."""
     deadline_s: float = Field(default=300.0, gt=0, le=86_400)
     """Longest time of one call, in seconds, whatever deadline it requests."""
@@ -157,14 +169,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"must be at most the memory of this machine or container, {most} bytes, but is {int(value)}"
             )
-        return value
-
-    @field_validator("work_limit", mode="before")
-    @classmethod
-    def _scientific(cls, value: object) -> object:
-        # People write 1e13, which int() does not parse.
-        if isinstance(value, str) and value.strip().lower().replace("e", "", 1).replace("+", "", 1).isdecimal():
-            return int(float(value))
         return value
 
     @field_validator("tls_key", "tls_client_ca")
@@ -218,7 +222,7 @@ class Settings(BaseSettings):
 class _Flags(Settings):
     """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>.
 
-    Sizes take units, such as 512MiB; lists are separated by commas.
+    Sizes take units, such as 512MiB, and whole numbers exponents, such as 1e9; lists are separated by commas.
     """
 
     # An empty variable is unset, but an empty flag is a value: `--host ""` means every address.

@@ -39,7 +39,7 @@ def take_out(part: str) -> None:
     if part == "direct_body":
         protocol.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
     elif part == "upload_slots":
-        lease.LARGE = 1 << 60  # type: ignore[attr-defined] # imported there
+        lease.LARGE = 1 << 60
     elif part == "pipelining":
         protocol.MAX_WAITING = 1 << 60
 

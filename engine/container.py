@@ -71,7 +71,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
     A limit applies to everything below its group: the MemoryMax of a systemd slice limits each service in it.
     """
-    own = dict(_own_groups(root))
+    lines = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
+    own = {controller: Path(group) for _, controllers, group in lines for controller in controllers.split(",")}
     for line in _text(root / "proc/self/mountinfo").splitlines():
         fields = line.split()
         kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
@@ -82,12 +83,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         top, place = root / fields[4].lstrip("/"), Path(fields[3])
         group = group.relative_to(place) if group.is_relative_to(place) else Path()
         yield from (top / folder for folder in (group, *group.parents) if ".." not in folder.parts)
-
-
-def _own_groups(root: Path) -> Iterator[tuple[str, Path]]:
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        yield from ((controller, Path(group)) for controller in controllers.split(","))
 
 
 def _quota_v2(path: Path) -> float | None:

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
-from engine.algorithms import check_algorithm
-from engine.limits import Limits
 from engine.options import Options, check_encoding, parse_options, refuse_options
-from engine.planning import Cause, Prepared, call_bytes, check_limit, check_limits, plan_call, tensor_bytes
+from engine.planning import Cause, Limits, Prepared, call_bytes, check_limit, check_limits, plan_call, tensor_bytes
+from engine.prepare import check_algorithm
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, some, too_large
 from schemas.graphs import Graph, LogicalTensor, Node, ResolvedGraph, read_graph, resolve_graph
 from schemas.rows import InputRows, TensorRow

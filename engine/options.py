@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from kernels.problem import Algorithm
 from schemas.broken_rules import broken_rule, invalid_params, number
-from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, listed
+from schemas.tensors import MAX_LISTED, MAX_OUTPUTS, listed
 
 __all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options", "refuse_options"]
 
@@ -81,8 +81,8 @@ def refuse_options(options: Options, names: Iterable[str], task: str) -> None:
 def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]]) -> None:
     """Raise `InvalidParams` if an output, of these names and shapes, has too many elements for a list of numbers."""
     for name, shape in outputs if options.encoding == "list" else ():
-        if (count := listed(shape)) > MAX_NUMBERS:
-            rule = f"encoding list is for at most {MAX_NUMBERS} numbers, but {name} has {count}"
+        if (count := listed(shape)) > MAX_LISTED:
+            rule = f"encoding list is for at most {MAX_LISTED} numbers, but {name} has {count}"
             broken = [broken_rule(["options", "encoding"], f"{rule}: use base64 or npy", "too_long")]
             raise invalid_params("options", broken)
 

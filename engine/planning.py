@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
-from engine.limits import Limits
+from engine.container import memory_bytes
 from engine.options import Options
 from kernels import ConvProblem, Plan, plan
 from kernels.plan import algorithm_of
@@ -31,6 +32,7 @@ from verify.unit import plan_verification, verification_macs, verification_scrat
 
 __all__ = [
     "Computation",
+    "Limits",
     "Prepared",
     "call_bytes",
     "check_limit",
@@ -46,6 +48,25 @@ __all__ = [
     "work_of_tolerance",
     "work_of_verification",
 ]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of calls, by default the memory of this process alone; sizes are in bytes."""
+
+    workers: int
+    """Workers of this machine, which verify."""
+    remote_workers: int = 0
+    """Workers of other machines: calls are cut into units for both."""
+    work_limit: float = math.inf
+    """Most multiply-adds of a call."""
+    output_limit: float = math.inf
+    """Largest outputs of a call, together."""
+    memory_budget: int = field(default_factory=memory_bytes)
+    """Largest tensors and scratch of a call, together."""
+    full_verification: float = 1e13
+    """Most multiply-adds of a verification by the reference; beyond it, projections verify by default."""
+
 
 _MOST_TAPS, _MOST_CHANNELS = 1 << 17, 1 << 21
 """Planning takes up to a tenth of a second below these limits, and a plan's tables some tens of megabytes."""

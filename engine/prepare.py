@@ -1,5 +1,7 @@
 """From a call's name, attributes, tensors' shapes and options to its plans, checked against all rules and limits.
 
+What Winograd's algorithm can compute and promises is here too (`options.algorithm`).
+
 Calls are remembered by their arguments: training repeats the calls of the same few layers. Keys are exact about types,
 as the rules are, where Python takes True, 1 and 1.0 as equal.
 """
@@ -7,27 +9,31 @@ as the rules are, where Python takes True, 1 and 1.0 as equal.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.algorithms import check_algorithm, describe_winograd
 from engine.arithmetic import arithmetic_of
-from engine.limits import Limits
 from engine.options import Options, check_encoding, refuse_options
 from engine.planning import (
+    Limits,
     Prepared,
     check_limits,
     is_fast,
     is_planned_at_once,
     plan_call,
     plan_verification_call,
+    problem_of,
     verification_cost,
     work_of_taps,
     work_of_tolerance,
     work_of_verification,
 )
 from kernels.cache import CACHE
+from kernels.problem import Algorithm
+from kernels.target import target
+from kernels.winograd.rules import FAMILY, Refusal, refusals
+from kernels.winograd.work import exact_factor, winograd_macs
 from schemas.broken_rules import broken_rule, dims, invalid_params
 from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
@@ -37,7 +43,7 @@ from verify.arithmetic import Arithmetic
 from verify.tolerance import wide_dtype
 from verify.unit import read_report
 
-__all__ = ["Metas", "Preparer", "describe", "report_of", "tolerance_of"]
+__all__ = ["Metas", "Preparer", "check_algorithm", "describe", "describe_winograd", "report_of", "tolerance_of"]
 
 Metas = Mapping[str, TensorMeta | list[int]]
 """Dtype and shape of each input, and the values of shapes, by the names that the caller used."""
@@ -147,14 +153,14 @@ class Preparer:
         With `verify` it is the verification of a result, which is among the inputs under the name of an output; with
         `tolerance` the tolerance of the results of the call.
         """
-        plan, _ = self.check(name, attributes, metas, options, verify=verify, tolerance=tolerance)
-        return plan()
+        found = None if verify or tolerance else self.known(name, attributes, metas, options)
+        return found or self.check(name, attributes, metas, options, verify=verify, tolerance=tolerance)[0]()
 
     def check(
         self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options, *, verify: bool = False,
         tolerance: bool = False,
     ) -> tuple[Callable[[], Prepared], bool]:  # fmt: skip
-        """Check a call; return what plans it, and whether that is fast enough for an event loop.
+        """Check a call that is not `known`; return what plans it, and whether that is fast enough for an event loop.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
@@ -175,8 +181,6 @@ class Preparer:
                 return Prepared(op, (computation,), options, _named(op, metas))
 
             return plan_tolerance, is_planned_at_once(op, reference=True)
-        if (found := self.known(name, attributes, metas, options)) is not None:
-            return lambda: found, True
         op = _check(name, attributes, metas, options, self.limits)
 
         def plan() -> Prepared:
@@ -259,3 +263,51 @@ def tolerance_of(prepared: Prepared, output: memoryview, stats: Mapping[str, Any
     op = prepared.op
     found = {"op": op.called_as, "output": op.wire_name(op.output.name), **read_report(output)}
     return found | {"resolved": op.reply_attributes(), "stats": stats} | op.reply_warnings
+
+
+_NOT_COMPILED = "winograd needs compiled code; none works on this machine's processor (/readyz has the reason)"
+
+_PROMISES = (
+    "the same bits for any number of workers, on every API",
+    "exact sums of integers, direct ones if the product of their largest magnitudes exceeds exact_product",
+    "Inf and NaN in the same elements as direct sums",
+)
+
+
+def check_algorithm(what: str, algorithm: Algorithm, ops: Iterable[tuple[str, ResolvedOp]]) -> None:
+    """Raise `InvalidParams` if `winograd` was chosen and can't compute a convolution or gradient, or there is none.
+
+    `ops` are the operations of the request, each with a label for messages. Sums of a bias are always direct.
+    """
+    if algorithm != "winograd":
+        return
+    outputs = [(label, _broken(op, spec.name)) for label, op in ops for spec in op.outputs]
+    taken = [(label, broken) for label, broken in outputs if all(each.attribute != "op" for each in broken)]
+    # the gradients of one layer break the same rules
+    messages = dict.fromkeys(f"{label}{each}" for label, broken in taken or outputs for each in broken)
+    broken = [broken_rule(["options", "algorithm"], message, "algorithm") for message in messages]
+    if broken:
+        raise invalid_params(what, broken)
+
+
+def describe_winograd(op: ResolvedOp) -> dict[str, Any]:
+    """Describe as JSON whether Winograd can compute the first output: the rules it breaks, or cost and promises."""
+    broken = [{"attribute": each.attribute, "rule": each.message} for each in _broken(op, op.output.name)]
+    if broken:
+        return {"allowed": False, "refused": broken}
+    summed = problem_of(op)
+    exact = (1 << 24) // max(1, exact_factor(summed))
+    promises = list(_PROMISES)
+    return {"allowed": True, "gmac": winograd_macs(summed) / 1e9, "exact_product": exact, "promises": promises}
+
+
+def _broken(op: ResolvedOp, output: str) -> tuple[Refusal, ...]:
+    """Return the rules that an output breaks, in terms of the operation called, not of the one that kernels compute."""
+    problem = problem_of(op, output)
+    found = refusals(problem)
+    if any(each.attribute == "op" for each in found):
+        rule = f"winograd computes {FAMILY}; {op.called_as} computes {op.wire_name(output)}"
+        return (Refusal("op", rule),)
+    if output == "diff_src":  # computed from diff_dst as if that were src
+        found = refusals(replace(problem, src_channels=problem.dst_channels, dst_channels=problem.src_channels))
+    return found or (() if target().compiles else (Refusal("target", _NOT_COMPILED),))

@@ -14,9 +14,8 @@ from convgrad._dtypes import DTYPES, dtype
 from convgrad._errors import TooLarge
 from engine.container import cpu_count, free_memory
 from engine.graphs import GraphCall, PreparedGraph, describe_graph, prepare_graph, strided
-from engine.limits import Limits
 from engine.options import Options
-from engine.planning import Prepared
+from engine.planning import Limits, Prepared
 from engine.prepare import Metas, Preparer, describe, report_of, tolerance_of
 from engine.threads import Job, OnUnit, Stop, run
 from kernels import Unit, box, storage_dtype

@@ -88,8 +88,7 @@ def run(jobs: Sequence[Job], threads: int, stop: Stop, on_unit: OnUnit | None = 
     Raises what a unit raises, `Cancelled` and `DeadlineExceeded`. After an exception, also `KeyboardInterrupt`, no
     thread works on the jobs any more, and the outputs are undefined.
     """
-    threads = min(threads, sum([len(job.plan.units) for job in jobs]))
-    if threads > 1:
+    if threads > 1 and (threads := min(threads, sum([len(job.plan.units) for job in jobs]))) > 1:
         work = _Work(jobs, stop, on_unit)
         _team()(work, threads)
         work.check()

@@ -22,6 +22,7 @@ from schemas.shapes import INT64_MAX, elements
 from schemas.tables import near_miss
 
 __all__ = [
+    "MAX_LISTED",
     "MAX_NUMBERS",
     "MAX_OUTPUTS",
     "DataTensor",
@@ -44,7 +45,9 @@ Shape = Annotated[list[Size], Field(max_length=MAX_DIMS, examples=[[1, 1, 2]])]
 Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"}, examples=["AACAPwAAAEA="])]
 
 MAX_NUMBERS = 1_000_000
-"""The most elements of a tensor that is a list of numbers in JSON."""
+"""The most elements of a tensor that is a list of numbers in a request."""
+MAX_LISTED = 1_000_000
+"""The most elements of an output that is a list of numbers in a reply."""
 MAX_OUTPUTS = 16
 """The most outputs that a call may request."""
 

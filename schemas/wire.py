@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from schemas.attributes import attributes_model, plain_attributes_model
 from schemas.rows import MAX_DIMS, Dialect, Operation, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation, verified
-from schemas.tensors import MAX_NUMBERS, MAX_OUTPUTS, DataTensor, NpyTensor, TensorDescription, TensorReply
+from schemas.tensors import MAX_LISTED, MAX_OUTPUTS, DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [
     "OPERATION_NAME",
@@ -79,7 +79,7 @@ class CallOptions(BaseModel):
     encoding: Literal["base64", "npy", "list"] | None = Field(
         default="base64",
         description="Output tensors in JSON: raw elements, or a whole .npy file, in base64; or nested lists of at most "
-        f"{MAX_NUMBERS} numbers.",
+        f"{MAX_LISTED} numbers.",
     )
     deadline_ms: Annotated[int, Field(strict=True, ge=1, le=86_400_000)] | None = Field(
         default=None, description="Time after which the call stops and fails with deadline_exceeded."

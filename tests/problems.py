@@ -2,8 +2,7 @@
 
 A `Case` is one operation call in the specification's terms. It makes its own data and its attributes as a caller
 would send them, and gets the answer from the oracle; the tests of each part convert it to what that part reads.
-One builder draws every random case, from `hypothesis` (`cases()`, which shrinks) or from a seeded generator
-(`random_case`, which is fast).
+`random_case` draws random ones from a seeded generator.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import strategies as st
 
 from tests import naive
 
@@ -274,12 +272,15 @@ class Case:
         return (self.n, channels, *spatial) if self.data_format == "NCX" else (self.n, *spatial, channels)
 
 
-def build(pick: Pick, macs: int, longer: int = 1, small: bool = False) -> Case:
+def random_case(rng: np.random.Generator, macs: int = 60_000, longer: int = 1, *, small: bool = False) -> Case:
     """Draw a valid case of at most about `macs` multiply-adds, with images `longer` times as long.
 
-    A third of them, or all where they are to be `small`, are made of small numbers. `pick` chooses from a sequence
-    whose simplest element comes first.
+    A third of them, or all where they are to be `small`, are made of small numbers.
     """
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[int(rng.integers(len(options)))]
+
     op = pick(OPS)
     if op.startswith("BiasAdd"):
         return _of_bias(pick, op, macs)
@@ -312,21 +313,6 @@ def _of_bias(pick: Pick, op: str, macs: int) -> Case:
         ),
         macs,
     )  # fmt: skip
-
-
-def cases(macs: int = 20_000) -> st.SearchStrategy[Case]:
-    """Return the `hypothesis` strategy for valid cases."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Case:
-        return build(lambda options: draw(st.sampled_from(options)), macs)
-
-    return drawn()
-
-
-def random_case(rng: np.random.Generator, macs: int = 60_000, longer: int = 1, *, small: bool = False) -> Case:
-    """Draw a case from a seeded generator."""
-    return build(lambda options: options[int(rng.integers(len(options)))], macs, longer, small)
 
 
 def _axis(pick: Pick, transposed: bool, rank: int, longer: int) -> Ints:

@@ -15,10 +15,10 @@ from typing import Any
 
 from fastapi import Request
 
+from app.caching import Shared
 from app.http.exchange import exchange_of
-from app.replies.accept import accepts
 from app.replies.body import SMALL, json_bytes, send_body, slices
-from app.sharing import Shared
+from app.replies.formats import accepts
 from convgrad import __version__
 from schemas.describe import describe, list_operations
 from schemas.openapi import openapi_document

@@ -6,34 +6,20 @@ from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, Request
 
-from app.api.answer import Decode, Encode, answer, decode, decode_optional
+from app.api.answer import Decode, answer, decode, decode_optional
 from app.api.documents import OPERATION_LIST, description_of
 from app.api.routing import service_of
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
 from app.http.exchange import exchange_of
-from app.replies import frames, multipart, npy, sse
-from app.replies.accept import choose
-from app.replies.result import send_result
+from app.replies.formats import EVENTS, FORMATS, JSON, MULTIPART, Format, choose
 from app.telemetry.context import RequestContext
 from schemas.tables import CalledOperation, find_operation
 
-__all__ = ["REPLY_TYPES", "router"]
+__all__ = ["router"]
 
 router = APIRouter(prefix="/v1")
-
-JSON = "application/json"
-
-
-_ENCODERS: dict[str, Encode] = {
-    JSON: send_result,
-    npy.MEDIA_TYPE: npy.send_npy,
-    sse.MEDIA_TYPE: sse.send_events,
-    frames.MEDIA_TYPE: frames.send_frames,
-    multipart.MEDIA_TYPE: multipart.send_multipart,
-}
-REPLY_TYPES = tuple(_ENCODERS)
 
 
 @router.get("/ops")
@@ -48,26 +34,19 @@ async def describe_one(request: Request, op: str) -> None:
     await description_of(find_operation(op).called_as).reply(request)
 
 
-@router.post("/ops/{op}")
-async def compute(request: Request, op: str) -> None:
-    """Compute an operation, under any of its names."""
-    exchange = exchange_of(request.scope)
-    chosen = choose(exchange.headers.get("accept", ""), REPLY_TYPES)
-    check = npy.check_outputs if chosen == npy.MEDIA_TYPE else lambda _: None
-    task = Compute(service_of(request), exchange.context, find_operation(op), check)
-    await answer(exchange, task, decode, _ENCODERS[chosen])
-
-
 def _add_page(
-    path: str, make: Callable[..., Task], *reply_types: str, decode: Decode = decode, method: str = "POST"
+    path: str, make: Callable[..., Task], *formats: Format, decode: Decode = decode, method: str = "POST"
 ) -> None:
     """Add a page whose task `make` creates, of the service, the context and the parameters of the path."""
+    by_type = {each.media_type: each for each in formats}
+    types = tuple(by_type)
 
     async def page(request: Request, **parameters: str) -> None:
         exchange = exchange_of(request.scope)
+        chosen = by_type[choose(exchange.headers.get("accept", ""), types)]
         task = make(service_of(request), exchange.context, **parameters)
-        chosen = choose(exchange.headers.get("accept", ""), reply_types)
-        await answer(exchange, task, decode, _ENCODERS[chosen])
+        task.check_options = chosen.check
+        await answer(exchange, task, decode, chosen.send)
 
     router.add_api_route(path, page, methods=[method])
 
@@ -91,14 +70,15 @@ def _verify_signature(service: Service, context: RequestContext) -> Task:
     return check_task(service, context, "check.verify_signature", lambda body: {"document": body})
 
 
+_add_page("/ops/{op}", _operation(Compute), *FORMATS)
 _add_page("/ops/{op}/validate", _operation(Validate), JSON)
-_add_page("/ops/{op}/verify", _operation(Verify), JSON, sse.MEDIA_TYPE)
-_add_page("/ops/{op}/tolerance", _operation(Tolerance), JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
-_add_page("/graphs", RunGraph, JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
+_add_page("/ops/{op}/verify", _operation(Verify), JSON, EVENTS)
+_add_page("/ops/{op}/tolerance", _operation(Tolerance), JSON, MULTIPART, EVENTS)
+_add_page("/graphs", RunGraph, JSON, MULTIPART, EVENTS)
 _add_page("/graphs/validate", ValidateGraph, JSON)
 _add_page("/checks", _check("check.begin"), JSON, decode=decode_optional)
 _add_page("/checks/verify-signature", _verify_signature, JSON)
-_add_page("/checks/{check}/next", _check("check.next"), JSON, multipart.MEDIA_TYPE, decode=decode_optional)
-_add_page("/checks/{check}/submit", _check("check.submit"), JSON, sse.MEDIA_TYPE)
+_add_page("/checks/{check}/next", _check("check.next"), JSON, MULTIPART, decode=decode_optional)
+_add_page("/checks/{check}/submit", _check("check.submit"), JSON, EVENTS)
 _add_page("/checks/{check}/finish", _check("check.finish"), JSON, decode=decode_optional)
 _add_page("/checks/{check}", _check("check.drop"), JSON, decode=decode_optional, method="DELETE")

@@ -15,7 +15,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from app.settings import Settings
 from app.telemetry.context import ANYONE, RequestContext
@@ -55,10 +56,14 @@ class Admission:
             return self._queue_length
         return context.calls_limit or self._queue_length
 
-    def request(self, context: RequestContext) -> AbstractContextManager[None]:
+    @contextmanager
+    def request(self, context: RequestContext) -> Iterator[None]:
         """Count a request while the ``with`` block runs; raises as `check` does before that."""
         tenant = context.tenant
-        self.note(tenant)
+        # Accepted or not: from now on others leave it a place.
+        if tenant != self._latest:
+            self._latest, self._other_at = tenant, self._latest_at
+        self._latest_at = time.monotonic()
         # Without keys the clients behind one address can't be told apart, so requests that are still being received do
         # not count towards its limit of calls.
         if context.key != ANYONE:
@@ -67,12 +72,25 @@ class Admission:
         self.check(context)
         # The first request of a tenant may take as much memory as a call can need; the others share.
         context.owner = tenant if self._requests[tenant] and self._shares(context) else ""
-        return _Place(self._requests, tenant, self._idle)
+        self._idle.clear()
+        self._requests[tenant] += 1
+        try:
+            yield
+        finally:
+            _leave(self._requests, tenant)
+            if not self._requests:
+                self._idle.set()
 
-    def call(self, context: RequestContext) -> AbstractContextManager[None]:
+    @contextmanager
+    def call(self, context: RequestContext) -> Iterator[None]:
         """Count a call while the ``with`` block runs; raises as `check` does before that."""
         self.check(context)
-        return _Place(self._calls, context.tenant)
+        tenant = context.tenant
+        self._calls[tenant] += 1
+        try:
+            yield
+        finally:
+            _leave(self._calls, tenant)
 
     async def idle(self) -> None:
         """Wait until no request is in progress."""
@@ -110,33 +128,12 @@ class Admission:
                 data={"reason": "key_share", "value": mine, "limit": most - total},
             )
 
-    def note(self, tenant: str) -> None:
-        """Note a request of a tenant, accepted or not: from now on others leave it a place."""
-        if tenant != self._latest:
-            self._latest, self._other_at = tenant, self._latest_at
-        self._latest_at = time.monotonic()
-
     def _shares(self, context: RequestContext) -> bool:
         other = self._other_at if context.tenant == self._latest else self._latest_at
         return context.key != ANYONE or time.monotonic() - other < _SHARING_S
 
 
-class _Place:
-    """Count one more of a tenant's while the block runs; `idle` is set when none of any tenant are left."""
-
-    __slots__ = ("_counter", "_idle", "_tenant")
-
-    def __init__(self, counter: Counter[str], tenant: str, idle: asyncio.Event | None = None) -> None:
-        self._counter, self._tenant, self._idle = counter, tenant, idle
-
-    def __enter__(self) -> None:
-        self._counter[self._tenant] += 1
-        if self._idle is not None:
-            self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self._counter[self._tenant] -= 1
-        if not self._counter[self._tenant]:
-            del self._counter[self._tenant]
-        if self._idle is not None and not self._counter:
-            self._idle.set()
+def _leave(counter: Counter[str], tenant: str) -> None:
+    counter[tenant] -= 1
+    if not counter[tenant]:
+        del counter[tenant]

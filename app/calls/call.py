@@ -46,15 +46,6 @@ class _Run:
             task.exception()  # if nobody waits for it, it is not logged
         self.finished.put_nowait(None)
 
-    async def check(self) -> None:
-        """Raise the error of a job that has ended, if it has one."""
-        task, self.task = self.task, None
-        try:
-            if task is not None:
-                await task
-        finally:
-            del task  # its error refers to this frame
-
 
 class Call(Work):
     """Run one prepared call, once, with ``async with``.
@@ -85,16 +76,13 @@ class Call(Work):
         names = prepared.names
         self._inputs = {spec.name: tensors[names.get(spec.name, spec.name)] for spec in prepared.op.inputs}
         self._runs: list[_Run] = []
+        self.outputs: list[Output] = []
+        """The results, in the requested order; none before the call is queued."""
         self._lease, self._nested = lease, nested
         self._cleanup = ExitStack()
         self._entered = 0.0
         self._outcome: str | None = None
         self.cancelled = False
-
-    @property
-    def outputs(self) -> list[Output]:
-        """The results, in the requested order; none before the call is queued."""
-        return [run.output for run in self._runs]
 
     async def __aenter__(self) -> Self:
         """Queue the call and take its segments.
@@ -103,27 +91,25 @@ class Call(Work):
         """
         self._entered = time.monotonic()
         try:
-            await self._enter()
+            with ExitStack() as undo:
+                if self._entered >= self.deadline:
+                    raise DeadlineExceeded("the deadline passed before the work began")
+                if not self._nested:
+                    undo.enter_context(self._service.admission.call(self.context))
+                self._service.calls.add(self)
+                undo.callback(self._service.calls.discard, self)
+                for memory in self._inputs.values():
+                    undo.callback(memory.release)
+                    if isinstance(memory, Segment):
+                        self._lease.hand_over(memory)
+                for computation in self.prepared.computations:
+                    self._runs.append(run := await self._run_of(computation, undo))
+                    self.outputs.append(run.output)
+                self._cleanup = undo.pop_all()
         except BaseException as error:
             self._count(error)
             raise
         return self
-
-    async def _enter(self) -> None:
-        if time.monotonic() >= self.deadline:
-            raise DeadlineExceeded("the deadline passed before the work began")
-        with ExitStack() as undo:
-            if not self._nested:
-                undo.enter_context(self._service.admission.call(self.context))
-            self._service.calls.add(self)
-            undo.callback(self._service.calls.discard, self)
-            for memory in self._inputs.values():
-                undo.callback(memory.release)
-                if isinstance(memory, Segment):
-                    self._lease.hand_over(memory)
-            for computation in self.prepared.computations:
-                self._runs.append(await self._run_of(computation, undo))
-            self._cleanup = undo.pop_all()
 
     async def _run_of(self, computation: Computation, undo: ExitStack) -> _Run:
         """Allocate the memory of an output and its scratch."""
@@ -202,7 +188,7 @@ class Call(Work):
         for run in self._runs:
             run.job.on_unit = run.finished.put_nowait if each else None
             if self.prepared.tiny:
-                await self._service.here.run(run.job)
+                await self._service.engine.run_here(run.job)
                 run.finished.put_nowait(None)
             else:
                 run.task = asyncio.create_task(self._service.engine.run(run.job))
@@ -213,8 +199,12 @@ class Call(Work):
         unit = None if self.cancelled else await run.finished.get()
         if self.cancelled:
             raise Cancelled("the caller cancelled the call")
-        if unit is None:
-            await run.check()
+        if unit is None and run.task is not None:
+            task, run.task = run.task, None
+            try:
+                await task
+            finally:
+                del task  # its error refers to this frame
         return unit
 
     def _ended(self, start: float) -> None:

@@ -26,11 +26,9 @@ from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
-from app.calls.here import Here
 from app.calls.sealed.checks import SealedChecks
-from app.intake.lease import Lease
+from app.intake.lease import Lease, UploadSlot
 from app.intake.requests import RequestObject
-from app.intake.upload_slots import UploadSlot
 from app.pool.jobs import no_workers, shutting_down
 from app.settings import Settings
 from app.telemetry.context import ANYONE, RequestContext
@@ -67,7 +65,6 @@ class Service:
         self.settings = settings
         self.preparer = Preparer(settings.limits)
         self.engine = engine
-        self.here = Here(engine)
         self.segments = segments
         self.admission = Admission(settings)
         self.cancellations = Cancellations()
@@ -141,7 +138,10 @@ class Service:
 
     def lease(self, context: RequestContext, direct_body: DirectBody | None = None) -> Lease:
         """Return the lease of a request, which owns its tensors; large ones wait for an upload slot."""
-        slot = UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
+
+        def slot() -> UploadSlot:
+            return UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
+
         return Lease(self.segments, context, direct_body, slot)
 
     def deadline(self, context: RequestContext, within_ms: float | None = None) -> float:
@@ -155,8 +155,10 @@ class Service:
         `kind` is what makes it a verification or a tolerance there.
         """
         options = parse_options(request.options)
-        check = self.preparer.check
-        plan, at_once = check(request.called_as, request.attributes, request.metas, options, **kind)
+        name, attributes, metas, preparer = request.called_as, request.attributes, request.metas, self.preparer
+        if not any(kind.values()) and (found := preparer.known(name, attributes, metas, options)) is not None:
+            return found
+        plan, at_once = preparer.check(name, attributes, metas, options, **kind)
         return plan() if at_once else await self.plan_in_thread(plan, context, options.deadline_ms)
 
     async def plan_in_thread(self, plan: Callable[[], T], context: RequestContext, within_ms: float | None = None) -> T:

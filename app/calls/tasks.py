@@ -44,6 +44,8 @@ class Task(ABC):
     def __init__(self, service: Service, context: RequestContext) -> None:
         self.service = service
         self.context = context
+        self.check_options: Callable[[Options], object] | None = None
+        """May reject the options of a computation, for the format of the reply."""
 
     @abstractmethod
     async def read(self, document: Any) -> RequestObject:
@@ -93,18 +95,11 @@ def _may_come(found: BrokenRule, rows: InputRows) -> bool:
 
 
 class Compute(Task):
-    """Compute the operation `called`; `check` may reject its options."""
+    """Compute the operation `called`."""
 
-    def __init__(
-        self,
-        service: Service,
-        context: RequestContext,
-        called: CalledOperation,
-        check: Callable[[Options], object] = lambda _: None,
-    ) -> None:
+    def __init__(self, service: Service, context: RequestContext, called: CalledOperation) -> None:
         super().__init__(service, context)
         self.called = called
-        self._check = check
 
     async def read(self, document: Any) -> RequestObject:
         """Read a request object."""
@@ -113,7 +108,8 @@ class Compute(Task):
     async def prepare(self, request: RequestObject) -> Any:
         """Check and plan the call."""
         prepared = await self.service.prepare(request, self.context)
-        self._check(prepared.options)
+        if self.check_options is not None:
+            self.check_options(prepared.options)
         return prepared
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Memory], lease: Lease) -> Call:

@@ -38,6 +38,8 @@ __all__ = [
     "finish",
 ]
 
+# The nodes of a graph that take about a millisecond to encode.
+_NODES = 100
 # Most bytes of a box that are copied at a time.
 _COPIED = 256 << 10
 # Below this size hashing takes less time than handing the work to a thread.
@@ -156,6 +158,11 @@ class Result:
     outputs: Sequence[Output] = ()
     encoding: Encoding = "base64"
     member: str = "outputs"
+
+    @property
+    def is_long(self) -> bool:
+        """Whether encoding the document, of many nodes, takes more than about a millisecond."""
+        return len(self.document.get("nodes", ())) > _NODES
 
 
 class Work(ABC):

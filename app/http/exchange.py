@@ -254,13 +254,15 @@ class Exchanges:
         self._app = app
         self._limits = limits
         self._telemetry = telemetry or Telemetry()
-        self._checks = (_check_connections, *checks)
+        self._checks = tuple(checks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         exchange = scope[_KEY] = Exchange(scope, receive, send, self._limits)
         context = scope[CONTEXT] = exchange.context
         try:
+            if FULL in scope:
+                _check_connections(exchange)
             for check in self._checks:
                 check(exchange)
             await self._app(scope, exchange.receive, exchange.send)
@@ -280,8 +282,8 @@ class Exchanges:
 
 def _check_connections(exchange: Exchange) -> None:
     """Raise `Overloaded` beyond the limit of connections, except for health and metrics."""
-    limit = exchange.scope.get(FULL)
-    if limit is not None and exchange.scope["path"] not in MONITORED:
+    limit = exchange.scope[FULL]
+    if exchange.scope["path"] not in MONITORED:
         exchange.deny(
             Overloaded(
                 f"the limit of {limit} connections is reached",

@@ -1,5 +1,7 @@
 """API keys: names, checksums and limits in a file, which is read again when it changes, or in a variable.
 
+A request has its key in `Authorization: Bearer` or `X-API-Key`, where the service has keys (`Authentication`).
+
 One key per line; `#` begins a comment::
 
     team-a  sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  calls=8
@@ -18,17 +20,23 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.telemetry.context import ANYONE
+from app.telemetry.context import ANYONE, MONITORED
 from convgrad._command.exits import say
 from convgrad._command.keys import add_key_flags
 from convgrad._command.parser import Parser
+from convgrad._errors import Unauthorised
 from convgrad._keys import checked_key
 
-__all__ = ["Key", "KeyRing", "main", "parse_keys"]
+if TYPE_CHECKING:  # the command needs no server
+    from app.http.exchange import Exchange
+    from app.settings import Settings
+
+__all__ = ["FREE_PAGES", "Authentication", "Key", "KeyRing", "main", "make_key_ring", "parse_keys"]
 
 _log = logging.getLogger("convgrad")
 
@@ -147,6 +155,47 @@ def _stamp(file: Path | None) -> tuple[int, ...]:
         return ()
     status = file.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
+
+
+# The descriptions of the APIs are the same in every installation.
+FREE_PAGES = MONITORED | {"/openapi.json", "/openrpc.json"}
+"""Pages that need no key; `/metrics` only without a separate ops port."""
+
+
+def make_key_ring(settings: Settings) -> KeyRing | None:
+    """Read the keys that the settings name; None when they name none, and no key is required.
+
+    Raises `OSError` or `ValueError` when they can't be read, or are none.
+    """
+    if not settings.has_keys:
+        return None
+    return KeyRing(file=settings.keys_file, text="" if settings.keys is None else settings.keys.get_secret_value())
+
+
+class Authentication:
+    """Accept requests with a known key, and requests for `free` pages."""
+
+    def __init__(self, keys: KeyRing, free: Collection[str] = FREE_PAGES) -> None:
+        self._keys = keys
+        self._free = free
+
+    def check(self, exchange: Exchange) -> None:
+        """Set the key of the request, or `Exchange.deny` it."""
+        if exchange.scope["path"] in self._free:
+            return
+        context, secret = exchange.context, _secret(exchange.headers)
+        if secret is None:
+            message = "this service requires an API key, in Authorization: Bearer or X-API-Key"
+            exchange.deny(Unauthorised(message, data={"reason": "no_key"}))
+        elif (key := self._keys.find(secret)) is None:
+            exchange.deny(Unauthorised("this API key is not valid", data={"reason": "unknown_key"}))
+        else:
+            context.key, context.calls_limit = key.name, key.calls
+
+
+def _secret(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

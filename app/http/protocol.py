@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.http.direct_body import LARGE, DirectReader
 
-__all__ = ["CONNECTION", "DIRECT_BODY", "FULL", "MAX_HEAD", "MAX_WAITING", "SLOW_S", "HttpProtocol", "http_protocol"]
+__all__ = ["CONNECTION", "DIRECT_BODY", "FULL", "MAX_HEAD", "MAX_WAITING", "SLOW_S", "HttpProtocol"]
 
 CONNECTION, DIRECT_BODY, FULL = "convgrad.connection", "convgrad.direct_body", "convgrad.full"
 """Added to the scope of a request: its connection's number; the `DirectReader` of a large body without TLS; and the
@@ -30,6 +30,7 @@ MAX_WAITING = 32
 SLOW_S = 30.0
 """Seconds that a client may take for a head, the next bytes of a body, or to read what is sent to it."""
 
+_LONG_HEAD = f"The request head exceeds {MAX_HEAD} bytes."
 # More digits are no length, and `int` refuses thousands of them.
 _LONGEST_LENGTH = 18
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -86,7 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._loose += len(data)
         super().data_received(data)
         if self._loose > MAX_HEAD and not self.transport.is_closing():
-            self.send_400_response(f"The request head exceeds {MAX_HEAD} bytes.")
+            self.send_400_response(_LONG_HEAD)
         if self._running is None and self._head_due == math.inf:
             self._head_due = self.loop.time() + self.slow_s
 
@@ -98,22 +99,13 @@ class HttpProtocol(HttpToolsProtocol):
         cast("Scope", self.scope)[CONNECTION] = id(self)
         self._in_head, self._head = True, 0
 
-    def on_url(self, url: bytes) -> None:
-        """Add a piece of the request target."""
-        if not self._known:
-            self._count(len(url))
-            super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a field of the head; trailers are ignored."""
         if self._in_head and not self._known:
-            self._count(len(name) + len(value))
+            self._head += len(name) + len(value)
+            if self._head + len(self.url) > MAX_HEAD:
+                self._refuse(_LONG_HEAD)
             super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        self._head += size
-        if self._head > MAX_HEAD:
-            self._refuse(f"The request head exceeds {MAX_HEAD} bytes.")
 
     def _refuse(self, fault: str) -> NoReturn:
         self._fault = fault
@@ -125,6 +117,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._known:
             return
         self._in_head, self._head_due, self._direct_body = False, math.inf, None
+        if len(self.url) > MAX_HEAD:  # without any field
+            self._refuse(_LONG_HEAD)
         if self.parser.get_method() == b"CONNECT":  # httptools would wait for another protocol
             self._refuse("This server is not a proxy.")
         if len(self.pipeline) >= MAX_WAITING:
@@ -208,11 +202,6 @@ class HttpProtocol(HttpToolsProtocol):
         if app is service_unavailable:  # beyond `limit_concurrency`
             cast("Scope", cycle.scope)[FULL], app = self.config.limit_concurrency, self.app
         super()._start_asgi_task(cycle, app)
-
-
-def http_protocol(slow_s: float) -> type[asyncio.Protocol]:
-    """Create a protocol class for uvicorn that is more or less patient."""
-    return type("HttpProtocol", (HttpProtocol,), {"slow_s": slow_s})
 
 
 class _Parser(httptools.HttpRequestParser):

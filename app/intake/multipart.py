@@ -15,9 +15,9 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 
 from app.caching import cached_if_short
 from app.intake.body import parse_json
+from app.intake.elements import Sink, TensorFault, npy_dtype
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
-from app.intake.sinks import Sink, TensorFault, npy_dtype
 from app.intake.tensors import Input, check_shape_tensor, npy_tensor, shape_list
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
@@ -71,7 +71,7 @@ class MultipartBody:
         async for chunk in chunks:
             if isinstance(chunk, memoryview):
                 assert self._part is not None
-                self._part.placed(len(chunk))
+                self._part.received += len(chunk)
             else:
                 for event in self._parser.feed(chunk):
                     await self._take(event)
@@ -89,7 +89,13 @@ class MultipartBody:
 
     async def _take(self, event: _Event) -> None:
         if isinstance(event, Mapping):
-            await self._open(event)
+            name = _name(event.get("content-disposition", ""), event.get("content-transfer-encoding", ""))
+            if self._text is not None:
+                self._part = self._tensor_part(name)
+            elif name == "request":
+                self._text = []
+            else:
+                raise _no_request()
         elif self._part is not None:
             assert self._request is not None
             with _named(self._request.called_as, self._part.name):
@@ -112,15 +118,6 @@ class MultipartBody:
         if part.header is not None and not part.received and len(rest) < part.nbytes:
             await self._check_arrived()
         await part.write(rest)
-
-    async def _open(self, headers: Mapping[str, str]) -> None:
-        name = _name(headers.get("content-disposition", ""), headers.get("content-transfer-encoding", ""))
-        if self._text is None:
-            if name != "request":
-                raise _no_request()
-            self._text = []
-            return
-        self._part = self._tensor_part(name)
 
     def _tensor_part(self, name: str) -> NpyPart:
         assert self._request is not None
@@ -207,8 +204,7 @@ class NpyPart(Sink):
         return memoryview(data)[header.offset - before :]
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Receive the next bytes of the file."""
-        data = self.parse(data)
+        """Receive the next bytes of the data, which follow the header."""
         if len(data) > self.missing:
             raise TensorFault(f"dtype and shape need {self.nbytes} bytes, but more arrived", "size")
         if self.header is not None:

@@ -7,18 +7,15 @@ tensors suit the operation is checked by `schemas.ops.resolve`, which needs only
 from __future__ import annotations
 
 import asyncio
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, get_args
 
 import numpy as np
-import pybase64
 
+from app.intake.elements import Base64, Elements, Numbers, Sink, TensorFault, npy_dtype
 from app.intake.lease import Lease
-from app.intake.numbers import elements_of
-from app.intake.sinks import Elements, Sink, TensorFault, npy_dtype
 from app.pool.buffers import Memory, Segment
 from app.threads import in_thread_if
 from convgrad._dtypes import DTYPES, DType
@@ -30,9 +27,7 @@ from schemas.rows import MAX_DIMS, InputRows
 from schemas.tensors import MAX_NUMBERS, TensorMeta, WireDType, WireTensor, read_meta, read_tensor
 
 __all__ = [
-    "Base64",
     "Input",
-    "Numbers",
     "Tensor",
     "check_shape_tensor",
     "collect_tensors",
@@ -78,49 +73,6 @@ class Tensor:
 
 
 Input = Tensor | list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Base64(Elements):
-    """Elements as text: base64 of the standard alphabet, padded, after `skipped` bytes that are not elements."""
-
-    text: str
-    skipped: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes of the elements."""
-        return len(self.text) // 4 * 3 - self.text[-2:].count("=") - self.skipped
-
-    def content(self) -> bytearray:
-        """Decode all of them."""
-        return self.decoded(len(self.text))[self.skipped :] if self.skipped else self.decoded(len(self.text))
-
-    def decoded(self, length: int) -> bytearray:
-        """Decode the first `length` characters, a multiple of 4, of which the last group may end the text."""
-        text = self.text[:length]
-        if len(text) % 4:
-            raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
-        try:
-            done = pybase64.b64decode_as_bytearray(text, validate=True)
-        except (binascii.Error, ValueError):
-            raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
-        if text.endswith("=") and pybase64.b64encode_as_string(done[len(done) // 3 * 3 :]) != text[-4:]:
-            raise TensorFault("base64 has bits after its last byte that are not zero", "base64")
-        return done
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers(Elements):
-    """Elements as numbers in JSON."""
-
-    values: list[Any]
-    dtype: DType
-    shape: tuple[int, ...]
-
-    def content(self) -> memoryview:
-        """Convert all of them."""
-        return memoryview(elements_of(self.values, self.dtype, self.shape).view(np.uint8))  # type: ignore[arg-type]
 
 
 def read_inputs(rows: InputRows, inputs: Mapping[str, Any]) -> dict[str, Input]:

@@ -148,10 +148,6 @@ class FairQueue:
         order = {part: (used, running[part], place) for place, (part, used) in enumerate(self._used.items())}
         return min(waiting, key=lambda run: [order[part] for part in _path(run)])
 
-    def sole(self) -> JobRun | None:
-        """Return the only job in the queue; None when there is any other number."""
-        return self._runs[0] if len(self._runs) == 1 else None
-
     def __iter__(self) -> Iterator[JobRun]:
         return iter(self._runs)
 

@@ -34,12 +34,13 @@ from convgrad._errors import (
     Overloaded,
     WorkerLost,
 )
+from engine import threads
 from kernels import Plan
 
 __all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
-_MOST_PLANS = 256
+_MOST_PLANS, _MOST_UNSAVED = 256, 32
 # Failed attempts in a row to start a worker: the delays between them, the number after which calls are refused, and
 # the number after which the service gives up, some 13 seconds plus the attempts themselves.
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 5.0
@@ -79,6 +80,7 @@ class LocalEngine:
         self._idle: list[WorkerHandle] = []  # the last one to finish is used first: its caches are warm
         self._queue = FairQueue()
         self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
+        self._loaded: dict[int, Plan] = {}  # those that ran here, in the same way
         names = ("units", "macs", "compute_s", "retried_units", "deaths", "enforced_stops")
         self._counters: dict[str, Any] = dict.fromkeys(names, 0)  # since the start
         self._trimming: asyncio.Task[None] | None = None
@@ -162,11 +164,26 @@ class LocalEngine:
             # wait for the garbage collector.
             raise type(run.error)(run.error.message, data=run.error.data)
 
-    def count(self, units: int, macs: int, seconds: float) -> None:
-        """Count units that were computed."""
-        self._counters["units"] += units
-        self._counters["macs"] += macs
-        self._counters["compute_s"] += seconds
+    async def run_here(self, job: Job) -> None:
+        """Compute a tiny job in this process: the way to a worker and back takes several times as long.
+
+        Its memory need not be shared. The first of each plan runs in a thread: loading its code takes milliseconds.
+        Raises `DeadlineExceeded`.
+        """
+        plan, begun = job.plan, time.perf_counter()
+        if self._loaded.get(id(plan)) is plan:
+            _compute(job)
+        else:
+            await asyncio.to_thread(_load_and_compute, job)
+            if len(self._loaded) >= _MOST_PLANS:
+                self._loaded.clear()
+            self._loaded[id(plan)] = plan
+        self._counters["units"] += len(plan.units)
+        self._counters["macs"] += plan.macs
+        self._counters["compute_s"] += time.perf_counter() - begun
+        if job.on_unit is not None:
+            for unit in plan.units:
+                job.on_unit(unit)
 
     def _fail(self, run: JobRun, error: ConvgradError) -> None:
         """End a job that is not over: waiting units are dropped, running ones stopped, or else their workers killed."""
@@ -217,8 +234,9 @@ class LocalEngine:
 
         The last units are left to the workers that are free first.
         """
-        if (run := self._queue.sole()) is None:
+        if len(self._queue) != 1:
             return
+        (run,) = self._queue
         for worker in self._workers:
             running = [each.unit.macs for each in worker.assignments if each.run is run]
             if len(running) == 1 and running[0] <= _SMALL_MACS and run.waiting > self._wanted:
@@ -398,3 +416,17 @@ class LocalEngine:
     async def _wait_for_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
+
+
+def _load_and_compute(job: Job) -> None:
+    """Compute a job; a function that had to be compiled and can't be saved works the next time."""
+    for _ in range(_MOST_UNSAVED):
+        with contextlib.suppress(OSError):
+            return _compute(job)
+    return _compute(job)
+
+
+def _compute(job: Job) -> None:
+    scratch = None if job.scratch is None else job.scratch.view
+    on_memory = threads.Job.over(job.plan, [memory.view for memory in job.inputs], job.output.view, scratch)
+    threads.run([on_memory], 1, threads.Stop(job.deadline))

@@ -15,8 +15,7 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
-from app.replies.body import send_body, send_piece, slices
-from app.replies.stream import Stream
+from app.replies.body import Stream, send_body, send_piece, slices
 from app.telemetry.context import RequestContext, Timings
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode_pieces

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from functools import partial
 from itertools import chain
 
 from starlette.types import Send
 
 from app.calls.work import Result, Work, finish
 from app.replies.body import json_bytes, send_body
-from app.replies.result import encoded
+from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._frames import Bytes
 from convgrad._npy import write_header
@@ -27,7 +26,7 @@ async def send_multipart(work: Work, send: Send) -> None:
     result = work.result()
     boundary = f"convgrad-{secrets.token_hex(16)}"
     with work.context.timings.measure("encode"):
-        heads = await encoded(result, partial(_heads, boundary))
+        heads = await in_thread_if(result.is_long, _heads, boundary, result)
     files: Iterable[Bytes] = chain.from_iterable(
         (head, output.data) for head, output in zip(heads[1:], result.outputs, strict=True)
     )

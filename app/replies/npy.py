@@ -12,12 +12,10 @@ from app.calls.call import Call
 from app.calls.work import TileReady, Work, finish
 from app.replies.body import SMALL, send_body, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
-from convgrad._errors import NotAcceptable
 from convgrad._frames import Bytes
 from convgrad._npy import write_header
-from engine.options import Options
 
-__all__ = ["MEDIA_TYPE", "ReadyRows", "check_outputs", "send_npy"]
+__all__ = ["MEDIA_TYPE", "ReadyRows", "send_npy"]
 
 MEDIA_TYPE = "application/x-npy"
 
@@ -37,15 +35,6 @@ class ReadyRows:
         open_rows = np.flatnonzero(self._missing[self.rows :])
         self.rows = self.rows + int(open_rows[0]) if len(open_rows) else len(self._missing)
         return self.rows
-
-
-def check_outputs(options: Options) -> None:
-    """Raise `NotAcceptable` for a call with several outputs: a `.npy` file holds one."""
-    if len(options.outputs) > 1:
-        raise NotAcceptable(
-            f"{MEDIA_TYPE} can hold one output, but the call requests {len(options.outputs)}",
-            data={"supported": ["application/json", "multipart/form-data", "application/x-tensor-stream"]},
-        )
 
 
 async def send_npy(call: Work, send: Send) -> None:

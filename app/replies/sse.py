@@ -15,11 +15,9 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.work import Progress, TileReady, Work
-from app.replies.body import json_bytes
+from app.replies.body import Stream, json_bytes
 from app.replies.errors import rpc_error
-from app.replies.numbers import list_pieces
-from app.replies.result import base64_pieces, encoded, json_text, rpc_response, spliced
-from app.replies.stream import Stream
+from app.replies.result import base64_pieces, json_text, list_pieces, rpc_response, spliced
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
 from engine.options import Encoding
@@ -76,7 +74,7 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
                     tile = _tile(event, request_id, call.prepared.options.encoding)
                     await stream.message(call.context.timings.each("encode", tile))
         if call is None:
-            pieces, _ = await encoded(work.result(), partial(json_text, wrap=wrap))
+            pieces, _ = await json_text(work.result(), wrap)
             await stream.message(pieces)
         else:
             await stream.message([json_bytes(wrap(await _result(call)))])

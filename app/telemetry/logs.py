@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-__all__ = ["JsonFormatter", "TextFormatter", "configure", "logging_config"]
+__all__ = ["JsonFormatter", "TextFormatter", "configure"]
 
 # Text from a caller, such as a path, must not start a new line or control a terminal. Escaped are control characters,
 # among them NEL (U+0085), and the line and paragraph separators.
@@ -62,17 +62,14 @@ def configure(form: Literal["text", "json"]) -> None:
     # Lines don't name source, thread or process: finding these takes half the time of a line.
     logging._srcfile = None  # as the logging HOWTO recommends
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.config.dictConfig(logging_config(form))
-
-
-def logging_config(form: Literal["text", "json"]) -> dict[str, Any]:
-    """Build the `logging.config.dictConfig` of the service; our access lines replace uvicorn's."""
-    formatter = "app.telemetry.logs.JsonFormatter" if form == "json" else "app.telemetry.logs.TextFormatter"
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"()": formatter}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "root": {"level": "INFO", "handlers": ["stderr"]},
-        "loggers": {"uvicorn.access": {"level": "WARNING"}},
-    }
+    formatter = JsonFormatter if form == "json" else TextFormatter
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"line": {"()": formatter}},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "root": {"level": "INFO", "handlers": ["stderr"]},
+            "loggers": {"uvicorn.access": {"level": "WARNING"}},  # our access lines replace these
+        }
+    )

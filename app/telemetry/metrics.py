@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from app.sharing import Shared
+from app.caching import Shared
 from app.telemetry.tracing import Tracing
 from kernels.plan import algorithm_of
 
@@ -86,19 +86,10 @@ class Telemetry:
         plan, algorithm = plans[0], algorithm_of(plans)
         self._calls(op.op, op.dtype, context.api, outcome).inc()
         self._algorithms(op.op, algorithm).inc()
-        self.tracing.call(
-            op.op,
-            seconds,
-            {
-                "convgrad.call": name,
-                "convgrad.dtype": op.dtype,
-                "convgrad.kernel": plan.kernel,
-                "convgrad.algorithm": algorithm,
-                "convgrad.macs": plan.macs,
-                "convgrad.units": len(plan.units),
-                "convgrad.outcome": outcome,
-            },
-        )
+        if self.tracing.enabled:
+            how = {"dtype": op.dtype, "kernel": plan.kernel, "algorithm": algorithm}
+            size = {"macs": plan.macs, "units": len(plan.units)}
+            self.tracing.call(op.op, seconds, {"call": name, **how, **size, "outcome": outcome})
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the text format that `accept` prefers, and its content type."""

@@ -31,6 +31,8 @@ class Tracing:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._provider: Any = None
+        self.enabled = False
+        """Whether there are spans."""
         endpoint = next((name for name in _ENDPOINTS if environment.get(name)), None)
         if endpoint is None:
             return
@@ -40,16 +42,17 @@ class Tracing:
             _log.warning("%s: no spans without the package %s: %s", endpoint, error.name, install_hint("otel"))
             return
         self._tracer = self._provider.get_tracer("convgrad", __version__)
+        self.enabled = True
 
     async def close(self) -> None:
         """Send the pending spans and shut down."""
-        if self._provider is not None:
+        if self.enabled:
             await asyncio.to_thread(self._provider.force_flush, _WRITTEN_WITHIN_S * 1000)
             await asyncio.to_thread(self._provider.shutdown)
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Return an application that has a span for each request, or `app` itself."""
-        if self._provider is None:
+        if not self.enabled:
             return app
         from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
         from opentelemetry.instrumentation.propagators import TraceResponsePropagator, set_global_response_propagator
@@ -64,10 +67,9 @@ class Tracing:
         return traced
 
     def call(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Record a call that ends now and took `seconds`, as a child of the current request's span."""
-        if self._provider is not None:
-            end = time.time_ns()
-            self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=dict(facts)).end(end)
+        """Record a call that ends now and took `seconds`, as a child of the current request's span; if `enabled`."""
+        end, attributes = time.time_ns(), {f"convgrad.{name}": value for name, value in facts.items()}
+        self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=attributes).end(end)
 
 
 def _described(app: ASGIApp) -> ASGIApp:

@@ -128,7 +128,7 @@ class PythonKernel:
 
     def __init__(self, function: Callable[..., Any], arrays: str, takes: Mapping[str, Any]) -> None:
         self._function = function
-        self._convert = converter(arrays)
+        self.convert = converter(arrays)
         try:
             parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
         except (TypeError, ValueError) as error:
@@ -191,7 +191,10 @@ class PythonKernel:
         }
         inputs: dict[str, Any] = dict.fromkeys(problem.input_shapes)
         if call is not None:
-            inputs = {name: self._convert(values) for name, values in call.inputs.items()}
+            inputs = {
+                name: self.convert(values) if isinstance(values, np.ndarray) else values
+                for name, values in call.inputs.items()
+            }
         optional = {} if problem.of_bias or problem.output != "dst" else {"bias": None}
         more = {"op": problem.op, "dtype": problem.dtype, "inputs": inputs, "attributes": attributes,
                 "output_shape": problem.output_shape, "out": None if call is None else call.output}  # fmt: skip

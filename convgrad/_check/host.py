@@ -6,6 +6,7 @@ written, and each call says what the memory of the result holds before.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from convgrad._check.adapters import Adapter, CrashedError, KernelCall, Unsupported, adapter
 from convgrad._check.problems import Problem
 from convgrad._check.process import signal_name
+from convgrad._check.projected import draw, project
 from convgrad._dtypes import dtype as dtype_of
 from convgrad._dtypes import dtype_of_array
 from convgrad._errors import ConvgradError
@@ -121,7 +123,7 @@ def main() -> None:
         return
     pipe.send({"takes": kernel.takes.as_json()})
     while (head := pipe.receive()) is not None:
-        pipe.send(*_run(kernel, head, pipe.reads))
+        pipe.send(*((_project(kernel, head), b"") if "seed" in head else _run(kernel, head, pipe.reads)))
 
 
 def _run(kernel: Adapter, head: dict[str, Any], reads: BinaryIO) -> tuple[dict[str, Any], bytes]:
@@ -160,6 +162,45 @@ def _run(kernel: Adapter, head: dict[str, Any], reads: BinaryIO) -> tuple[dict[s
         text = f"the result has shape {list(result.shape)}, not {list(problem.output_shape)}"
         return {"status": "shape", "text": text, **facts}, b""
     return {"status": "done", "text": "", **facts}, np.ascontiguousarray(result).tobytes()
+
+
+def _project(kernel: Adapter, head: dict[str, Any]) -> dict[str, Any]:
+    """Run the kernel on data that are drawn here, and project the result."""
+    problem = Problem.from_json(head["problem"])
+    dtype, rng = dtype_of(problem.dtype).numpy, np.random.default_rng(head["seed"])
+    try:
+        like = getattr(kernel, "convert", np.asarray)(np.empty(1, dtype))
+        _make_sure_of(problem, dtype.itemsize if isinstance(like, np.ndarray) else 0)
+        inputs = {name: draw(rng, shape, like) for name, shape in problem.input_shapes.items()}
+        output = np.empty(problem.output_shape, dtype)
+        begun = time.perf_counter()
+        found: Any = kernel.run(KernelCall(problem, inputs, output))
+        seconds = time.perf_counter() - begun
+        on_device = type(found).__module__.partition(".")[0] in ("torch", "cupy")
+        result: Any = output if found is None else found if on_device else array_of(found)
+        if tuple(result.shape) != problem.output_shape or str(result.dtype).removeprefix("torch.") != dtype.name:
+            text = (
+                f"the result is {result.dtype} {list(result.shape)}, not {problem.dtype} {list(problem.output_shape)}"
+            )
+            return {"status": "shape", "text": text}
+        projected = project(problem, inputs, result, rng)
+    except Unsupported as error:
+        return {"status": "unsupported", "text": str(error)}
+    except BaseException as error:  # noqa: BLE001 - a kernel may raise anything
+        short = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+        return {"status": "unsupported" if short else "raised", "text": _described(error)}
+    return {"status": "done", "text": str(projected), "seconds": seconds, "projected": projected.as_json()}
+
+
+def _make_sure_of(problem: Problem, itemsize: int) -> None:
+    """Raise `MemoryError` if the tensors of a problem need more than half of the free memory, where that is known."""
+    needed = itemsize * sum(map(prod, [*problem.input_shapes.values(), problem.output_shape]))
+    with contextlib.suppress(OSError):
+        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+        if 2 * needed > (available := int(free.split()[1]) << 10):
+            raise MemoryError(
+                f"the tensors need {needed / 1e9:.3g} GB, more than half of the {available / 1e9:.3g} GB that are free"
+            )
 
 
 def _name(array: Array) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from convgrad._check.problems import Problem, Takes, fitted
 
-__all__ = ["LAYERS", "TRAPS", "layer", "trap"]
+__all__ = ["LAYERS", "TRAPS", "layer", "problem_of", "trap"]
 
 _Geometry = dict[str, Any]
 
 
-def _of(op: str, dtype: str, takes: Takes, geometry: _Geometry) -> Problem | None:
-    """Return a call of `op` with a geometry that is written for Convolution; None if the kernel doesn't take it."""
+def problem_of(op: str, dtype: str, geometry: Mapping[str, Any]) -> Problem | None:
+    """Return a call of `op` with a geometry that is written for Convolution; None if there is no such call."""
     given = dict(geometry)
     if op.startswith("BiasAdd"):
         given = {name: given[name] for name in ("n", "wide", "data_format", "dst_channels") if name in given}
@@ -24,17 +25,19 @@ def _of(op: str, dtype: str, takes: Takes, geometry: _Geometry) -> Problem | Non
         given |= {"src_channels": dst, "dst_channels": src}
     if given.get("n") == 0 and op not in ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"):
         return None
-    return takes.limited(Problem(op=op, dtype=dtype, **given))
+    return Problem(op=op, dtype=dtype, **given)
 
 
 def trap(name: str, op: str, dtype: str, takes: Takes) -> Problem | None:
     """Return the trap of this name for an operation; None if the kernel doesn't take it."""
-    return _of(op, dtype, takes, TRAPS[name])
+    found = problem_of(op, dtype, TRAPS[name])
+    return None if found is None else takes.limited(found)
 
 
 def layer(name: str, op: str, dtype: str, takes: Takes, macs: int) -> Problem | None:
     """Return a real layer with its own taps and as many images, channels and pixels as `macs` allows."""
-    found = _of(op, dtype, takes, LAYERS[name])
+    whole = problem_of(op, dtype, LAYERS[name])
+    found = None if whole is None else takes.limited(whole)
     return None if found is None else fitted(found, macs)
 
 

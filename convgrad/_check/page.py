@@ -247,7 +247,7 @@ def _named(data: Data) -> Iterator[str]:
     rows = {key[0]: row for key, row in table(data, "name").items() if key[0] != "random"}
     if not rows:
         return
-    yield '<section><h2>Traps and layers</h2><ul class="names">'
+    yield '<section><h2>Problems by name</h2><ul class="names">'
     for name, row in sorted(rows.items(), key=lambda pair: (-pair[1]["failed"], pair[0])):
         state = "bad" if row["failed"] else "good" if row["passed"] else "none"
         number = f"{row['failed']}/{row['failed'] + row['passed']}" if row["failed"] else str(row["passed"])

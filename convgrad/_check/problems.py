@@ -304,6 +304,12 @@ class Takes:
             new["wide"] = tuple(map(max, problem.wide, extents))
         return replace(problem, **new) if new else problem
 
+    def reformatted(self, problem: Problem) -> Problem | None:
+        """Return the problem in formats that the kernel takes, without a bias it doesn't; None if it needs more."""
+        found = self.limited(problem)
+        free = {name: getattr(problem, name) for name in ("data_format", "weights_format", "bias")}
+        return found if found is not None and replace(found, **free) == problem else None
+
 
 def _json_of(record: Problem | Takes) -> dict[str, Any]:
     """Return the fields of a record, with lists for tuples."""

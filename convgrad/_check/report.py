@@ -13,6 +13,8 @@ from xml.etree import ElementTree as ET
 
 from convgrad import __version__
 from convgrad._check.examine import FAULTS
+from convgrad._check.issues import ISSUES, link
+from convgrad._check.large import LARGE
 from convgrad._check.problems import Problem, Takes
 from convgrad._report import Report
 
@@ -150,9 +152,12 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
         f"naive sum (at most {row['naive']['max']:.2g}), {row['best']['median']:.3g} of one rounding"
         for row in accuracy(data)
     ]
+    lines += [f"  {line}" for line in _replayed(data)]
     for number, fault in enumerate(data["faults"], 1):
         lines += ["", f"{number}. FAILED: {FAULTS[fault['kind']]}, in {fault['count']} cases", f"   {fault['problem']}"]
         lines.append(f"   {fault['smallest']['kind']}: {fault['smallest_text']}")
+        name = fault["first"]["name"]
+        lines += [f"   as in {name}: {ISSUES[name].text} ({link(name)})"] if name in ISSUES else []
         lines.append(f"   first seen in case {fault['first']['number']}, after {fault['after']:.2g} s: {fault['text']}")
         if fault["report"]:
             clearest = fault["clearest"]
@@ -165,6 +170,21 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
         count = len(data["unjudged"])
         lines += ["", f"{count} results were not judged, the first in case {first['number']}: {first['text']}"]
     return "\n".join(lines)
+
+
+def _replayed(data: Data) -> list[str]:
+    """Return a line for each published fault and large problem that was tried, with its name."""
+    rows = {name: row for (name,), row in table(data, "name").items() if name in (*ISSUES, *LARGE)}
+    wanted = ISSUES if "issues" in (data["options"].get("only") or ()) else rows
+    lines = []
+    for name in wanted:
+        row = rows.get(name, {"passed": 0, "failed": 0})
+        verdict = "passed" if row["passed"] else "not tried"
+        if row["failed"]:
+            verdict = f"FAILED in {row['failed']} of {row['failed'] + row['passed']} cases"
+            verdict += f": {ISSUES[name].text}" if name in ISSUES else ""
+        lines.append(f"{name:{max(map(len, wanted))}}  {verdict}")
+    return lines
 
 
 def junit(data: Data) -> str:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
+from convgrad._check.benchdnn import fitting
 from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
 from convgrad._check.evidence import cause, ordinary, telling
 from convgrad._check.examine import NO_DIGIT, Fault, Tried, examine, fault_of, shows
+from convgrad._check.issues import ISSUE_KINDS, ISSUES, replayed
 from convgrad._check.judge import Judge
+from convgrad._check.large import LARGE, check_large
 from convgrad._check.named import LAYERS, TRAPS
 from convgrad._check.probe import flags, nearer, probed
+from convgrad._check.problems import Problem, Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.relations import RELATIONS
 from convgrad._check.reproducer import reproducer
@@ -24,7 +29,7 @@ from convgrad._check.shrink import shrunk
 from convgrad._errors import CallerError
 from convgrad._report import Report
 
-__all__ = ["Choice", "check", "chosen"]
+__all__ = ["Choice", "check", "chosen", "of_shapes"]
 
 _AHEAD = 8
 """Cases by which the kernel may be ahead of the judge."""
@@ -44,35 +49,66 @@ _CALLS = ("repeat", "alignment", "memory")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cases are drawn: all of them by default."""
+    """Which cases are drawn: all of them by default.
+
+    `listed` returns problems for a kernel, and their names: they are tried with each kind of data instead. `large` are
+    names of large problems to be tried instead.
+    """
 
     sources: Sequence[str] = SOURCES
     kinds: Sequence[str] = tuple(KINDS)
     names: Sequence[str] = ()
     skip: Sequence[str] = ()
     numbers: Sequence[int] = ()
+    listed: Callable[[Takes], Sequence[tuple[str, Problem]]] | None = None
+    large: Sequence[str] = ()
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
-    """Return what `--only` and `--skip` choose: kinds of data, sources, traps or layers by name, numbers of cases.
+    """Return what `--only` and `--skip` choose: kinds of data, sources, traps, layers or issues, numbers of cases.
 
-    A trap or layer may be named by any part of its name. Raises `ValueError` for a word that means nothing.
+    Traps, layers and issues may be named by any part of their name. Raises `ValueError` for a word that means nothing.
     """
     known = (*KINDS, *SOURCES)
-    named = {word: [name for name in (*TRAPS, *LAYERS) if word.casefold() in name.casefold()] for word in only}
+    named: dict[str, list[str]] = {"traps": [], "issues": [], "large": []}
     for word in only:
-        if not (word in known or named[word] or word.isdecimal()):
-            more = "part of the name of a trap or layer, or the number of a case"
-            raise ValueError(f"--only {word[:40]!r} is none of {', '.join(known)}, {more}")
+        if not (word in known or word.isdecimal()):
+            family, names = _family(word)
+            named[family] += names
     for word in skip:
         if word not in (*known, *_CALLS, *RELATIONS):
             raise ValueError(f"--skip {word[:40]!r} is none of {', '.join((*known, *_CALLS, *RELATIONS))}")
+    if sum(map(bool, named.values())) > 1:
+        raise ValueError("--only chooses traps and layers, or issues, or large problems, not some of each")
     kinds = [kind for kind in KINDS if kind in only] or [kind for kind in KINDS if kind not in skip]
     sources = [source for source in SOURCES if source in only] or [each for each in SOURCES if each not in skip]
     if not kinds or not sources:
         raise ValueError("--skip leaves no cases")
-    names = [name for word in only if word not in known and not word.isdecimal() for name in named[word]]
-    return Choice(sources, kinds, names, skip, [int(word) for word in only if word.isdecimal()])
+    numbers = [int(word) for word in only if word.isdecimal()]
+    choice = Choice(sources, kinds, named["traps"], skip, numbers, large=named["large"])
+    if not named["issues"]:
+        return choice
+    few = kinds if {*kinds} & {*only} else [kind for kind in ISSUE_KINDS if kind in kinds] or kinds
+    return replace(choice, kinds=few, listed=partial(replayed, names=named["issues"]))
+
+
+def _family(word: str) -> tuple[str, list[str]]:
+    """Return the problems that a word of `--only` names, and of which family they are."""
+    families: dict[str, Iterable[str]] = {"traps": (*TRAPS, *LAYERS), "issues": ISSUES, "large": LARGE}
+    if word in ("issues", "large"):
+        return word, [*families[word]]
+    for family, names in families.items():
+        if found := [name for name in names if word.casefold() in name.casefold()]:
+            return family, found
+    more = "part of the name of a trap, layer or issue, or the number of a case"
+    raise ValueError(f"--only {word[:40]!r} is none of {', '.join((*KINDS, *SOURCES))}, issues, large, {more}")
+
+
+def of_shapes(choice: Choice, shapes: Mapping[str, Mapping[str, Any]]) -> Choice:
+    """Return a choice with the problems of a file. Raises `ValueError` if it has problems of its own already."""
+    if choice.names or choice.listed or choice.large:
+        raise ValueError("--shapes chooses the problems: --only may choose kinds of data or the number of a case")
+    return replace(choice, listed=partial(fitting, shapes=shapes))
 
 
 @dataclass
@@ -111,7 +147,7 @@ class _Check:
         same = next((known for known in faults if key in known["keys"]), None)
         if same is None and self.data["shrunk"] >= _SHRUNK:
             alike = (known for known in faults if known["op"] == key[1])
-            same = next((known for known in alike if _family(known["kind"]) == _family(fault.kind)), None)
+            same = next((known for known in alike if _joint(known["kind"]) == _joint(fault.kind)), None)
         if same is not None:
             same["count"] += 1
             if same["kind"] == fault.kind and telling(_report(fault)) > telling(same["report"]):
@@ -195,7 +231,7 @@ def _cause(fault: Fault, case: Case) -> str:
     return cause(fault.report.data) or ("" if case.kind in (*EXACT, "normal", "positive", "smooth") else case.kind)
 
 
-def _family(kind: str) -> str:
+def _joint(kind: str) -> str:
     """Return the kind of a fault: one for all relations and one for accesses out of bounds, which come together."""
     return "relation" if kind in RELATIONS else {"outside": "crashed"}.get(kind, kind)
 
@@ -204,7 +240,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two faults are one: they have the same cause, need the same, or show in the same smallest case."""
     if one["op"] != other["op"]:
         return False
-    if _family(one["kind"]) != _family(other["kind"]):
+    if _joint(one["kind"]) != _joint(other["kind"]):
         follow = {"wrong", "memory", *RELATIONS}
         case, another = one["smallest"], other["smallest"]
         exact = {case["kind"], another["kind"]} <= {*EXACT}
@@ -251,7 +287,11 @@ def check(
     """
     state = _Check(kernel, judge, choice, data, seconds, _SHARE * seconds if shrinking is None else shrinking)
     spent = data["seconds"]
-    if not data["cases"]:
+    if choice.large:
+        check_large(kernel, data, choice.large, cases=cases, until=state.begun + seconds, on_progress=on_progress)
+        data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
+        return
+    if not data["cases"] and choice.listed is None:
         stated, kernel.takes = kernel.takes, probed(kernel)
         data |= {"takes": kernel.takes.as_json(), "declined": flags(stated, kernel.takes)}
     waiting: deque[tuple[Tried, Future[Report] | None]] = deque()
@@ -262,7 +302,7 @@ def check(
                 what = f"case {case.number}: {case.problem.op} {case.problem.dtype}, {case.kind}, {case.name}"
                 on_progress(f"{len(data['faults'])} faults, {what}", min(1.0, share))
                 tried = examine(kernel, case, choice.skip)
-                if tried.outcome.status == "unsupported":
+                if tried.outcome.status == "unsupported" and choice.listed is None:
                     others = (examine(kernel, other, choice.skip) for other in nearer(case, kernel.takes))
                     tried = next((each for each in others if each.outcome.status != "unsupported"), tried)
                 result = tried.result
@@ -281,13 +321,18 @@ def check(
 def _cases(state: _Check, most: int | None) -> Iterator[Case]:
     """Yield the cases to try, until there were so many or the time is over."""
     choice, first = state.choice, state.data["next"]
+    seed, takes = state.data["seed"], state.kernel.takes
+    listed = None if choice.listed is None else choice.listed(takes)
     for number in islice(choice.numbers or count(first), most):
         if time.monotonic() - state.begun > state.seconds:
             return
-        yield draw(
-            state.data["seed"], number, state.kernel.takes,
-            sources=choice.sources, kinds=choice.kinds, names=choice.names,
-        )  # fmt: skip
+        if listed is None:
+            yield draw(seed, number, takes, sources=choice.sources, kinds=choice.kinds, names=choice.names)
+        elif number >= len(listed) * len(choice.kinds):
+            return
+        else:
+            kind, (name, problem) = choice.kinds[number // len(listed)], listed[number % len(listed)]
+            yield Case(problem, kind, seed, number, name)
 
 
 def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None:

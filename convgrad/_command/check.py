@@ -6,16 +6,17 @@ import argparse
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from convgrad._check.benchdnn import read_shapes
 from convgrad._check.judge import Judge
 from convgrad._check.page import page
 from convgrad._check.process import KernelProcess
 from convgrad._check.report import Data, compared, comparison, counts, junit, load, new, text
-from convgrad._check.run import Choice, chosen
+from convgrad._check.run import Choice, chosen, of_shapes
 from convgrad._check.run import check as run_check
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
@@ -40,20 +41,29 @@ def check(options: argparse.Namespace) -> int:
     if kernel is None:
         raise ValueError("no kernel: give module:function, library.so, command:program, a URL, or a framework")
     only, skip = (_words(getattr(options, name)) or before["options"].get(name, []) for name in ("only", "skip"))
-    choice = chosen(only, skip)
+    shapes = options.shapes or before["options"].get("shapes")
+    choice = of_shapes(chosen(only, skip), _shapes(shapes)) if shapes else chosen(only, skip)
     with connected(options) as client:
         takes = before["takes"] | takes_of(options, client)
         with KernelProcess(
             kernel, arrays=arrays, takes=takes, limit=options.limit, api_key=options.kernel_api_key
         ) as process:
             seed = secrets.randbits(48) if options.seed is None else options.seed
-            data = resumed or new(kernel, arrays, seed, process.takes, {"only": only, "skip": skip})
+            data = resumed or new(kernel, arrays, seed, process.takes, {"only": only, "skip": skip, "shapes": shapes})
             try:
                 _run(process, client, data, choice, options)
             finally:  # a check that is interrupted has a report, too
                 _write(data, options)
     counted = counts(data)
     return FAILED if counted["failed"] or not counted["passed"] else 0
+
+
+def _shapes(path: str) -> Mapping[str, Mapping[str, Any]]:
+    """Read the problems of a file, and tell which of its options mean nothing here."""
+    found = read_shapes(path)
+    if found.ignored:
+        say(f"{path}: {len(found.problems)} problems; these options are not used: {', '.join(sorted(found.ignored))}")
+    return found.problems
 
 
 def takes_of(options: argparse.Namespace, client: Client) -> dict[str, Any]:

@@ -175,8 +175,9 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         "--only",
         action="append",
         metavar="WHAT,..",
-        help="kinds of data, traps, layers, part of the name of one, or the number of a case",
+        help="kinds of data, traps, layers, issues, large, part of the name of one, or the number of a case",
     )
+    add("--shapes", metavar="FILE", help="the problems of a file of benchdnn, oneDNN's test program, instead")
     add("--skip", action="append", metavar="WHAT,..", help="kinds of data, or relations such as repeat or alignment")
     add("--limit", type=_positive, default=20.0, metavar="S", help="seconds that one call may take (default: 20)")
     add("--resume", metavar="FILE", help="go on from the JSON report of an earlier check")

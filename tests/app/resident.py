@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 
 from app.calls.service import Service
-from app.http.protocol import SLOW_S, http_protocol
+from app.http.protocol import SLOW_S, HttpProtocol
 from app.main import create_app
 from app.settings import Settings
 
@@ -55,7 +55,8 @@ class Resident:
 def resident_service(slow_s: float = SLOW_S, **settings: Any) -> Iterator[Resident]:
     """Run the application with these settings until the block ends; yields when it is ready."""
     app = create_app(Settings(port=0, **settings), slow_s)
-    config = uvicorn.Config(app, port=0, loop="uvloop", http=http_protocol(slow_s), log_config=None, lifespan="on")
+    protocol: Any = type("HttpProtocol", (HttpProtocol,), {"slow_s": slow_s})
+    config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     started = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

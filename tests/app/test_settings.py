@@ -22,11 +22,12 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     """CONVGRAD_* variables are read: sizes with units, counts like 1e9, lists with commas; an empty one is unset."""
     monkeypatch.setenv("CONVGRAD_BODY_LIMIT", "64MiB")
     monkeypatch.setenv("CONVGRAD_WORK_LIMIT", "1e12")
+    monkeypatch.setenv("CONVGRAD_JSON_LIMIT", "1e6")
     monkeypatch.setenv("CONVGRAD_CORS", "https://example.org, https://example.com")
     monkeypatch.setenv("CONVGRAD_PORT", "")
     settings = Settings()
     assert settings.body_limit == 64 << 20
-    assert settings.work_limit == 10**12
+    assert (settings.work_limit, settings.json_limit) == (10**12, 10**6)
     assert settings.cors == ("https://example.org", "https://example.com")
     assert settings.port == 8000
 
@@ -59,6 +60,7 @@ def test_lists_have_commas_or_are_json(text: str) -> None:
     ("flags", "line"),
     [
         ("--port x", "--port x: must be an integer"),
+        ("--workers 1e400", "--workers 1e400: must be an integer"),
         ("--port 65536", "--port 65536: must be at most 65535"),
         ("--memory-limit 1PB", "--memory-limit: must be at most the memory of this machine or container"),
         ("--body-limit lots", "--body-limit: could not parse value and unit"),

@@ -36,7 +36,7 @@ def same_bits(computed: Any, case: Case, inputs: dict[str, Any]) -> None:
     np.testing.assert_array_equal(computed, expected, err_msg=str(case))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_calls_have_the_oracles_bits(live: Client, seed: int) -> None:
     """Any operation, rank, dtype, layout and format returns exactly the oracle's result."""
     case = replace(random_case(np.random.default_rng(seed)), seed=seed)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from convgrad._errors import InvalidParams
-from engine.limits import Limits
 from engine.options import parse_options
+from engine.planning import Limits
 from engine.prepare import Preparer
 from engine.process import metas_of
 from tests.problems import Case

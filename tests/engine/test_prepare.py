@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from convgrad._errors import ConvgradError
-from engine.limits import Limits
 from engine.options import Options, parse_options
+from engine.planning import Limits
 from engine.prepare import Preparer
 from kernels.cache import CACHE
 from schemas.ops import TensorMeta

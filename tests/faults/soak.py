@@ -1,25 +1,22 @@
 """A long run of calls through every API while processes are killed: what is lost, what is wrong, what grows.
 
-    scripts/soak [--minutes 30 | --calls 1000] [--kills 5] [--at-once 8] [--pause 0] [--out soak]
+    scripts/soak [--minutes 30 | --calls 1000] [--kills 5] [--at-once 8] [--pause 0]
 
 The service runs in its own process, with two workers. Every result is compared, bit for bit, with the oracle's.
 Every few seconds the run records the memory of the server, that of all processes together (PSS: shared pages count
-once), and the shared memory for tensors. They are written to OUT.csv and, if matplotlib is installed, plotted to
-OUT.png. The exit status is 1 if a call was lost or wrong. `scripts/soak --figures` instead measures how fast faults
-are detected (`figures.py`).
+once), and the shared memory for tensors. The exit status is 1 if a call was lost or wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import re
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
@@ -116,41 +113,6 @@ def summary(tally: Tally, striker: Striker, samples: Sequence[Sample]) -> str:
     return "\n".join([*lines, *tally.lost[:10]])
 
 
-def draw(samples: Sequence[Sample], target: Path) -> None:
-    """Plot memory and calls over time if matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no picture: matplotlib is not installed")
-        return
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    memory, calls = figure.subplots(2, 1, sharex=True)
-    minutes = [each.seconds / 60 for each in samples]
-    for name, label in (
-        ("all_pss", "all processes, PSS"),
-        ("server_rss", "server, RSS"),
-        ("shared_idle", "shared memory kept for reuse"),
-        ("shared_used", "shared memory in use"),
-    ):
-        memory.plot(minutes, [getattr(each, name) for each in samples], label=label)
-    memory.set(ylabel="MiB", ylim=(0, None))
-    memory.legend(ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
-    calls.plot(minutes, [each.calls for each in samples], label="calls")
-    calls.plot(minutes, [each.strikes for each in samples], label="processes killed or stopped")
-    calls.plot(minutes, [each.lost for each in samples], label="calls lost or wrong")
-    calls.set(xlabel="minutes", ylim=(0, None))
-    calls.legend(loc="upper left")
-    figure.savefig(target, dpi=120)
-
-
-def write(samples: Sequence[Sample], target: Path) -> None:
-    """Write the samples as CSV."""
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Sample)])
-        writer.writeheader()
-        writer.writerows(asdict(each) for each in samples)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the soak test and print the outcome."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").partition("\n")[0])
@@ -160,15 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=8, help="calls at a time")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two calls of one caller, on average")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--out", type=Path, default=Path("soak"), help="where the CSV and the picture go, without suffix"
-    )
     options = parser.parse_args(arguments)
     with family_service("--workers", "2") as (service, family):
         tally, striker, samples = asyncio.run(soak(options, family, service.url))
     print(summary(tally, striker, samples))
-    write(samples, options.out.with_suffix(".csv"))
-    draw(samples, options.out.with_suffix(".png"))
     return 1 if tally.lost or tally.wrong else 0
 
 

@@ -43,7 +43,7 @@ def test_random_kills_cost_no_call(hurt: Hurt) -> None:
 def test_pauses_of_seconds_cost_no_call_and_no_worker(hurt: Hurt) -> None:
     """Workers that stop for six seconds, as on a swapping machine, go on afterwards: none is taken for dead."""
     service, family = hurt
-    tally, workers = Tally(), list[int]()
+    tally, workers, calls = Tally(), list[int](), prepare_all(CALLS[:1])
 
     async def scenario() -> None:
         while len(workers) < 3:  # the spare one too
@@ -51,8 +51,8 @@ def test_pauses_of_seconds_cost_no_call_and_no_worker(hurt: Hurt) -> None:
             await asyncio.sleep(0.01)
         async with Striker(family, 1.0, seed=2, pause_one_in=1, fork_server_one_in=1 << 30) as striker:
             while not striker.struck["stopped"]:
-                await load(service.url, prepare_all(CALLS[:1]), tally, count=20)
-        await load(service.url, prepare_all(CALLS[:1]), tally, until=time.monotonic() + PAUSE_S + 1)
+                await load(service.url, calls, tally, count=20, pause_s=0.05)
+        await load(service.url, calls, tally, until=time.monotonic() + PAUSE_S + 1, pause_s=0.05)
 
     asyncio.run(scenario())
     assert not tally.lost

@@ -82,10 +82,9 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
 
 @pytest.mark.heavy
 @pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
-@pytest.mark.parametrize("fault", ["is wrong", "crashes"])
-def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
+def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path) -> None:
     """Code that comes with an image is tested as well, although nothing is compiled."""
-    settings = _with_fault(folders, tmp_path, fault)
+    settings = _with_fault(folders, tmp_path, fault := "crashes")
     script = "from kernels import warmup; list(warmup())"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, check=True)
     cache = Path(settings["NUMBA_CACHE_DIR"])
@@ -105,7 +104,7 @@ def _check_that_the_narrower_path_serves(settings: dict[str, str], fault: str) -
         assert any(reason.partition(": ")[2] in line and "ERROR" in line for line in service.log)
         assert "convgrad_targets_unfit 1.0" in http.get("/metrics").text
         rng = np.random.default_rng(7)
-        for _ in range(500):
+        for _ in range(60):
             case = random_case(rng, macs=20_000)
             inputs = case.inputs()
             assert same_bits(read(post(http, case, inputs, NPY)), case.expected(inputs)), case

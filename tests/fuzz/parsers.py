@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from app.intake.body import parse_text
+from app.intake.elements import TensorFault, elements_of
 from app.intake.lease import Lease
 from app.intake.multipart import NpyPart
-from app.intake.numbers import elements_of
-from app.intake.sinks import TensorFault
 from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 from convgrad._assembly import Assembly
@@ -56,7 +55,7 @@ def npy(data: bytes) -> None:
     async def land(lease: Lease, how: int) -> Any:
         sink = NpyPart("src", WireTensor(None, None), lease, len(file))
         for piece in pieces(file, how):
-            await sink.write(piece)
+            await sink.write(sink.parse(piece))
         sink.close()
         return sink.header, sink.content()
 

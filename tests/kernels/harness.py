@@ -6,6 +6,7 @@ result, writes out of bounds are detected, and elements that are never written s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,17 @@ class Run:
         inputs = [guard.tensor for guard in self._guards]
         return run_unit(self.plan, self.plan.units[index], inputs, self._output.tensor, scratch, stop)
 
+    def asks(self, index: int) -> int:
+        """Compute one unit; return how often it asks whether to stop."""
+        asked = itertools.count()
+        assert self.unit(index, lambda: next(asked) < 0)
+        return next(asked)
+
+    def stopped(self, index: int, after: int) -> bool:
+        """Return whether one unit obeys the answer to stop after it has asked so often in vain."""
+        answers = iter([False] * after + [True])
+        return not self.unit(index, lambda: next(answers))
+
     def stages(self) -> list[list[int]]:
         """Return the indexes of the units, stage by stage."""
         return [[unit.index for unit in self.plan.units if unit.stage == stage] for stage in range(self.plan.stages)]
@@ -101,6 +113,21 @@ class Run:
         for guard, original in zip(self._guards, self._originals, strict=True):
             assert guard.intact, "wrote around an input"
             assert guard.tensor.tobytes() == original.tobytes(), "wrote to an input"
+
+
+def assert_partition(chosen: Plan) -> None:
+    """Check that the boxes of a plan's units are disjoint and cover the output."""
+    covered = np.zeros(chosen.problem.output_shape, np.int8)
+    for unit in chosen.units:
+        if unit.offset is None or unit.shape is None:
+            assert (unit.offset, unit.shape) == (None, None)
+            assert unit.stage < chosen.stages - 1, "a last unit must make its box final"
+            continue
+        stops = [start + size for start, size in zip(unit.offset, unit.shape, strict=True)]
+        assert all(start >= 0 for start in unit.offset)
+        assert all(stop <= size for stop, size in zip(stops, covered.shape, strict=True))
+        covered[tuple(slice(*span) for span in zip(unit.offset, stops, strict=True))] += 1
+    assert (covered == 1).all(), f"{chosen.kernel}: boxes overlap or leave gaps"
 
 
 def compute(case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False) -> Tensor:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels import arena
+from kernels import ConvProblem, arena, plan, run_unit, storage_dtype
 from kernels.target import target
 
-__all__ = ["poisoned"]
+__all__ = ["check_that_later_images_are_not_read", "poisoned"]
 
 CLEARED = {"small"}
 """Requested several times for one sum, at whose beginning it is cleared."""
@@ -54,8 +54,21 @@ def poisoned() -> Iterator[None]:
         yield
 
 
-def later_images_poisoned(array: np.ndarray[Any, Any], images: int) -> np.ndarray[Any, Any]:
-    """Return a copy of a tensor with NaN in all but the first `images` images."""
-    copy = array.copy()
-    copy[images:] = np.nan if array.dtype == np.float32 else 0x7FFF
-    return copy
+def check_that_later_images_are_not_read(problem: ConvProblem, inputs: list[np.ndarray[Any, Any]]) -> None:
+    """Run each unit with NaN after the images that it states it reads: its bits are those of the whole inputs."""
+    chosen = plan(problem, workers=2)
+    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
+    scratch = np.zeros(chosen.scratch_bytes, np.uint8)
+    for unit in chosen.units:
+        assert run_unit(chosen, unit, inputs, output, scratch)
+    expected, again = output.tobytes(), np.zeros_like(scratch)
+    needed = [unit.images for unit in chosen.units if unit.images is not None]
+    assert needed == sorted(needed)
+    assert needed[0] < problem.n, "the problem has no unit that can run early"
+    assert needed[-1] == problem.n
+    for unit in chosen.units:
+        some, read = [array.copy() for array in inputs], problem.n if unit.images is None else unit.images
+        for array in some:
+            array[read:] = np.nan if array.dtype == np.float32 else 0x7FFF
+        assert run_unit(chosen, unit, some, output, again)
+    assert output.tobytes() == expected

@@ -87,17 +87,8 @@ def test_a_stop_is_looked_at(op: str, data_format: str, reference: bool, monkeyp
     case = bias_case(op, 2, 9, (40, 50), data_format=data_format)
     run = Run(case, case.inputs(), reference=reference)
     for unit in run.plan.units:
-        asked: list[int] = []
-
-        def stop(asked: list[int] = asked) -> bool:
-            asked.append(1)
-            return False
-
-        assert run.unit(unit.index, stop)
-        images = 2 if op == "BiasAddBackward" else 1
-        assert len(asked) >= (images if reference else prod(case.src_shape) // len(run.plan.units) // 2000)
-        for last in range(len(asked)):
-            answers = iter([False] * last + [True])
-            assert not run.unit(unit.index, stop=lambda answers=answers: next(answers))  # type: ignore[misc]
+        asked, images = run.asks(unit.index), 2 if op == "BiasAddBackward" else 1
+        assert asked >= (images if reference else prod(case.src_shape) // len(run.plan.units) // 2000)
+        assert all(run.stopped(unit.index, after) for after in range(asked))
         assert run.unit(unit.index)
     assert_same_bits(run.output, case.expected(case.inputs()), case)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from tests.kernels.harness import assert_same_bits, check, compute
 from tests.kernels.paths import some
-from tests.problems import WITH_WEIGHTS, Case, cases, random_case
+from tests.problems import WITH_WEIGHTS, Case, random_case
 
 pytestmark = pytest.mark.path
 
@@ -32,13 +31,6 @@ def test_longer_random_problems(block: int) -> None:
     rng = np.random.default_rng([2, block])
     for _ in range(15):
         check(random_case(rng, macs=4_000_000, longer=16), workers=int(rng.integers(1, 5)))
-
-
-@given(case=cases())
-@settings(max_examples=some(150), deadline=None, derandomize=True, database=None)
-def test_searched_problems(case: Case) -> None:
-    """Problems drawn by hypothesis, which would shrink a failure, match the oracle's bits."""
-    check(case)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

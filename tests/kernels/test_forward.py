@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle, product
 from typing import Any
@@ -91,25 +91,9 @@ def test_every_way_computes_every_problem(way: Way) -> None:
         _check(case, way)
 
 
-@pytest.mark.path
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many bands, several passes of weights, src packed tap by tap and many checks of `stop` change no bit."""
-    limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
-    resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
-    for case, convolution in CONVOLUTIONS.items():
-        _check(replace(case, dtype=dtype, data_format=data_format), way)
-        if way != "scatter":
-            _check(replace(convolution, dtype=dtype, data_format=data_format), way)
-
-
-@pytest.mark.path
-@pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_scratch_is_not_overrun(way: Way, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more scratch is written than was asked for, and the line behind it that every arena has."""
+@pytest.fixture
+def overrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What tells which scratch was written behind its end, and behind the line there that every arena has."""
     made: list[tuple[str, npt.NDArray[np.float32], int]] = []
 
     def guarded(name: str, floats: int) -> int:
@@ -118,15 +102,37 @@ def test_scratch_is_not_overrun(way: Way, small: bool, monkeypatch: pytest.Monke
         made.append((name, buffer, start + floats + 16))
         return int(buffer.ctypes.data) + 4 * start
 
-    monkeypatch.setattr("kernels.forward.share.arena_address", guarded)
-    if small:
-        limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
-        resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
-    cases = [*_random(3, 40, way), *CONVOLUTIONS, *(CONVOLUTIONS.values() if way != "scatter" else ())]
-    for case in cases:
+    def found() -> list[str]:
+        names = [name for name, buffer, end in made if (buffer[end:] != 7.25).any()]
         made.clear()
+        return names
+
+    monkeypatch.setattr("kernels.forward.share.arena_address", guarded)
+    return found
+
+
+@pytest.mark.path
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_small_caches(
+    way: Way, dtype: str, data_format: str, monkeypatch: pytest.MonkeyPatch, overrun: Callable[[], list[str]]
+) -> None:
+    """Many bands, several passes of weights, src packed tap by tap and many checks of `stop` change no bit."""
+    limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
+    resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
+    for case in (*CONVOLUTIONS, *(CONVOLUTIONS.values() if way != "scatter" else ())):
+        _check(replace(case, dtype=dtype, data_format=data_format), way)
+        assert not overrun(), case
+
+
+@pytest.mark.path
+@pytest.mark.parametrize("way", WAYS)
+def test_scratch_is_not_overrun(way: Way, overrun: Callable[[], list[str]]) -> None:
+    """No more scratch is written than was asked for."""
+    for case in (*_random(3, 40, way), *CONVOLUTIONS, *(CONVOLUTIONS.values() if way != "scatter" else ())):
         _check(case, way)
-        assert [name for name, buffer, end in made if (buffer[end:] != 7.25).any()] == [], case
+        assert not overrun(), case
 
 
 def test_one_image_is_shared_out() -> None:
@@ -166,25 +172,24 @@ def test_depthwise_on_maps_of_one_pixel(op: str, data_format: str, padding: int)
 @pytest.mark.parametrize("taps", (1, 3, 8) if inside() else range(1, 10))
 def test_depthwise_lines_of_any_length(taps: int) -> None:
     """Lines of taps along any axis give the oracle's bits, whatever the stride and the padding leave out of them."""
-    dtypes = cycle(("f32", "bf16", "f16"))
+    dtypes, lasts = cycle(("f32", "bf16", "f16")), cycle((False, True, True, False))
     for stride, dilation, positions in product((1, 2, 3), (1, 2), (1, 7, 21)):
         extent = (taps - 1) * dilation + 1
         for low, high in ((0, 0), (taps // 2, taps // 2), (extent - 1, 0), (0, extent - 1)):
             size = (positions - 1) * stride + extent - low - high
             if size < 1:
                 continue
-            for last in (False, True):
-                axes: dict[str, Any] = {
-                    "src_spatial": (size, 3), "dst_spatial": (positions, 3), "kernel": (taps, 1),
-                    "strides": (stride, 1), "dilations": (dilation, 1), "pads_begin": (low, 0), "pads_end": (high, 0),
-                }  # fmt: skip
-                case = Case(
-                    op="ConvolutionBackwardWeights", dtype=next(dtypes), n=2, groups=24, src_channels=24,
-                    dst_channels=24, data_format="NXC",
-                    **{name: each[:: -1 if last else 1] for name, each in axes.items()},
-                )  # fmt: skip
-                check(replace(case, op="Convolution"), workers=2)
-                check(replace(case.mirrored(), op="ConvTranspose"), workers=2)
+            axes: dict[str, Any] = {
+                "src_spatial": (size, 3), "dst_spatial": (positions, 3), "kernel": (taps, 1),
+                "strides": (stride, 1), "dilations": (dilation, 1), "pads_begin": (low, 0), "pads_end": (high, 0),
+            }  # fmt: skip
+            order = -1 if next(lasts) else 1
+            case = Case(
+                op="ConvolutionBackwardWeights", dtype=next(dtypes), n=2, groups=24, src_channels=24, dst_channels=24,
+                data_format="NXC", **{name: each[::order] for name, each in axes.items()},
+            )  # fmt: skip
+            check(replace(case, op="Convolution"), workers=2)
+            check(replace(case.mirrored(), op="ConvTranspose"), workers=2)
 
 
 def test_large_kernels_on_small_maps() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 
-from kernels import ConvProblem, plan, run_unit, storage_dtype
-from tests.kernels.poison import later_images_poisoned
+from kernels import ConvProblem
+from tests.app.pool.fleet import random_inputs
+from tests.kernels.poison import check_that_later_images_are_not_read
 
 SQUARE = ConvProblem(
     op="ConvolutionBackwardWeights", dtype="f32", n=8, src_channels=32, dst_channels=48, groups=1,
@@ -36,29 +35,7 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:
-    """Return finite values in the storage of the problem's dtype."""
-    rng = np.random.default_rng(5)
-    if problem.dtype == "f32":
-        return [rng.standard_normal(shape).astype(np.float32) for shape in problem.input_shapes]
-    return [rng.integers(0x3000, 0x3C00, shape).astype(np.uint16) for shape in problem.input_shapes]
-
-
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_later_images_are_not_read(name: str) -> None:
     """A unit gives the same bits whatever comes after the images that it states it reads; units follow their order."""
-    problem = PROBLEMS[name]
-    chosen, inputs = plan(problem, workers=2), inputs_of(problem)
-    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
-    scratch = np.zeros(chosen.scratch_bytes, np.uint8)
-    for unit in chosen.units:
-        assert run_unit(chosen, unit, inputs, output, scratch)
-    expected, again = output.tobytes(), np.zeros_like(scratch)
-    needed = [unit.images for unit in chosen.units if unit.images is not None]
-    assert needed == sorted(needed)
-    assert needed[0] < problem.n, "the problem has no unit that can run early"
-    assert needed[-1] == problem.n
-    for unit in chosen.units:
-        some = inputs if unit.images is None else [later_images_poisoned(array, unit.images) for array in inputs]
-        assert run_unit(chosen, unit, some, output, again)
-    assert output.tobytes() == expected
+    check_that_later_images_are_not_read(PROBLEMS[name], random_inputs(PROBLEMS[name]))

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels import plan, run_unit, storage_dtype
+from kernels import plan
 from kernels.gradient.dots import unit as bwd_dots
 from kernels.gradient.dots.schedule import dot_schedule
 from kernels.target import target
 from tests.kernels.accuracy import assert_accurate
 from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
-from tests.kernels.poison import later_images_poisoned
+from tests.kernels.poison import check_that_later_images_are_not_read
 from tests.kernels.sizes import resize
 from tests.problems import Case, random_case
 
@@ -146,17 +146,5 @@ def test_images_that_come_late_are_not_read(monkeypatch: pytest.MonkeyPatch, dat
     """Images are outermost among slabs: a unit gives the same bits whatever comes after the images that it states."""
     resize(monkeypatch, unit_macs=20_000, chunk_macs=10_000, narrow_bytes=1 << 16)
     case = replace(SMALL_MAPS, n=100, data_format=data_format)
-    problem = problem_of(case)
-    chosen, inputs = plan(problem, workers=2), [stored(tensor) for tensor in case.floats().values()]
     assert _slabs(case)
-    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
-    scratch = np.zeros(chosen.scratch_bytes, np.uint8)
-    for unit in chosen.units:
-        assert run_unit(chosen, unit, inputs, output, scratch)
-    expected, needed = output.tobytes(), [unit.images for unit in chosen.units if unit.images is not None]
-    assert needed == sorted(needed)
-    assert needed[0] < needed[-1] == problem.n
-    for unit in chosen.units:
-        some = inputs if unit.images is None else [later_images_poisoned(array, unit.images) for array in inputs]
-        assert run_unit(chosen, unit, some, output, scratch)
-    assert output.tobytes() == expected
+    check_that_later_images_are_not_read(problem_of(case), [stored(tensor) for tensor in case.floats().values()])

@@ -232,27 +232,6 @@ def test_tables_of_very_many_tiles_and_slabs() -> None:
     assert len(schedule(problem_of(padded)).slabs) <= 2 * MOST_SLABS
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-def test_tables_match_single_taps(stride: int) -> None:
-    """Ranges and windows of a long filter, found with tables, are the same as for each tap by itself."""
-    taps, dilation, pad, size = 201, 2, 350, 40
-    case = Case(
-        src_spatial=(stride * (size - 1) + (taps - 1) * dilation + 1 - pad - 30,), dst_spatial=(size,), kernel=(taps,),
-        strides=(stride,), dilations=(dilation,), pads_begin=(pad,), pads_end=(30,), src_channels=3, dst_channels=5,
-    )  # fmt: skip
-    problem = problem_of(case)
-    axis = schedule(problem).axes[3]
-    assert axis.ranges == tuple(problem.dims.tap_range(2, tap) for tap in range(taps))
-    for low in range(0, size, 7):
-        parts = [
-            Axis(axis.size, axis.wide, stride, (shift,), np.array([span]))
-            for shift, span in zip(axis.shifts, axis.ranges, strict=True)
-        ]
-        spans = [span for part in parts if (span := part.window(low, low + 5)) != (0, 0)]
-        assert axis.window(low, low + 5) == (min(a for a, _ in spans), max(b for _, b in spans))
-    check(case)
-
-
 def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """If there would be too many walks, all tiles share one, and the sums are exact."""
     monkeypatch.setattr("kernels.gradient.tiles.tables.MOST_RANGES", 1)

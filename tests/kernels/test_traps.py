@@ -16,7 +16,7 @@ from tests.problems import FORMATS, Case, fit, real_layers
 from tests.traps import TRAPS
 
 SMALL = 2_000_000  # larger ones are tested once, not in all their variants
-MACS = 6_000_000
+MACS = 2_000_000
 LAYERS = {case.name: case for case in real_layers()}
 
 
@@ -34,13 +34,14 @@ def _variants(trap: Case) -> list[Case]:
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_trap(trap: Case) -> None:
-    """The gradient of a shape that broke others equals the oracle's, as do its mirror image's and variants', the
-    reference's, and those of Inf and NaN."""
+    """The gradient of a shape that broke others equals the oracle's, as do its mirror image's and variants', and of
+    half of these the reference's, of half that of Inf and NaN."""
     rng = np.random.default_rng(7)
-    for case in _variants(trap):
+    for number, case in enumerate(_variants(trap)):
         check(case, workers=2)
-        if trap.macs < 5_000_000:
+        if trap.macs < 5_000_000 and (number + number // 2) % 2:  # with every dtype and layout, and either operation
             assert_propagates(rng, case)
+        elif trap.macs < 5_000_000:
             check(case, reference=True)
 
 

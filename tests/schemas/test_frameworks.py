@@ -1,33 +1,11 @@
-"""Names of other frameworks: the page and the errors have the same ones."""
+"""Names of other frameworks."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-from schemas.frameworks import NAMES, OPERATIONS, Here, dtype_here, format_here
+from schemas.frameworks import dtype_here, format_here
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
-
-
-def written(here: Here) -> str:
-    """Return the cell of the page for what a name is here."""
-    names = " or ".join(" and ".join(f"`{name}`" for name in each.split()) for each in here.names)
-    notes = "; ".join(filter(None, (here.note, here.transposed and f"transposed: {here.transposed}")))
-    return ", ".join(filter(None, (names, notes)))
-
-
-def test_names_in_errors() -> None:
-    """The names that errors translate are those of the page."""
-    (section,) = (part for part in PAGE.read_text("utf-8").split("\n## ") if part.startswith("Names in errors"))
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
-    found = [(name, here.strip()) for names, here in rows for name in re.findall(r"`([^`]+)`", names)]
-    expected = [(name, written(here)) for table in (NAMES, OPERATIONS) for name, here in table.items()]
-    operations = [(name.lower().replace("_", ""), here) for name, here in found[len(NAMES) :]]
-    assert found[: len(NAMES)] + operations == expected
 
 
 def test_formats() -> None:

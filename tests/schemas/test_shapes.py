@@ -7,30 +7,10 @@ import itertools
 import pytest
 
 from schemas import shapes
-from tests.schemas.calls import spread, windows
+from tests.schemas.calls import windows
 
 # Taps, stride, dilation.
 KERNELS = list(itertools.product(range(1, 6), range(1, 5), range(1, 4)))
-
-
-@pytest.mark.parametrize("size", range(1, 9))
-def test_convolution_size_counts_windows(size: int) -> None:
-    """The output of a convolution has one element for each window that fits, possibly none."""
-    for kernel, stride, dilation in KERNELS:
-        effective = shapes.effective_kernel(kernel, dilation)
-        for begin, end in itertools.product(range(4), repeat=2):
-            found = shapes.convolution_size(size, begin, end, effective, stride)
-            assert found == windows(size, begin, end, kernel, stride, dilation)
-
-
-@pytest.mark.parametrize("size", range(1, 9))
-def test_transposed_size_counts_writes(size: int) -> None:
-    """The output of a transposed convolution extends to its last write; padding crops it."""
-    for kernel, stride, dilation in KERNELS:
-        effective = shapes.effective_kernel(kernel, dilation)
-        whole = spread(size, kernel, stride, dilation)
-        assert shapes.transposed_size(size, 0, 0, effective, stride, 0) == whole
-        assert shapes.transposed_size(size, 1, 2, effective, stride, 1) == whole - 2
 
 
 @pytest.mark.parametrize("size", range(1, 9))

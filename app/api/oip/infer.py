@@ -6,45 +6,93 @@ soon as the head has arrived; then the memory of each tensor is allocated, and e
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from itertools import chain
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 from starlette.types import Send
 
-from app.api.answer import answer, check_media_type
+from app.api.answer import check_media_type
 from app.api.oip.regions import Region, RegionElements, Regions
-from app.api.oip.reply import send_inference
 from app.api.oip.request import HEAD_LENGTH, InferRequest, read_request
-from app.api.oip.statistics import Statistics
 from app.calls.call import Call
 from app.calls.service import Service
 from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange
-from app.intake.body import media_type, parse_json, parse_text, read_json
-from app.intake.coding import coding_of, decompressed
+from app.intake.body import coding_of, decompressed, media_type, parse_json, parse_text, read_json
+from app.intake.elements import Sink, TensorFault
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
-from app.intake.sinks import Sink, TensorFault
 from app.intake.tensors import Input, Tensor, shape_list
 from app.pool.buffers import Memory
 from app.replies import frames
-from app.replies.accept import choose, choose_coding
+from app.replies.body import json_bytes, send_body
+from app.replies.formats import choose, choose_coding
+from app.replies.result import NUMBERS, list_pieces, spliced
+from app.telemetry.context import Timings
+from convgrad._dtypes import dtype
 from convgrad._errors import PROBLEM_JSON, InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported
 from engine.planning import Prepared, tensor_bytes
 from schemas.broken_rules import broken_rule
 from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation, find_operation
 
-__all__ = ["REPLY_TYPES", "OipState", "infer"]
+__all__ = ["REPLY_TYPES", "VERSION", "Inference", "OipState", "Statistics"]
+
+# Triton's names for the parts of a request, and ours.
+_PARTS = {"queue": "queue", "compute_input": "decode", "compute_infer": "compute", "compute_output": "encode"}
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
+# There is no response cache.
+_DURATIONS = ("success", "fail", *_PARTS, "cache_hit", "cache_miss")
+
+
+class Statistics:
+    """Count the inferences of each model name since the service started."""
+
+    def __init__(self) -> None:
+        self._last_ms: dict[str, int] = {}
+        self._counts, self._ns = Counter[tuple[str, str]](), Counter[tuple[str, str]]()  # by model and duration
+
+    def count(self, model: str, seconds: float, timings: Timings | None) -> None:
+        """Count a request, with its timings if it succeeded; others were rejected, failed or abandoned."""
+        durations = {"fail": seconds}
+        if timings is not None:
+            durations = {"success": seconds} | {name: timings.seconds.get(part, 0.0) for name, part in _PARTS.items()}
+        self._last_ms[model] = int(time.time() * 1000)
+        for name, duration in durations.items():
+            self._counts[model, name] += 1
+            self._ns[model, name] += round(duration * 1e9)
+
+    def report(self, model: str, version: str) -> dict[str, Any]:
+        """Return the protocol's object for one model; zeros if it was never called."""
+        durations = {name: {"count": self._counts[model, name], "ns": self._ns[model, name]} for name in _DURATIONS}
+        done = self._counts[model, "success"]
+        return {
+            "name": model,
+            "version": version,
+            "last_inference": self._last_ms.get(model, 0),
+            "inference_count": done,
+            "execution_count": done,
+            "inference_stats": durations,
+            "batch_stats": [{"batch_size": 1, **{name: durations[name] for name in _COMPUTE}}] if done else [],
+        }
+
 
 # The last one is curl's default, which the protocol's own examples rely on.
 _REQUEST_TYPES = ("application/octet-stream", "application/json", "", "application/x-www-form-urlencoded")
 # Whether a reply is JSON or binary depends on the requested outputs; problem objects are for errors.
 REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, PROBLEM_JSON)
+
+VERSION = "1"
+"""The only version of every model."""
 
 _HEADER = "Inference-Header-Content-Length"
 _SHORT = 4 << 10
@@ -67,17 +115,7 @@ class OipState:
         return self._regions[key]
 
 
-async def infer(exchange: Exchange, called: CalledOperation, service: Service, state: OipState) -> None:
-    """Compute, reply, and update the statistics."""
-    context, task, timings = exchange.context, _Inference(service, called, state, exchange), None
-    try:
-        await answer(exchange, task, task.decode, task.encode)
-        timings = context.timings
-    finally:
-        state.statistics.count(called.called_as, context.age(), timings)
-
-
-class _Inference(Compute):
+class Inference(Compute):
     """Compute an operation for one inference request."""
 
     _head: InferRequest
@@ -108,11 +146,17 @@ class _Inference(Compute):
         head_length = _head_length(headers, length)
         rest = await self._read_head(chunks, lease, head_length, length)
         # A region may be unregistered meanwhile: this call keeps using the one it found.
-        self._regions = {
-            name: self._state.regions(self.context.key).find(place) for name, place in self._head.places.items()
-        }
-        coming = deque(sink for sink in self._sinks.values() if sink.nbytes)
-        missing = sum(sink.nbytes for sink in coming)
+        for name, place in self._head.places.items():
+            self._regions[name] = self._state.regions(self.context.key).find(place)
+        coming, missing = deque[Sink](), 0
+        for name, tensor in self._head.inputs.items():
+            if tensor.elements is None and name not in self._regions:
+                self._sinks[name] = Sink(lease, tensor.nbytes)
+                missing += tensor.nbytes
+                if tensor.nbytes:
+                    coming.append(self._sinks[name])
+        if self._sinks and head_length is None:
+            raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")
         given = missing if length is None or head_length is None else length - head_length
         if missing != given or missing > len(rest):
             request, waits = self._request()
@@ -122,7 +166,7 @@ class _Inference(Compute):
         await _write(rest, coming, lease, direct=length is not None)
         async for chunk in chunks:  # none are left of a body without a head
             if isinstance(chunk, memoryview):
-                coming[0].placed(len(chunk))
+                coming[0].received += len(chunk)
                 if not coming[0].missing:
                     coming.popleft()
             else:
@@ -155,13 +199,6 @@ class _Inference(Compute):
                 self._head = _usual_request(self.called.called_as, head)
             else:
                 self._head = read_request(self.called, await parse_json([head], lease))
-        self._sinks = {
-            name: Sink(lease, tensor.nbytes)
-            for name, tensor in self._head.inputs.items()
-            if tensor.elements is None and name not in self._head.places
-        }
-        if self._sinks and head_length is None:
-            raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")
         return bytes(text[head_length:])
 
     def _request(self) -> tuple[RequestObject, bool]:
@@ -193,14 +230,56 @@ class _Inference(Compute):
         return call
 
     async def encode(self, work: Work, send: Send) -> None:
-        """Run the call and reply."""
+        """Run the call and reply: with frames, or with each output in the requested form.
+
+        Raises, before the reply begins, what `Region.write` raises.
+        """
         request, call = self._head, cast("Call", work)
         if self._reply_type == frames.MEDIA_TYPE and not any(output.place for output in request.outputs):
             await frames.send_frames(call, send)
             return
         await finish(call)
-        coding = choose_coding(self._exchange.headers.get("accept-encoding", ""))
-        await send_inference(call, request, send, coding=coding, regions=self._regions)
+        timings, described = call.context.timings, list[dict[str, Any]]()
+        binary, listed = list[memoryview](), list[npt.NDArray[Any]]()
+        with timings.measure("encode"):
+            for wanted, output in zip(request.outputs, call.outputs, strict=True):
+                kind = dtype(output.spec.dtype)
+                entry: dict[str, Any] = {"name": wanted.name, "datatype": kind.oip, "shape": list(output.spec.shape)}
+                described.append(entry)
+                # One in shared memory has no parameters: Triton's clients would take any for those of binary data.
+                if wanted.place is not None:
+                    await self._regions[wanted.name].write(wanted.place.offset, output.data)
+                elif wanted.binary:
+                    entry["parameters"] = {"binary_data_size": output.nbytes}
+                    binary.append(output.data)
+                else:
+                    entry["data"] = ""  # where the numbers come
+                    listed.append(np.frombuffer(output.data, kind.numpy))
+        named = {} if request.id is None else {"id": request.id}
+        named |= {"model_name": call.prepared.op.called_as, "model_version": VERSION}
+        text = json_bytes({**named, "outputs": described})
+
+        def head() -> Iterator[bytes]:
+            return timings.each("encode", spliced(text, b"data", list(map(list_pieces, listed)), quoted=False))
+
+        size, pieces = None, head()
+        if sum(map(len, listed)) <= NUMBERS:
+            whole = b"".join(pieces)
+            size, pieces = len(whole), iter([whole])
+        elif binary:
+            # The length of the JSON is sent before it: numbers that may be too many to keep are formatted twice.
+            size = 0
+            for piece in head():
+                size += len(piece)
+                await asyncio.sleep(0)
+        await send_body(
+            send,
+            chain(pieces, binary),
+            "application/octet-stream" if binary else "application/json",
+            None if size is None else size + sum(map(len, binary)),
+            headers={HEAD_LENGTH: str(size)} if binary else {},
+            coding=choose_coding(self._exchange.headers.get("accept-encoding", "")),
+        )
 
 
 def _head_length(headers: Mapping[str, str], length: int | None) -> int | None:
@@ -250,3 +329,7 @@ def _values(name: str, tensor: Tensor) -> list[int]:
     except TensorFault as fault:
         message = f"data of {name} {fault.message}"
         raise InvalidParams(message, errors=[broken_rule(["inputs", name], message, fault.kind)]) from None
+
+
+VERSION = "1"
+"""The only version of every model."""

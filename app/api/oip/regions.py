@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.api.oip.request import MemoryRange
-from app.intake.sinks import Elements
+from app.intake.elements import Elements
 from app.threads import in_thread_if
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest
 from schemas.broken_rules import safe_key

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.intake.body import MOST_VALUES
-from app.intake.tensors import Numbers, Tensor
+from app.intake.elements import Numbers
+from app.intake.tensors import Tensor
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
 from schemas.broken_rules import BrokenRule, broken_rule, dims, invalid_params, safe_key, unsupported

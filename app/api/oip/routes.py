@@ -12,17 +12,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from app.api.oip.documents import model_config, model_metadata, repository_index, server_metadata
-from app.api.oip.infer import OipState
-from app.api.oip.infer import infer as run_inference
+from app.api.answer import answer
+from app.api.oip.infer import VERSION, Inference, OipState
 from app.api.oip.regions import Regions
-from app.api.oip.reply import VERSION
 from app.api.pages import not_ready_headers
 from app.api.routing import service_of
 from app.http.exchange import exchange_of
 from app.intake.body import parse_text
+from convgrad import __version__
+from convgrad._dtypes import dtype
 from convgrad._errors import InvalidRequest, NotFound, TooLarge, UnknownOperation, Unsupported
 from schemas.broken_rules import safe_key, safe_text
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, TensorRow
 from schemas.tables import CalledOperation, find_operation, operation_names
 
 __all__ = ["OipState", "router"]
@@ -46,7 +47,8 @@ def find_model(name: str, version: str | None = None) -> CalledOperation:
 @router.get("/")
 async def server(request: Request) -> Any:
     """Describe the server and its extensions."""
-    return server_metadata(shared_memory=service_of(request).settings.oip_shared_memory)
+    shared = ("system_shared_memory",) if service_of(request).settings.oip_shared_memory else ()
+    return {"name": "convgrad", "version": __version__, "extensions": sorted([*_EXTENSIONS, *shared])}
 
 
 @router.get("/health/live")
@@ -74,7 +76,7 @@ async def statistics(request: Request, model: str | None = None, version: str | 
 @router.get("/models/{model}/versions/{version}")
 async def metadata(_: Request, model: str, version: str | None = None) -> Any:
     """Describe a model's inputs and outputs."""
-    return model_metadata(find_model(model, version))
+    return _model_metadata(find_model(model, version))
 
 
 @router.get("/models/{model}/ready")
@@ -88,14 +90,20 @@ async def model_ready(request: Request, model: str, version: str | None = None) 
 @router.get("/models/{model}/versions/{version}/config")
 async def config(request: Request, model: str, version: str | None = None) -> Any:
     """Return a model's configuration, which includes its attributes."""
-    return model_config(find_model(model, version), service_of(request).settings.worker_count)
+    return _model_config(find_model(model, version), service_of(request).settings.worker_count)
 
 
 @router.post("/models/{model}/infer")
 @router.post("/models/{model}/versions/{version}/infer")
 async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
-    await run_inference(exchange_of(request.scope), find_model(model, version), service_of(request), _state(request))
+    called, exchange, state, timings = find_model(model, version), exchange_of(request.scope), _state(request), None
+    task = Inference(service_of(request), called, state, exchange)
+    try:
+        await answer(exchange, task, task.decode, task.encode)
+        timings = exchange.context.timings
+    finally:
+        state.statistics.count(called.called_as, exchange.context.age(), timings)
 
 
 # Triton's model repository and shared memory extensions.
@@ -125,8 +133,11 @@ async def index(request: Request) -> Any:
     only_ready = (await _document(request)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidRequest("ready must be true or false")
-    service = service_of(request)
-    return repository_index(ready=service.status == "ready", only_ready=only_ready)
+    is_ready = service_of(request).status == "ready"
+    if only_ready and not is_ready:
+        return []
+    state, reason = ("READY", "") if is_ready else ("UNAVAILABLE", "the service accepts no calls now")
+    return [{"name": name, "version": VERSION, "state": state, "reason": reason} for name in operation_names()]
 
 
 @router.post("/repository/models/{model}/load")
@@ -184,3 +195,76 @@ def _readiness(request: Request, about: dict[str, Any]) -> Response:
     service = service_of(request)
     error = service.starting().message if status == "starting" else f"the service is {status}"
     return JSONResponse(about | {"ready": False, "error": error}, 503, not_ready_headers(service))
+
+
+_PLATFORM = "convgrad"
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+# An operation has one to three spatial axes, but the protocol can state one rank only: that of two axes.
+_RANK = 4
+
+
+def _model_metadata(called: CalledOperation) -> dict[str, Any]:
+    """Describe a model, an operation under one of its names, in the dialect of that name."""
+    return {
+        "name": called.called_as,
+        "versions": [VERSION],
+        "platform": _PLATFORM,
+        "inputs": [_metadata(called, row) for row in called.operation.inputs],
+        "outputs": [_metadata(called, row) for row in called.operation.outputs],
+    }
+
+
+def _model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
+    """Return a model's configuration as Triton's `ModelConfig`, with the attributes under `parameters`."""
+    operation = called.operation
+    inputs = [
+        {
+            **_config(called, row),
+            "format": "FORMAT_NONE",
+            "is_shape_tensor": False,
+            "allow_ragged_batch": False,
+            # The weights' shape may be a parameter instead.
+            "optional": not row.required,
+        }
+        for row in operation.inputs
+    ]
+    parameters = {row.spelled(called.dialect): f"{row.kind}: {row.doc}" for row in operation.attributes}
+    parameters |= {
+        "datatypes": ", ".join(dtype(name).oip for name in DTYPE_NAMES),
+        "reference": "bool: use the slow kernel that accumulates in float64; it alone computes "
+        + ", ".join(dtype(name).oip for name in REFERENCE_DTYPES),
+        "reproducible": "bool: the same bits on every kind of processor",
+        "algorithm": "string: direct, winograd or auto, how convolutions and gradients are summed; direct by default",
+        "dims": f"data tensors have {', '.join(map(str, operation.ranks))} dimensions; dims shows {_RANK}",
+        "formula": operation.formula,
+    }
+    return {
+        "name": called.called_as,
+        "platform": _PLATFORM,
+        "backend": _PLATFORM,
+        "version_policy": {"specific": {"versions": [int(VERSION)]}},
+        "max_batch_size": 0,
+        "input": inputs,
+        "output": [
+            {**_config(called, row), "label_filename": "", "is_shape_tensor": False} for row in operation.outputs
+        ],
+        "instance_group": [{"name": called.called_as, "kind": "KIND_CPU", "count": workers}],
+        "parameters": {name: {"string_value": text} for name, text in parameters.items()},
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def _datatype(row: TensorRow) -> str:
+    return "FP32" if row.dtypes == "T" else "INT64"
+
+
+def _dims(row: TensorRow) -> list[int]:
+    return [-1] if row.dtypes != "T" or row.name in ("bias", "diff_bias") else [-1] * _RANK
+
+
+def _metadata(called: CalledOperation, row: TensorRow) -> dict[str, Any]:
+    return {"name": row.spelled(called.dialect), "datatype": _datatype(row), "shape": _dims(row)}
+
+
+def _config(called: CalledOperation, row: TensorRow) -> dict[str, Any]:
+    return {"name": row.spelled(called.dialect), "data_type": f"TYPE_{_datatype(row)}", "dims": _dims(row)}

@@ -28,10 +28,10 @@ from app.intake.body import media_type, read_json, refuse_encoding
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.replies import sse
-from app.replies.accept import choose
 from app.replies.body import json_bytes, send_body, send_head, send_piece
 from app.replies.errors import rpc_error
-from app.replies.result import encoded, json_text, rpc_response
+from app.replies.formats import choose
+from app.replies.result import json_text, rpc_response
 from convgrad._errors import Cancelled, ConvgradError, InvalidRequest, UnknownOperation, UnsupportedMediaType
 from schemas import rpc
 from schemas.broken_rules import safe_key
@@ -94,7 +94,8 @@ class _Message:
     def __init__(self, exchange: Exchange, service: Service, methods: Mapping[str, Method]) -> None:
         self._exchange = exchange
         self._context = exchange.context
-        self._caller = exchange.context.tenant, _session_of(exchange.headers)
+        session = next((exchange.headers[name] for name in _SESSION_HEADERS if name in exchange.headers), "")
+        self._caller = exchange.context.tenant, session
         self._service = service
         self._methods = methods
         self._one_check = asyncio.Lock()  # requests about checks run in their order
@@ -168,7 +169,7 @@ class _Message:
                 await sse.stream_work(work, stream, request_id)
                 return
             await finish(work)
-            pieces, length = await encoded(work.result(), partial(json_text, wrap=partial(rpc_response, request_id)))
+            pieces, length = await json_text(work.result(), partial(rpc_response, request_id))
             await reply(self._context.timings.each("encode", pieces), length)
 
         with self._service.cancellations.register(*self._caller, request_id) as running:
@@ -177,7 +178,7 @@ class _Message:
                     method, params = self._method(item)
                     if isinstance(method, TaskMethod):
                         task, document = method.read(self._service, self._context, params)
-                        await answer(self._exchange, task, _reading(document), encode)
+                        await answer(self._exchange, task, partial(_decode, document), encode)
                     else:
                         value = method(params)
                         value = await value if isawaitable(value) else value
@@ -234,16 +235,8 @@ async def _nothing(_pieces: Iterable[bytes], _length: int | None) -> None:
     """Write no answer: the request is a notification."""
 
 
-def _reading(document: Mapping[str, object]) -> Callable[[Exchange, Task, Lease], Awaitable[RequestObject]]:
-    async def read(_: Exchange, task: Task, __: Lease) -> RequestObject:
-        return await (await task.read(document)).read()
-
-    return read
-
-
-def _session_of(headers: Mapping[str, str]) -> str:
-    """Return the session that a request belongs to; empty if it names none."""
-    return next((headers[name] for name in _SESSION_HEADERS if name in headers), "")
+async def _decode(document: Mapping[str, object], _: Exchange, task: Task, __: Lease) -> RequestObject:
+    return await (await task.read(document)).read()
 
 
 def _is_notification(item: _Item) -> TypeGuard[rpc.Request]:

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app import graph, oip
+from tests.app import graph
 from tests.app.samples import (
     JSON,
     NPY,
@@ -83,24 +83,6 @@ def test_values_that_json_has_no_numbers_for(http: httpx.Client) -> None:
     assert output["data"] == src["data"]
 
 
-@pytest.mark.parametrize("data", [[1, 2], [[[1, 2]]], [1, "x", 3]], ids=str)
-@pytest.mark.parametrize("order", ["data last", "data first"])
-def test_wrong_numbers(http: httpx.Client, data: Any, order: str) -> None:
-    """The error is the same wherever dtype and shape are, and if only a validation is asked for."""
-    body, inference = call(data), oip.head(TINY, TINY.inputs(), binary=False)
-    inference["inputs"][0]["data"] = data
-    if order == "data first":
-        body["inputs"]["src"] = dict(reversed(body["inputs"]["src"].items()))
-        inference["inputs"][0] = dict(reversed(inference["inputs"][0].items()))
-    replies = [http.post(f"/v1/ops/{TINY.op}{page}", json=body) for page in ("", "/validate")]
-    headers = {"accept": "application/problem+json"}
-    replies.append(http.post(f"/v2/models/{TINY.op}/infer", json=inference, headers=headers))
-    assert [reply.status_code for reply in replies] == [422] * 3
-    (error,) = replies[0].json()["errors"]
-    assert error["loc"] == ["inputs", "src", "data"]
-    assert [reply.json()["errors"][0]["msg"] for reply in replies] == [error["msg"]] * 3
-
-
 def test_one_wrong_tensor_fails_one_call_of_a_batch(http: httpx.Client) -> None:
     """The other calls of a batch are answered, and every wrong tensor of a call is reported."""
     wrong = call(["]", 1, {"data": [1]}])
@@ -112,23 +94,6 @@ def test_one_wrong_tensor_fails_one_call_of_a_batch(http: httpx.Client) -> None:
     first, second = http.post("/rpc", json=sent).json()
     assert [error["loc"][1] for error in first["error"]["data"]["errors"]] == ["src", "diff_dst"]
     assert second["result"]["op"] == TINY.op
-
-
-@pytest.mark.parametrize("data", [[1, 2, 3], [[[1, 2], 3]]], ids=str)
-def test_the_name_may_have_escapes(http: httpx.Client, data: list[Any]) -> None:
-    """A list is read and checked in the same way if its name is written with escapes."""
-    inference = oip.head(TINY, TINY.inputs(), binary=False)
-    inference["inputs"][0]["data"] = data
-    for path, sent in ((f"/v1/ops/{TINY.op}", call(data)), (f"/v2/models/{TINY.op}/infer", inference)):
-        plain = json.dumps(sent)
-        texts = plain, plain.replace('"data"', '"d\\u0061ta"')
-        replies = [http.post(path, content=text, headers={"content-type": JSON}) for text in texts]
-        assert [reply.is_success for reply in replies] == [data == [1, 2, 3]] * 2
-        plain_reply, escaped_reply = (
-            {name: value for name, value in reply.json().items() if name not in ("stats", "request_id")}
-            for reply in replies
-        )
-        assert plain_reply == escaped_reply
 
 
 def test_a_shape_is_a_tensor_of_integers(http: httpx.Client) -> None:
@@ -151,14 +116,6 @@ def test_in_the_request_of_a_form(http: httpx.Client, numbers_first: bool) -> No
     request["inputs"][name] = {"dtype": "f32", "shape": list(inputs[name].shape), "data": numbers(inputs[name])}
     files = [part("request", json.dumps(request).encode(), JSON), part(other, npy(inputs[other]), NPY)]
     assert same_bits(read(http.post(f"/v1/ops/{case.op}", files=files)), case.expected(inputs))
-
-
-def test_verifications(http: httpx.Client) -> None:
-    """The result of a verification may be numbers, like its other tensors."""
-    inputs = SMALL.inputs()
-    body = document(SMALL, {**inputs, "diff_weights": SMALL.expected(inputs)}, as_numbers=True)
-    assert http.post(f"/v1/ops/{SMALL.op}/verify", json=body).json()["passed"]
-    assert rpc(http, "ops.verify", {"op": SMALL.op, **body})["result"]["passed"]
 
 
 def test_graphs(http: httpx.Client) -> None:

@@ -13,11 +13,12 @@ from fastapi.routing import APIRoute
 from app.api import web
 from app.api.oip import infer
 from app.main import ROUTERS
+from app.replies.formats import FORMATS
 from convgrad._errors import PROBLEM_JSON
 from kernels.target import target
 from schemas.openapi import openapi_document
 from schemas.tables import OPERATIONS, find_operation, verified
-from tests.app.samples import FRAMES, JSON, NPY, SSE
+from tests.app.samples import JSON
 
 SUFFIXES = ("", "/validate", "/verify", "/tolerance")
 
@@ -74,10 +75,10 @@ def test_every_page_is_described(openapi: dict[str, Any]) -> None:
 
 
 def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
-    """The page of a call lists both request forms, all five reply forms and every operation."""
+    """The page of a call lists both request forms, all formats of replies and every operation."""
     verb = openapi["paths"]["/v1/ops/{op}"]["post"]
     assert set(verb["requestBody"]["content"]) == {JSON, "multipart/form-data"}
-    assert set(verb["responses"]["200"]["content"]) == {JSON, NPY, SSE, FRAMES, "multipart/form-data"}
+    assert set(verb["responses"]["200"]["content"]) == {each.media_type for each in FORMATS}
     name, _ = verb["parameters"]
     assert name["schema"]["enum"] == [row.name for row in OPERATIONS]
     for status, answer in verb["responses"].items():

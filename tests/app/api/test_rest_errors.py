@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.samples import FRAMES, JSON, NPY, SMALL, SSE, document, parts, post, problem
+from tests.app.samples import FRAMES, JSON, NPY, SMALL, SSE, document, parts, problem
 
 URL = f"/v1/ops/{SMALL.op}"
 
@@ -52,14 +52,6 @@ def test_no_acceptable_form_is_406(http: httpx.Client) -> None:
     headers = {"accept": "application/json;q=0, text/html", "content-type": JSON}
     found = problem(http.post(URL, content=b"?", headers=headers), 406, "not_acceptable")
     assert found["supported"] == [JSON, NPY, SSE, FRAMES, "multipart/form-data"]
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"), [("*/*", JSON), ("application/*;q=0.5, application/x-npy", NPY), ("text/*", SSE)]
-)
-def test_the_accept_header_chooses(http: httpx.Client, accept: str, expected: str) -> None:
-    """Quality values and wildcards select the form of the reply."""
-    assert post(http, SMALL, SMALL.inputs(), accept).headers["content-type"] == expected
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/jsonx", ""])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.coding import decompressed
+from app.intake.body import decompressed
 from convgrad._errors import ParseError, TooLarge
 
 

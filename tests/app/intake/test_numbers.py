@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from app.intake.numbers import elements_of
-from app.intake.sinks import TensorFault
+from app.intake.elements import TensorFault, elements_of
 from convgrad._dtypes import DTYPES
 
 LISTS = st.recursive(st.integers(-3, 3), lambda inner: st.lists(inner, max_size=3), max_leaves=9)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from app.intake.body import read_json
+from app.intake.elements import Base64, TensorFault
 from app.intake.lease import Lease
 from app.intake.requests import read_request_object
-from app.intake.sinks import TensorFault
-from app.intake.tensors import Base64, collect_tensors, read_inputs
+from app.intake.tensors import collect_tensors, read_inputs
 from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 from convgrad._errors import InvalidParams, TooLarge

@@ -203,18 +203,6 @@ def test_units_are_reported_in_the_order_of_completion(pool: SegmentPool) -> Non
     assert seen == [second, first]
 
 
-def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None:
-    """`sole` is the only job of all owners together, or None if there are none or several."""
-    queue, first, second = FairQueue(), JobRun(job_of(pool, 1)), JobRun(job_of(pool, 1))
-    assert queue.sole() is None
-    queue.add(first)
-    assert queue.sole() is first
-    queue.add(second)
-    assert queue.sole() is None
-    queue.remove(first)
-    assert queue.sole() is second
-
-
 class QueueMachine(RuleBasedStateMachine):
     """In any order of events each unit is done once, stages run in order, and nothing settles early."""
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from app.replies.body import Stream
 from app.replies.sse import EventStream
-from app.replies.stream import Stream
 
 
 class _Client:

@@ -8,8 +8,8 @@ import pytest
 from convgrad._check.cases import EXACT, KINDS, Case, draw
 from convgrad._check.covering import LEVELS, covering
 from convgrad._check.named import LAYERS, TRAPS, layer, trap
-from convgrad._check.problems import DTYPES, OPS, Problem, Takes
-from schemas.ops import resolve
+from convgrad._check.problems import DTYPES, OPS, Takes
+from tests.convgrad.check.checking import assert_valid
 
 EVERY = Takes(dtypes=DTYPES)
 
@@ -24,13 +24,6 @@ def test_a_number_gives_the_same_case_again() -> None:
             each.tobytes() for each in case.inputs().values()
         ]
     assert draw(3, 0, EVERY) != draw(4, 0, EVERY)
-
-
-def assert_valid(problem: Problem) -> None:
-    """Assert that the service accepts the call, and that its result has the shape that the problem says."""
-    inputs = {name: {"dtype": problem.dtype, "shape": list(shape)} for name, shape in problem.input_shapes.items()}
-    resolved = resolve(problem.op, problem.attributes(), inputs)
-    assert tuple(resolved.output.shape) == problem.output_shape, problem
 
 
 def test_cases_are_valid_calls() -> None:

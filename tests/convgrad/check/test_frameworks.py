@@ -18,7 +18,7 @@ from convgrad._check.problems import OPS, Problem
 from convgrad._check.process import KernelProcess, Memory
 from convgrad._check.report import counts
 from convgrad._check.reproducer import reproducer
-from tests.convgrad.check.checking import checked
+from tests.convgrad.check.checking import checked, checked_on_large
 from tests.live import LiveService
 
 
@@ -30,6 +30,15 @@ def test_a_framework_is_checked(name: str, service: LiveService) -> None:
     takes = {"dtypes": ["f32"], "ops": OPS[4:6] if name == "onnxruntime" else OPS}
     data = checked(name, service.url, cases=32, only=["integers", "impulse", "normal", "random"], takes=takes)
     assert counts(data) == {"passed": 32, "failed": 0, "unsupported": 0}, data["faults"]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_framework_is_checked_on_large_problems(name: str) -> None:
+    """Its arrays are drawn and projected without NumPy's, in f32 and bf16."""
+    pytest.importorskip(name)
+    takes = {"dtypes": ["f32", "bf16"], "ops": [OPS[0], OPS[4]]}
+    data = checked_on_large(name, "65536 images", **takes)
+    assert counts(data) == {"passed": 4, "failed": 0, "unsupported": 0}, data["faults"]
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
