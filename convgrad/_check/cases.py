@@ -17,29 +17,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from convgrad._check.covering import LEVELS, covering, random_problem
 from convgrad._check.named import LAYERS, TRAPS, layer, trap
-from convgrad._check.problems import Problem, Takes, random_problem
+from convgrad._check.problems import Problem, Takes
 from convgrad._dtypes import dtype as dtype_of
 
-__all__ = ["EXACT", "KINDS", "MACS", "SOURCES", "Case", "draw"]
+__all__ = ["DIGITS", "EXACT", "KINDS", "MACS", "SOURCES", "Case", "draw"]
 
 Array = npt.NDArray[Any]
 Generator = np.random.Generator
 
-MACS = 60_000
+MACS = 100_000
 """Multiply-adds of a random problem, at most."""
 
 SOURCES = ("random", "traps", "layers")
 """Where problems come from."""
 
 _EXACT_SUM = {"f64": 1 << 52}
-_WIDEST = {"f32": 2048, "f16": 32, "bf16": 128, "f64": 1 << 24}
+_WIDEST = {"f32": 4096, "f16": 32, "bf16": 128, "f64": 1 << 24}
 """Largest integers of the inputs: in f16 larger ones would overflow more often than not."""
 
 _RANGE = {"f32": (-126, 127), "f16": (-14, 15), "bf16": (-126, 127), "f64": (-1022, 1023)}
 """Exponents of the smallest and the largest normal number."""
 
-_DIGITS = {"f32": 23, "f16": 10, "bf16": 7, "f64": 52}
+DIGITS = {"f32": 23, "f16": 10, "bf16": 7, "f64": 52}
 
 
 @dataclass(frozen=True)
@@ -89,38 +90,51 @@ def draw(
 ) -> Case:
     """Draw a case by its number, from 0 on.
 
-    Operations and dtypes take turns. Random problems have at most about `macs` multiply-adds, traps and layers up to
-    20 times as many. `kinds` of data are by default all, `names` those of the traps or layers to choose from.
+    Operations and dtypes take turns. Two of three problems are rows of a covering array, the third one is a trap or a
+    layer. They have at most about `macs` multiply-adds, the first ones an eighth of it, each eighth 20 times as many
+    and layers 10 times. `kinds` of data are by default all, `names` those of the traps or layers to choose from.
     """
-    rng = np.random.default_rng([seed, number, 0])
     op = takes.ops[number % len(takes.ops)]
     dtype = takes.dtypes[number // len(takes.ops) % len(takes.dtypes)]
-    first = number < 2 * len(takes.ops) * len(takes.dtypes)  # integers, which show most mistakes
-    allowed = list(kinds or KINDS)
-    shares = np.array([1.0 if first and kind == "integers" else 1e-9 if first else _SHARE[kind] for kind in allowed])
-    kind = allowed[int(rng.choice(len(allowed), p=shares / shares.sum()))]
-    wished = ["random"] * 12 + ["traps"] * 6 + ["layers"]
-    source = str(rng.choice([each for each in wished if each in sources]))
-    named = (
-        [name for name in (*TRAPS, *LAYERS) if name in names] if names else list(TRAPS if source == "traps" else LAYERS)
-    )
-    if names or source != "random":
-        for at in rng.permutation(len(named)):
+    turn = number // (len(takes.ops) * len(takes.dtypes))
+    rng, fixed = np.random.default_rng([seed, number, 0]), np.random.default_rng([seed, 2])
+    named = names or [*(TRAPS if "traps" in sources else ()), *(LAYERS if "layers" in sources else ())]
+    share = 3 if named and not names and "random" in sources else 1
+    choose = covering(fixed, turn - turn // 3 if share == 3 else turn)
+    kind = choose([kind for kind in KINDS if kind in (kinds or KINDS) for _ in range(_SHARE[kind])])
+    if turn < 2 and "integers" in (kinds or KINDS):  # which show most mistakes
+        kind = "integers"
+    if named and turn % share == share - 1:
+        for at in np.roll(fixed.permutation(len(named)), -(turn // share)):
             name = named[int(at)]
-            problem = trap(name, op, dtype, takes) if name in TRAPS else layer(name, op, dtype, takes, macs * 20)
+            problem = trap(name, op, dtype, takes) if name in TRAPS else layer(name, op, dtype, takes, macs * 10)
             if problem is not None:
                 return Case(problem, kind, seed, number, name)
-    return Case(random_problem(rng, takes, op, dtype, macs), kind, seed, number)
+    most = macs // 8 if turn < LEVELS else macs * 20 if turn % 8 == 7 else macs
+    return Case(random_problem(rng, takes, op, dtype, most, choose), kind, seed, number)
 
 
 def _integers(problem: Problem, rng: Generator) -> dict[str, Array]:
-    """Integers so small that every partial sum is exact, and as large as that allows."""
-    bound = _EXACT_SUM.get(problem.dtype, 1 << 22) // max(1, problem.sum_length)
-    first = max(1, min(_WIDEST[problem.dtype], isqrt(bound)))
-    second = max(1, min(_WIDEST[problem.dtype], bound // first))
+    """Integers so small that every partial sum is exact, and as large as that allows.
+
+    In a quarter of the cases the factors are positive and near the largest, so that the sums have all digits; in
+    another they are so small that many sums are zero.
+    """
+    bound = _EXACT_SUM.get(problem.dtype, (1 << 24) - 1) // max(1, problem.sum_length + problem.bias)
+    widest = _WIDEST[problem.dtype]
+    first = max(1, min(widest, isqrt(bound)))
+    second = max(1, min(widest, bound // first))
+    if problem.of_bias and widest**2 > bound:  # nothing is multiplied
+        first = bound
     names = [name for name in problem.input_shapes if name != "bias"]
     limits = dict(zip(names, (first, second), strict=False)) | {"bias": first * second if problem.bias else first}
-    return {name: rng.integers(-limits[name], limits[name] + 1, shape) for name, shape in _shapes(problem)}
+    share = int(rng.integers(4))
+    near = share == 0 and min(limits.values()) > 3
+    limits = {name: min(limit, 2) if share == 1 else limit for name, limit in limits.items()}
+    return {
+        name: rng.integers(limits[name] * 3 // 4 if near else -limits[name], limits[name] + 1, shape)
+        for name, shape in _shapes(problem)
+    }
 
 
 def _normal(problem: Problem, rng: Generator) -> dict[str, Array]:
@@ -180,9 +194,9 @@ def _subnormals(problem: Problem, rng: Generator) -> dict[str, Array]:
     low, high = _RANGE[problem.dtype]
     found = _normal(problem, rng)
     names = [name for name in found if name != "bias"]
-    few = min(_DIGITS[problem.dtype], 10)
+    few = min(DIGITS[problem.dtype], 10)
     steps = rng.integers(-(2**few) + 1, 2**few, found[names[0]].shape).astype(np.float64)
-    found[names[0]] = np.ldexp(steps, low - _DIGITS[problem.dtype])
+    found[names[0]] = np.ldexp(steps, low - DIGITS[problem.dtype])
     for name in names[1:]:
         found[name] = np.ldexp(found[name], high - 6)
     if "bias" in found:
@@ -202,12 +216,12 @@ def _special(problem: Problem, rng: Generator) -> dict[str, Array]:
 
 
 def _impulse(problem: Problem, rng: Generator) -> dict[str, Array]:
-    """Zeros with a single one, and integers that differ: the result shows what is wired where."""
+    """Zeros of both signs with a single one, and integers that differ: the result shows what is wired where."""
     found: dict[str, Array] = {}
     for name, shape in _shapes(problem):
         found[name] = np.arange(prod(shape)).reshape(shape) % 251 - 125.0
     first, shape = _shapes(problem)[0]
-    found[first] = np.zeros(shape)
+    found[first] = np.copysign(0.0, rng.integers(2, size=shape) - 0.5)
     if found[first].size:
         found[first][tuple(int(rng.integers(size)) for size in shape)] = 1
     return found
@@ -233,5 +247,6 @@ KINDS: dict[str, Callable[[Problem, Generator], dict[str, Array]]] = {
 EXACT = ("integers", "impulse")
 """Kinds whose sums are exact in any order, so that every bit of the result counts."""
 
-_SHARE = {"integers": 6, "impulse": 2, "normal": 4, "positive": 1, "smooth": 1, "huge": 1, "tiny": 1,
-          "subnormals": 1, "special": 2}  # fmt: skip
+_SHARE = {"integers": 9, "impulse": 3, "normal": 6, "positive": 2, "smooth": 2, "huge": 2, "tiny": 2,
+          "subnormals": 2, "special": 3}  # fmt: skip
+"""Levels of the covering array that each kind has."""

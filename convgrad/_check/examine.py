@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from convgrad._check.cases import Array, Case
+from convgrad._check.cases import DIGITS, Array, Case
+from convgrad._check.evidence import reason
 from convgrad._check.judge import Judge
 from convgrad._check.problems import Problem
 from convgrad._check.process import KernelProcess, Memory, Outcome
 from convgrad._check.relations import RELATIONS, applicable, same_bits
+from convgrad._dtypes import dtype_of_array
 from convgrad._report import Report
 
-__all__ = ["FAULTS", "Fault", "Tried", "examine", "fault_of", "shows"]
+__all__ = ["FAULTS", "NO_DIGIT", "Fault", "Tried", "examine", "fault_of", "shows"]
 
 FAULTS = {
     "wrong": "the result is wrong",
@@ -34,6 +36,8 @@ FAULTS = {
 """The kinds of faults, and what each means."""
 
 _FIRST = Memory()
+
+NO_DIGIT = "no digit is the same"
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,7 @@ def shows(kernel: KernelProcess, case: Case, kind: str, judge: Judge) -> Fault |
 
 def fault_of(report: Report) -> Fault | None:
     """Return the fault that a report describes; None if the result passed."""
-    return None if report.passed else Fault("wrong", _first_reason(report), report)
-
-
-def _first_reason(report: Report) -> str:
-    """Return the line that best explains why a result is wrong."""
-    data = report.data
-    where = data["where"]["text"] if data["where"] else ""
-    reasons = [*(cause["text"] for cause in data["causes"]), *data["hints"], where]
-    failed = [rule["text"] for rule in data["rules"] if not rule["passed"]]
-    return next(filter(None, reasons), f"this does not hold: {failed[0]}" if failed else "see the report")
+    return None if report.passed else Fault("wrong", reason(report.data), report)
 
 
 def _tried(kernel: KernelProcess, case: Case, wanted: Collection[str]) -> Tried:
@@ -112,7 +107,7 @@ def _tried(kernel: KernelProcess, case: Case, wanted: Collection[str]) -> Tried:
         return outcome.result
 
     try:
-        if {"repeat", "alignment", "memory"} & {*wanted}:
+        if {"repeat", "alignment", "memory", "crashed"} & {*wanted}:  # memory beyond a tensor may be in its page
             tried.relations.append("repeat")
             tried.faults += _repeated(case, inputs, first.result, run, wanted)
         for name in [name for name in RELATIONS if name in wanted]:
@@ -169,4 +164,20 @@ def _repeated(
         return []
     unequal = result.reshape(-1).view(np.uint8) != differing.reshape(-1).view(np.uint8)
     count = int(unequal.reshape(result.size, -1).any(1).sum())
-    return [Fault(kind, f"{FAULTS[kind]}: {count} of {result.size} elements")]
+    return [Fault(kind, f"{FAULTS[kind]}: {count} of {result.size} elements, {_digits(result, differing)}")]
+
+
+def _digits(one: Array, other: Array) -> str:
+    """Return in how many decimal digits two results are the same, of those that the dtype has."""
+    with np.errstate(all="ignore"):
+        wide, wider = one.astype(np.float64), other.astype(np.float64)
+        unequal = ~((wide == wider) | (np.isnan(wide) & np.isnan(wider)))
+        size = float(np.sqrt(np.mean(np.square(wide[np.isfinite(wide)])))) if np.isfinite(wide).any() else 0.0
+        share = float(np.abs(wide - wider)[unequal].max(initial=0.0)) / size if size else np.inf
+    if not share < 1:
+        return NO_DIGIT
+    if share == 0:
+        return "in the sign of zero"
+    have = (DIGITS[dtype_of_array(one).name] + 1) * np.log10(2)
+    same = min(-np.log10(share), have)
+    return f"by at most {share:.2g} of their RMS: {same:.1f} of {have:.1f} decimal digits are the same"

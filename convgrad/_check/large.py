@@ -16,7 +16,10 @@ from convgrad._check.problems import Problem, Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.projected import Projected
 
-__all__ = ["LARGE", "check_large", "large_problems"]
+__all__ = ["LARGE", "SIGNS", "check_large", "large_problems"]
+
+SIGNS = "signs"
+"""The kind of data of large problems: +1 and -1, which the kernel's process draws."""
 
 LARGE: dict[str, dict[str, Any]] = {
     "65536 images": {"n": 65_536, "src_channels": 2, "dst_channels": 3, "wide": (4,), "kernel": (3,)},
@@ -57,7 +60,7 @@ def check_large(
             return
         on_progress(f"case {number}: {problem.op} {problem.dtype}, {name}", number / len(problems))
         answer = kernel.project(problem, data["seed"] + number)
-        _record(data, Case(problem, "signs", data["seed"], number, name), answer)
+        _record(data, Case(problem, SIGNS, data["seed"], number, name), answer)
 
 
 def _record(data: dict[str, Any], case: Case, answer: Mapping[str, Any]) -> None:
@@ -80,8 +83,8 @@ def _record(data: dict[str, Any], case: Case, answer: Mapping[str, Any]) -> None
         return
     command = ["convgrad", "check", data["kernel"], "--only", case.name, "--seed", str(data["seed"])]
     data["faults"].append({
-        "kind": fault, "op": problem.op, "count": 1, "text": f"{case.name}: {answer['text']}",
-        "first": case.as_json(), "after": 0.0, "keys": [[fault, problem.op, case.name]], "report": None,
+        "kind": fault, "op": problem.op, "count": 1, "text": f"{case.name}: {answer['text']}", "after": 0.0,
+        "first": case.as_json(), "clearest": case.as_json(), "keys": [[fault, problem.op, case.name]], "report": None,
         "features": [], "problem": str(problem), "smallest": case.as_json(), "smallest_text": answer["text"],
         "tries": 0, "reproducer": f"import subprocess\nimport sys\n\nsys.exit(subprocess.run({command}).returncode)\n",
     })  # fmt: skip

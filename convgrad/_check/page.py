@@ -10,6 +10,7 @@ from typing import Any
 
 from convgrad._check.cases import KINDS, Case
 from convgrad._check.examine import FAULTS
+from convgrad._check.large import SIGNS
 from convgrad._check.relations import RELATIONS
 from convgrad._check.report import Data, accuracy, counts, declaration, headline, relations, table
 from convgrad._report import Report
@@ -69,7 +70,7 @@ def _head(data: Data) -> Iterator[str]:
 
 def _matrix(data: Data) -> Iterator[str]:
     rows, seconds = table(data, "op", "dtype", "kind"), table(data, "op", "dtype")
-    kinds = [kind for kind in KINDS if any(key[2] == kind for key in rows)]
+    kinds = [kind for kind in (*KINDS, SIGNS) if any(key[2] == kind for key in rows)]
     yield '<section><h2>What was run</h2><div class="wide"><table class="matrix"><thead><tr><th>operation</th><th></th>'
     yield "".join(f"<th>{kind}</th>" for kind in kinds) + "<th>seconds</th></tr></thead><tbody>"
     for op, dtype in sorted(seconds):
@@ -93,7 +94,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 def _faults(data: Data) -> Iterator[str]:
     if not data["faults"]:
         return
-    yield "<section><h2>What failed</h2><p>Each picture is of the first result that had the fault. Its colours are the "
+    yield "<section><h2>What failed</h2><p>Each picture is of the result that shows most. Its colours are the "
     yield f"largest errors as multiples of what is allowed: blue is less, red is more.</p>{_legend()}"
     for number, fault in enumerate(data["faults"], 1):
         yield f"<article><h3>{number}. {_text(_sentence(FAULTS[fault['kind']]))}</h3>"
@@ -101,6 +102,7 @@ def _faults(data: Data) -> Iterator[str]:
         first = Case.from_json(fault["first"])
         yield f"<p>{_cases(fault['count'])}. The first is number {first.number} ({_text(first.kind)}; "
         yield f"{_text(first.name)}), found after {fault['after']:.2g} s:<br><code>{_text(first.problem)}</code></p>"
+        yield f"<p>It shows most clearly in:<br><code>{_text(Case.from_json(fault['clearest']).problem)}</code></p>"
         yield f"<p>The smallest of {fault['tries'] + 1} tried ({_text(fault['smallest']['kind'])}): "
         yield f"{_text(fault['smallest_text'])}<br><code>{_text(fault['problem'])}</code></p>"
         if report := fault["report"]:

@@ -1,4 +1,4 @@
-"""Problems to try a kernel on: one call of an operation as a few integers, and random ones.
+"""Problems to try a kernel on: one call of an operation as a few integers, and what a kernel takes of them.
 
 Both families of operations share one geometry. `wide` is the spatial size of the tensor that the taps move over: `src`
 of Convolution, `dst` of ConvTranspose. `narrow` is the other one:
@@ -23,7 +23,6 @@ __all__ = [
     "Problem",
     "Takes",
     "fitted",
-    "random_problem",
 ]
 
 Ints = tuple[int, ...]
@@ -181,6 +180,11 @@ class Problem:
         channels = self.dst_channels if self.of_bias else self.src_channels * self.dst_channels // self.groups
         return self.n * prod(self.narrow) * prod(self.kernel) * channels
 
+    @property
+    def work(self) -> int:
+        """Multiply-adds, or the elements of all tensors if these are more."""
+        return max(self.macs, sum(map(prod, (*self.input_shapes.values(), self.output_shape))))
+
     def attributes(self) -> dict[str, Any]:
         """Return the attributes as a caller sends them."""
         if self.of_bias:
@@ -310,83 +314,6 @@ class Takes:
 def _json_of(record: Problem | Takes) -> dict[str, Any]:
     """Return the fields of a record, with lists for tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
-
-
-def random_problem(rng: np.random.Generator, takes: Takes, op: str, dtype: str, macs: int) -> Problem:
-    """Draw a problem of at most about `macs` multiply-adds: a third of them of small numbers, a tenth of long sums."""
-
-    def pick(values: Sequence[Any]) -> Any:
-        return values[int(rng.integers(len(values)))]
-
-    ranks = [rank for rank in takes.ranks if not (op == "BiasAddBackward" and rank == 1)]
-    rank = pick([each for each in (1, 2, 2, 2, 3) if each in ranks] or ranks)
-    small, longer = pick([True, False, False]), pick([1] * 9 + [12])
-    if op.startswith("BiasAdd"):
-        channels = pick([1, 2, 3, 5, 7, 8, 9, 16, 17, 33, 65])
-        wide = tuple(pick([1, 2, 3, 5, 8, 9, 17, 33]) for _ in range(rank))
-        drawn = Problem(op=op, dtype=dtype, n=pick([1, 1, 2, 3, 5]), src_channels=channels, dst_channels=channels,
-                        wide=wide, data_format=pick(takes.data_formats))  # fmt: skip
-        return fitted(drawn, macs)
-    wide, kernel, strides, dilations, begin, end = zip(
-        *[_axis(pick, small, rank, longer) for _ in range(rank)], strict=True
-    )
-    groups, src, dst = _channels(pick, small) if takes.groups else (1, *_channels(pick, small)[1:])
-    problem = Problem(
-        op=op,
-        dtype=dtype,
-        n=pick([1] * 6 + [2] * 5 + [3, 5, 9]),
-        groups=groups,
-        src_channels=src,
-        dst_channels=dst,
-        wide=wide,
-        kernel=kernel,
-        strides=strides,
-        dilations=dilations,
-        pads_begin=begin,
-        pads_end=end,
-        data_format=pick(takes.data_formats),
-        weights_format=pick(takes.weights_formats),
-        bias=op in ("Convolution", "ConvTranspose") and pick([False, True]),
-    )
-    found = takes.limited(fitted(problem, macs))
-    assert found is not None
-    return found
-
-
-def _axis(pick: Any, small: bool, rank: int, longer: int) -> Ints:
-    """Draw (wide, kernel, stride, dilation, pads_begin, pads_end) of one axis.
-
-    Small numbers are often equal to each other, or just beyond: strides are patches without overlap or with gaps.
-    """
-    if small:
-        wide, kernel, dilation = pick([5, 1, 2, 3, 4, 6, 7, 8, 9]), pick([2, 1, 3]), pick([1, 1, 2])
-        stride = pick([1, 2, 3, (kernel - 1) * dilation + 1])
-        begin, end = pick([(0, 0)] * 6 + [(1, 1), (0, 1), (1, 0), (2, 1), (1, 3), (3, 0), (0, 2)])
-    else:
-        wide = pick([5, 2, 3, 4, 6, 7, 8, 9, 11, 13, 17, 34] if rank < 3 else [4, 2, 3, 5, 6])
-        wide = wide * longer - pick(range(longer))
-        kernel = pick([3, 1, 2, 3, 4, 5, 7, 12] if rank < 3 else [2, 1, 3, 4])
-        stride, dilation = pick([1, 1, 2, 2, 3, 5]), pick([1, 1, 1, 2, 3, 17])
-        extent = (kernel - 1) * dilation + 1
-        begin, end = (min(pick([0, 0, 1, 1, 2, 3, extent // 2, extent]), 40) for _ in range(2))
-    missing = (kernel - 1) * dilation + 1 - wide - begin
-    return wide, kernel, stride, dilation, begin, max(end, missing)
-
-
-def _channels(pick: Any, small: bool) -> tuple[int, int, int]:
-    """Draw (groups, I, O): plain, grouped, depthwise, or with a multiplier; sizes around those of vectors."""
-    kind = pick(["plain", "plain", "plain", "grouped", "depthwise", "multiplier", "reducer"])
-    sizes = [1, 2, 3, 4, 5, 7] if small else [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 65]
-    if kind == "plain":
-        return 1, pick(sizes), pick(sizes)
-    if kind == "grouped":
-        groups = pick([2, 3, 4])
-        return groups, groups * pick(sizes[:9]), groups * pick(sizes[:9])
-    groups = pick([2, 3, 5] if small else [3, 7, 8, 15, 16, 17, 24, 33])
-    many = groups * pick([2, 3])
-    return {"depthwise": (groups, groups, groups), "multiplier": (groups, groups, many)}.get(
-        kind, (groups, many, groups)
-    )
 
 
 def fitted(problem: Problem, macs: int) -> Problem:

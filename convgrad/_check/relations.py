@@ -52,7 +52,7 @@ def applicable(case: Case) -> list[str]:
 def _images(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Iterator[tuple[Array, Array]]:
     """With the images in reverse order."""
     other = run(case.problem, {name: values[::-1] if _is_data(name) else values for name, values in inputs.items()})
-    yield other, result[::-1] if _is_data(case.problem.output) else result
+    yield _unsigned(other), _unsigned(result[::-1] if _is_data(case.problem.output) else result)
 
 
 def _split(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Iterator[tuple[Array, Array]]:
@@ -62,16 +62,22 @@ def _split(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Ite
         cut = {name: values[some] if _is_data(name) else values for name, values in inputs.items()}
         parts.append(run(replace(case.problem, n=len(cut[next(iter(cut))])), cut))
     if _is_data(case.problem.output):
-        yield np.concatenate(parts), result
+        yield _unsigned(np.concatenate(parts)), _unsigned(result)
     else:
-        yield parts[0] + parts[1] + result.dtype.type(0), result + result.dtype.type(0)  # -0 becomes 0
+        yield _unsigned(parts[0] + parts[1]), _unsigned(result)
+
+
+def _unsigned(values: Array) -> Array:
+    """Turn -0 into 0: in another order a sum of zeros may have the other sign."""
+    unsigned: Array = values + values.dtype.type(0)
+    return unsigned
 
 
 def _channels(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Iterator[tuple[Array, Array]]:
     """With the channels of src and dst rotated by one."""
     problem = case.problem
     other = run(problem, {name: _rotated(problem, name, values) for name, values in inputs.items()})
-    yield other, _rotated(problem, problem.output, result)
+    yield _unsigned(other), _unsigned(_rotated(problem, problem.output, result))
 
 
 def _rotated(problem: Problem, name: str, values: Array) -> Array:

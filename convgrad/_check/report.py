@@ -16,7 +16,7 @@ from convgrad._arithmetic import described
 from convgrad._check.examine import FAULTS
 from convgrad._check.issues import ISSUES, link
 from convgrad._check.large import LARGE
-from convgrad._check.problems import Takes
+from convgrad._check.problems import Problem, Takes
 from convgrad._report import Report
 
 __all__ = [
@@ -34,8 +34,8 @@ _MEMBERS: dict[str, type] = {
     "takes": dict, "options": dict, "cases": list, "faults": list, "unjudged": list,
 }  # fmt: skip
 _CASE = {"number", "op", "dtype", "kind", "name", "status", "seconds", "macs", "faults", "protocols"}
-_FAULT = {"kind", "op", "count", "after", "text", "first", "smallest", "smallest_text", "problem", "tries", "features",
-          "keys", "report", "reproducer"}  # fmt: skip
+_FAULT = {"kind", "op", "count", "after", "text", "first", "clearest", "smallest", "smallest_text", "problem", "tries",
+          "features", "keys", "report", "reproducer"}  # fmt: skip
 _SLOWER = 1.25
 _MEASURABLE_S = 1e-3
 
@@ -46,7 +46,7 @@ def new(kernel: str, arrays: str, seed: int, takes: Takes, options: Mapping[str,
         "format": FORMAT, "version": __version__, "kernel": kernel, "arrays": arrays, "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": 0.0, "next": 0,
         "takes": takes.as_json(), "options": dict(options),
-        "cases": [], "faults": [], "unjudged": [], "restarts": 0, "shrunk": 0,
+        "declined": [], "cases": [], "faults": [], "unjudged": [], "restarts": 0, "shrunk": 0,
     }  # fmt: skip
 
 
@@ -151,6 +151,9 @@ def declaration(data: Data) -> str:
 def text(data: Data, scripts: Mapping[int, str]) -> str:
     """Return the report in some lines; `scripts` are the paths of the reproducers that were written, by fault."""
     lines = [headline(data), *filter(None, [declaration(data)]), ""]
+    if data.get("declined"):
+        limits = " ".join(f"--takes {each}" for each in data["declined"])
+        lines += [f"  the kernel declined all else, so all cases are within {limits}", ""]
     width = max((len(op) for op, _ in table(data, "op", "dtype")), default=0)
     for (op, dtype), row in table(data, "op", "dtype").items():
         failed = f", {row['failed']} FAILED" if row["failed"] else ""
@@ -172,6 +175,8 @@ def text(data: Data, scripts: Mapping[int, str]) -> str:
         lines += [f"   as in {name}: {ISSUES[name].text} ({link(name)})"] if name in ISSUES else []
         lines.append(f"   first seen in case {fault['first']['number']}, after {fault['after']:.2g} s: {fault['text']}")
         if fault["report"]:
+            clearest = fault["clearest"]
+            lines.append(f"   clearest in {clearest['kind']}: {Problem.from_json(clearest['problem'])}")
             lines += [f"   {line}" for line in Report(fault["report"]).text().splitlines()]
         if number in scripts:
             lines.append(f"   reproduce with: python {scripts[number]}")

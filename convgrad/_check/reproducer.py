@@ -18,6 +18,7 @@ from convgrad._arithmetic import described
 from convgrad._check import frameworks
 from convgrad._check.cases import EXACT, Array, Case
 from convgrad._check.examine import FAULTS, Fault
+from convgrad._check.host import _CANARY, Guarded, _protect
 from convgrad._check.judge import Judge, as_read
 from convgrad._check.problems import DATA_FORMATS, DTYPES, OPS, WEIGHTS_FORMATS, Problem
 from convgrad._check.relations import RELATIONS
@@ -59,6 +60,8 @@ def reproducer(case: Case, fault: Fault, kernel: str, arrays: str, judge: Judge)
         of_read=" (of inputs that are rounded as declared)" if any(ways) else "",
         imports="import ml_dtypes\n" if case.problem.dtype == "bf16" else "",
         kernel=_kernel(kernel, arrays),
+        guarded=f"_PAGE, _CANARY, _LIBC = mmap.PAGESIZE, {_CANARY}, ctypes.CDLL(None)\n\n\n{getsource(Guarded)}\n\n"
+        + getsource(_protect),
         calls=",\n".join(_call(*each) for each in calls),
         rms=repr(float(rms)),
         largest=repr(float(largest)),
@@ -141,12 +144,14 @@ import importlib
 import importlib.util
 import inspect
 import json
+import mmap
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 import zlib
+from math import prod
 
 {imports}import numpy as np
 
@@ -162,12 +167,12 @@ CALLS = [
 RMS_ALLOWED, LARGEST_ALLOWED = {rms}, {largest}  # of errors; zero: every bit counts
 
 
-def placed(array, offset):
-    """Copy an array to an address that is a multiple of 64, plus an offset in bytes."""
-    raw = np.empty(array.nbytes + 128, np.uint8)
-    start = -raw.ctypes.data % 64 + offset
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
+{guarded}
+
+def placed(array, at_end, aligned):
+    """Copy an array to memory of its own, which ends, or begins, at a page that can't be touched."""
+    copy = Guarded(array.shape, array.dtype, 0, at_end=at_end, aligned=aligned)
+    copy.array[...] = array
     return copy
 
 
@@ -179,11 +184,13 @@ def same(one, other):
 faults = []
 for given in CALLS:
     results = []
-    for offset, byte in ((0, 255), (given["right"].itemsize, 123), (0, 255)):
-        inputs = {{name: placed(array, offset) for name, array in given["inputs"].items()}}
-        out = placed(given["right"], offset)
-        out.reshape(-1).view(np.uint8)[:] = byte
-        found = kernel(given, inputs, out)
+    for at_end, aligned, byte in ((True, True, 255), (True, False, 123), (False, False, 255)):
+        memory = {{name: placed(array, at_end, aligned) for name, array in given["inputs"].items()}}
+        memory["the result"] = result = placed(given["right"], at_end, aligned)
+        inputs = {{name: memory[name].array for name in given["inputs"]}}
+        result.array.reshape(-1).view(np.uint8)[:] = byte
+        found = kernel(given, inputs, result.array)
+        faults += [f"memory beside {{name}} was written" for name, each in memory.items() if not each.intact]
         faults += [f"{{name}} was changed" for name, array in inputs.items() if not same(array, given["inputs"][name])]
         results.append(np.array(found))
     got, right = results[0], given["right"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +14,13 @@ from typing import Any
 
 from convgrad._check.benchdnn import fitting
 from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
-from convgrad._check.examine import Fault, Tried, examine, fault_of, shows
+from convgrad._check.evidence import cause, ordinary, telling
+from convgrad._check.examine import NO_DIGIT, Fault, Tried, examine, fault_of, shows
 from convgrad._check.issues import ISSUE_KINDS, ISSUES, replayed
 from convgrad._check.judge import Judge
 from convgrad._check.large import LARGE, check_large
 from convgrad._check.named import LAYERS, TRAPS
+from convgrad._check.probe import flags, nearer, probed
 from convgrad._check.problems import Problem, Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.relations import RELATIONS
@@ -144,13 +145,15 @@ class _Check:
     def _add(self, fault: Fault, case: Case) -> None:
         """Count a fault; the first of its kind and cause is shrunk, and joined with one that needs the same."""
         begun = time.monotonic() - self.begun
-        faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault)]
-        alike = [known for known in faults if known["kind"] == fault.kind and known["op"] == case.problem.op]
-        same = next((known for known in alike if key in known["keys"]), None)
-        if same is None and alike and self.data["shrunk"] >= _SHRUNK:
-            same = alike[0]
+        faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault, case)]
+        same = next((known for known in faults if key in known["keys"]), None)
+        if same is None and self.data["shrunk"] >= _SHRUNK:
+            alike = (known for known in faults if known["op"] == key[1])
+            same = next((known for known in alike if _joint(known["kind"]) == _joint(fault.kind)), None)
         if same is not None:
             same["count"] += 1
+            if same["kind"] == fault.kind and telling(_report(fault)) > telling(same["report"]):
+                same |= _evidence(fault, case)
             return
         self.data["shrunk"] += 1
         smallest, tries, shown = self._shrunk(fault, case)
@@ -160,17 +163,38 @@ class _Check:
             "smallest_text": shown.text,
             "reproducer": reproducer(smallest, shown, self.data["kernel"], self.data["arrays"], self.judge),
         }  # fmt: skip
-        for known in alike:
-            if {*known["features"]} <= {*features} or {*features} <= {*known["features"]}:
+        found: dict[str, Any] = {
+            "kind": fault.kind, "op": key[1], "count": 1, "after": round(begun, 3), "keys": [key],
+            "first": case.as_json(), **_evidence(fault, case), **new,
+        }  # fmt: skip
+        for other, where in self._evidence(smallest, shown):
+            new_evidence = _evidence(other, where)
+            if telling(new_evidence["report"]) >= telling(found["report"]):
+                found |= new_evidence
+        for known in faults:
+            if _same(known, found):
                 known["count"] += 1
                 known["keys"].append(key)
+                if known["kind"] != fault.kind:
+                    return
                 known |= new if len(features) < len(known["features"]) else {}
+                if telling(found["report"]) > telling(known["report"]):
+                    known |= {name: found[name] for name in ("text", "clearest", "report")}
                 return
-        faults.append({
-            "kind": fault.kind, "op": case.problem.op, "count": 1, "text": fault.text, "first": case.as_json(),
-            "after": round(begun, 3), "keys": [key],
-            "report": None if fault.report is None else fault.report.data, **new,
-        })  # fmt: skip
+        faults.append(found)
+
+    def _evidence(self, smallest: Case, shown: Fault) -> Iterator[tuple[Fault, Case]]:
+        """Yield verdicts on the smallest case and on ordinary ones with the same fault, until one has a single hint."""
+        if shown.report is None:
+            return
+        yield shown, smallest
+        for case in ordinary(smallest, self.kernel.takes):
+            with suppress(CallerError):
+                found = shows(self.kernel, case, shown.kind, self.judge)
+                if found is not None and found.report is not None:
+                    yield found, case
+                    if telling(found.report.data)[:2] == (2, -1):
+                        return
 
     def _shrunk(self, fault: Fault, case: Case) -> tuple[Case, int, Fault]:
         found = [fault]
@@ -202,20 +226,46 @@ class _Check:
         return min(_HANGS_S, max(0.5, 20 * longest))
 
 
-def _cause(fault: Fault) -> str:
-    """Return what may distinguish causes: the best hint of a wrong result without its numbers, the error raised."""
+def _cause(fault: Fault, case: Case) -> str:
+    """Return what may distinguish causes: the error raised, the best hint of a wrong result, or its unusual data."""
     if fault.report is None:
         return fault.text.partition(":")[0] if fault.kind == "raised" else ""
-    data = fault.report.data
-    hints = [*(cause["text"].partition(" (")[0] for cause in data["causes"]), *data["hints"]]
-    return re.sub(r"[\d., -]+", " ", hints[0]) if hints else ""
+    return cause(fault.report.data) or ("" if case.kind in (*EXACT, "normal", "positive", "smooth") else case.kind)
+
+
+def _joint(kind: str) -> str:
+    """Return the kind of a fault: one for all relations and one for accesses out of bounds, which come together."""
+    return "relation" if kind in RELATIONS else {"outside": "crashed"}.get(kind, kind)
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two faults are one: they have the same cause, need the same, or show in the same smallest case."""
+    if one["op"] != other["op"]:
+        return False
+    if _joint(one["kind"]) != _joint(other["kind"]):
+        follow = {"wrong", "memory", *RELATIONS}
+        case, another = one["smallest"], other["smallest"]
+        exact = {case["kind"], another["kind"]} <= {*EXACT}
+        return {one["kind"], other["kind"]} <= follow and exact and case["problem"] == another["problem"]
+    named, needed, needs = cause(one["report"]), {*one["features"]}, {*other["features"]}
+    return bool(named and named == cause(other["report"])) or needed <= needs or needs <= needed
+
+
+def _evidence(fault: Fault, case: Case) -> dict[str, Any]:
+    """Return the members of a report's fault that show it."""
+    return {"text": fault.text, "clearest": case.as_json(), "report": _report(fault)}
+
+
+def _report(fault: Fault) -> dict[str, Any] | None:
+    return None if fault.report is None else fault.report.data
 
 
 def _features(case: Case) -> list[str]:
     """Return the features of a shrunk case that the plainest one does not have: the fault needs them."""
     problem = case.problem
-    plain = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0, "kernel": 1}
+    plain = {"strides": 1, "dilations": 1, "kernel": 1}
     found = [name for name, least in plain.items() if max(getattr(problem, name), default=least) > least]
+    found += ["pads"] if max((*problem.pads_begin, *problem.pads_end), default=0) > 0 else []
     found += [name for name in ("n", "groups") if getattr(problem, name) > 1]
     found += [] if case.kind in EXACT else [case.kind]
     return found + ([] if problem.dtype == "f32" else [problem.dtype])
@@ -243,22 +293,33 @@ def check(
         check_large(kernel, data, choice.large, cases=cases, until=state.begun + seconds, on_progress=on_progress)
         data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
         return
+    if not data["cases"] and choice.listed is None:
+        stated, kernel.takes = kernel.takes, probed(kernel)
+        data |= {"takes": kernel.takes.as_json(), "declined": flags(stated, kernel.takes)}
     waiting: deque[tuple[Tried, Future[Report] | None]] = deque()
+
+    def skipped(case: Case) -> tuple[str, ...]:
+        return *choice.skip, *judge.unfit(case.problem)
+
     try:
         with ThreadPoolExecutor(_JUDGES) as pool:
             for done, case in enumerate(_cases(state, cases)):
                 share = (time.monotonic() - state.begun) / seconds if cases is None else done / cases
                 what = f"case {case.number}: {case.problem.op} {case.problem.dtype}, {case.kind}, {case.name}"
                 on_progress(f"{len(data['faults'])} faults, {what}", min(1.0, share))
-                tried = examine(kernel, case, (*choice.skip, *judge.unfit(case.problem)))
+                tried = examine(kernel, case, skipped(case))
+                if tried.outcome.status == "unsupported" and choice.listed is None:
+                    others = (examine(kernel, other, skipped(other)) for other in nearer(case, kernel.takes))
+                    tried = next((each for each in others if each.outcome.status != "unsupported"), tried)
                 result = tried.result
-                verdict = None if result is None else pool.submit(judge.verify, case, tried.inputs, result)
+                verdict = None if result is None else pool.submit(judge.verify, tried.case, tried.inputs, result)
                 waiting.append((tried, verdict))
                 while len(waiting) > _AHEAD or (waiting and (waiting[0][1] is None or waiting[0][1].done())):
                     _finish(state, *waiting.popleft())
             while waiting:
                 _finish(state, *waiting.popleft())
     finally:
+        data["faults"].sort(key=lambda fault: telling(fault["report"]), reverse=True)
         data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
         data["restarts"] = kernel.restarts
 
@@ -289,6 +350,18 @@ def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None
             state.data["unjudged"].append({"number": tried.case.number, "text": str(error)[:300]})
         else:
             faults += [fault] if (fault := fault_of(report)) else []
+    if _follows(faults, report):
+        faults = [fault for fault in faults if fault.kind != "wrong"]
     if report is None or not report.passed or {*_CALLS} & {fault.kind for fault in faults}:
         faults = [fault for fault in faults if fault.kind not in RELATIONS]  # which follow from the others
     state.record(tried, faults, report)
+
+
+def _follows(faults: Sequence[Fault], report: Report | None) -> bool:
+    """Whether the result is wrong because it is not always the same: it was left over, or exact bits differ."""
+    differ = [fault for fault in faults if fault.kind in _CALLS]
+    if any(fault.kind == "memory" or NO_DIGIT in fault.text for fault in differ):
+        return True
+    if not differ or report is None:
+        return False
+    return {r["rule"] for r in report.data["rules"] if not r["passed"]} == {"exact"}

@@ -65,6 +65,23 @@ def pad_off_by_one(pads_begin: Ints, **given: Any) -> Array:
     return right(pads_begin=(*pads_begin[:-1], max(0, pads_begin[-1] - 1)), **given)
 
 
+def pads_exchanged(
+    src: Array, diff_dst: Array, weights_shape: Ints, strides: Ints, dilations: Ints, pads_begin: Ints, pads_end: Ints,
+    groups: int,
+) -> Array:  # fmt: skip
+    """Pad the beginning by what belongs to the end."""
+    del pads_begin
+    return right(src, diff_dst, weights_shape, strides, dilations, pads_end, groups)
+
+
+@faulty
+def for_one_layer(weights_shape: Ints, strides: Ints, **given: Any) -> Array:
+    """Take 3x3 kernels with channels in multiples of 16, and the same stride along both axes; all else is declined."""
+    if weights_shape[2:] != (3, 3) or weights_shape[0] % 16 or weights_shape[1] % 16 or len({*strides}) > 1:
+        raise NotImplementedError
+    return right(weights_shape=weights_shape, strides=strides, **given)
+
+
 @faulty
 def dilation_ignored(dilations: Ints, **given: Any) -> Array:
     """Read taps that are dense."""
@@ -217,6 +234,7 @@ def partly(
 
 
 FAULTY: dict[str, set[str]] = {
+    "pads_exchanged": {"wrong"},
     "wrong_stride": {"wrong"}, "pad_off_by_one": {"wrong"}, "dilation_ignored": {"wrong"}, "group_offset": {"wrong"},
     "channel_tail": {"wrong", "memory", "repeat"}, "partly": {"memory"}, "last_image": {"wrong"},
     "bf16_sums": {"wrong"}, "tf32_inputs": {"wrong"}, "constant": {"wrong"},

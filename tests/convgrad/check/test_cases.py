@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from convgrad._check.cases import EXACT, KINDS, Case, draw
+from convgrad._check.covering import LEVELS, covering
 from convgrad._check.named import LAYERS, TRAPS, layer, trap
 from convgrad._check.problems import DTYPES, OPS, Takes
 from tests.convgrad.check.checking import assert_valid
@@ -53,10 +54,46 @@ def test_data_is_what_its_kind_says(kind: str, dtype: str) -> None:
             largest = {name: float(np.abs(each).max(initial=0)) for name, each in inputs.items()}
             added = 0.0 if case.problem.of_bias else largest.pop("bias", 0.0)
             terms = 1 if kind == "impulse" else case.problem.sum_length
-            assert terms * np.prod(list(largest.values())) + added <= 2 ** (53 if dtype == "f64" else 24)
+            product = max(largest.values()) if case.problem.of_bias else np.prod(list(largest.values()))
+            assert terms * product + added <= 2 ** (53 if dtype == "f64" else 24)
             assert all((values == np.rint(values)).all() for values in inputs.values())
         if kind == "subnormals":
             assert np.abs(next(iter(inputs.values()))).max(initial=0) < finest
+
+
+def test_rows_have_every_level_and_every_pair() -> None:
+    """31 rows of the covering array have each level of an attribute, 961 each pair of levels of two attributes."""
+    rows = []
+    for row in range(LEVELS**2):
+        choose = covering(np.random.default_rng(9), row)
+        rows.append([choose(range(LEVELS)) for _ in range(LEVELS)])
+    levels = np.array(rows)
+    for one, other in ((0, 1), (3, 17), (29, 30)):
+        assert len({*levels[:LEVELS, one]}) == LEVELS
+        assert len(np.unique(levels[:, one] * LEVELS + levels[:, other])) == LEVELS**2
+
+
+def test_cases_reach_the_borders() -> None:
+    """Some hundred cases have channels, batches, kernels and steps beyond each border, and four features at once."""
+    takes = Takes(ops=("ConvolutionBackwardWeights",), dtypes=("f32",))
+    found = [draw(7, number, takes).problem for number in range(400)]
+    for beyond in (12, 16, 33, 64, 129, 255):
+        assert any(problem.src_channels // problem.groups > beyond for problem in found)
+        assert any(problem.n > beyond for problem in found) or beyond == 255
+    assert {6, 7} <= {stride for problem in found for stride in problem.strides}
+    assert max(max(problem.kernel) for problem in found) > 64
+    assert max(max(problem.dilations) for problem in found) > 64
+    assert any(
+        max(p.strides) > 1 and max(p.dilations) > 1 and p.groups > 1 and p.pads_begin != p.pads_end for p in found
+    )
+
+
+def test_sums_of_integers_have_all_digits() -> None:
+    """Some exact sums need all 24 bits of f32, so that a cleared last bit shows."""
+    takes = Takes(ops=("BiasAddBackward",), dtypes=("f32",), data_formats=("NCX",))
+    cases = [draw(3, number, takes, kinds=["integers"]) for number in range(20)]
+    sums = [case.inputs()["diff_dst"].astype(np.float64).sum((0, *range(2, case.problem.rank + 2))) for case in cases]
+    assert any((np.abs(each) >= 2**23).any() for each in sums)
 
 
 def test_problems_are_within_what_a_kernel_takes() -> None:

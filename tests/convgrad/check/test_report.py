@@ -15,6 +15,7 @@ import pytest
 
 from convgrad._check.cases import KINDS
 from convgrad._check.examine import FAULTS
+from convgrad._check.large import SIGNS
 from convgrad._check.page import page
 from convgrad._check.problems import DTYPES, OPS
 from convgrad._check.report import FORMAT, compared, counts, junit, load, text
@@ -59,7 +60,7 @@ def test_the_report_has_its_schema(report: Data) -> None:
     schema = json.loads((ROOT / "docs" / "check-report.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(report)), schema, jsonschema.Draft202012Validator)
     names = {name: set(schema["$defs"][name]["enum"]) for name in ("op", "dtype", "data", "fault_kind")}
-    assert names == {"op": {*OPS}, "dtype": {*DTYPES}, "data": {*KINDS}, "fault_kind": {*FAULTS}}
+    assert names == {"op": {*OPS}, "dtype": {*DTYPES}, "data": {*KINDS, SIGNS}, "fault_kind": {*FAULTS}}
 
 
 def test_the_page_is_whole_and_needs_no_other_file(report: Data) -> None:

@@ -24,6 +24,12 @@ FAULTS: dict[str, tuple[Callable[[Problem], bool], int]] = {
     "padding of a strided axis": (
         lambda problem: any(s > 1 and p > 0 for s, p in zip(problem.strides, problem.pads_begin, strict=True)), 1,
     ),
+    "a dilated kernel": (
+        lambda problem: any(d > 1 and k > 1 for d, k in zip(problem.dilations, problem.kernel, strict=True)), 3,
+    ),
+    "the last row of 4n + 1": (
+        lambda problem: any(w in (5, 9, 17) and k > 2 for w, k in zip(problem.wide, problem.kernel, strict=True)), 5,
+    ),
     "many channels of several images": (lambda problem: problem.src_channels > 8 and problem.n > 1, 18),
 }  # fmt: skip
 """For each fault, whether a problem shows it, and the elements of the smallest `src`."""
@@ -43,4 +49,4 @@ def test_few_smaller_problems_show_the_fault(fault: str) -> None:
     smallest, tries = shrunk(Case(LARGE, "special", 1), still, Takes(), 60.0)
     assert prod(smallest.problem.input_shapes["src"]) == elements
     assert (smallest.problem.dtype, smallest.problem.data_format, smallest.kind) == ("f32", "NCX", "impulse")
-    assert len(shown) <= min(7, tries)
+    assert len(shown) <= min(10, tries)
