@@ -136,7 +136,10 @@ class Arithmetic:
     @property
     def text(self) -> str:
         """The arithmetic in words."""
-        words = [PRODUCTS[self.products].text, f"{' '.join(reversed(self.sum.split()))} sums"]
+        products = PRODUCTS[self.products].text
+        if (self.products, self.sum) == ("f32", "f64"):  # rounded to f32 they would make the largest errors
+            products = "f64 products"
+        words = [products, f"{' '.join(reversed(self.sum.split()))} sums"]
         if self.segments > 1:
             words.append(f"{self.segments} segments added in {self.segment_sum}")
         if self.algorithm != "direct":

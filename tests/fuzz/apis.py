@@ -46,6 +46,8 @@ class _Instant:
             for unit in job.plan.units:
                 job.on_unit(unit)
 
+    run_here = run
+
 
 @cache
 def _app() -> FastAPI:
