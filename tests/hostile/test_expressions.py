@@ -52,7 +52,8 @@ WORST: dict[str, list[str]] = {
 OURS = {
     "app.api.web._COMMENT",
     "app.http.keys._DIGEST", "app.http.keys._LIMIT", "app.http.keys._NAME", "app.settings._HOST_NAME",
-    "convgrad._check.benchdnn._PART", "convgrad._command.spec._DESCRIBED", "convgrad._command.spec._INTEGERS", "convgrad._multipart._NAME",
+    "convgrad._check.benchdnn._PART", "convgrad._command.spec._DESCRIBED", "convgrad._command.spec._INTEGERS",
+    "convgrad._multipart._NAME",
     "engine.threads._OPENMP", "schemas.describe._NAME",
 }  # fmt: skip
 """Expressions that meet only what the operator or the user of the command wrote, or our own texts."""

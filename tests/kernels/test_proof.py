@@ -36,6 +36,7 @@ def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entr
         list(proof.prove())
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block of bf16 products is used by some problem of the proof."""

@@ -38,7 +38,7 @@ def tolerance(
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 1000), marks=pytest.mark.heavy(minutes=1))])
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 1000), marks=pytest.mark.release)])
 def test_honest_kernels_and_faults(seeds: range) -> None:
     """Five honest kernels pass on every seed, for each element and by the pair; faults above the limit pass on none.
 

@@ -280,6 +280,7 @@ def test_a_long_sum_is_described_in_little_memory(data_format: str, computes: st
         assert np.prod(at) == term["value"]
 
 
+@pytest.mark.heavy
 def test_the_report_is_bounded() -> None:
     """A large result has maps that fit in a report: of at most 64 entries an axis, or 16 of three."""
     case = Case(src_channels=300, dst_channels=200, src_spatial=(1, 1), dst_spatial=(1, 1), kernel=(1, 1))

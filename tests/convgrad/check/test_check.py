@@ -108,7 +108,12 @@ def test_reproducers_show_the_fault(name: str, service: LiveService, tmp_path: P
 
 @pytest.mark.skipif(CC is None, reason="needs a C compiler")
 @pytest.mark.parametrize(
-    ("flag", "kinds"), [("RIGHT", set()), ("STRIDE_BUG", {"wrong"}), ("OUT_OF_BOUNDS", {"crashed", "outside"})]
+    ("flag", "kinds"),
+    [
+        ("RIGHT", set()),
+        ("STRIDE_BUG", {"wrong"}),
+        pytest.param("OUT_OF_BOUNDS", {"crashed", "outside"}, marks=pytest.mark.heavy),
+    ],
 )
 def test_a_library_is_checked(flag: str, kinds: set[str], service: LiveService, tmp_path: Path) -> None:
     """A C kernel is called through the interface of kernel.h; a write beyond the result crashes or is seen."""
@@ -148,6 +153,7 @@ def test_bytes_beside_a_tensor_are_watched(at_end: bool, aligned: bool) -> None:
     assert not guarded.intact
 
 
+@pytest.mark.heavy
 def test_a_program_is_checked(service: LiveService) -> None:
     """A program that reads and writes .npy files is checked; one that is killed by a signal has crashed."""
     program = f"command: {shlex.join([sys.executable, str(Path(__file__).with_name('program.py'))])}"

@@ -21,6 +21,7 @@ from tests.live import LiveService
 PAGE = Path(__file__).parents[3] / "docs" / "published-faults.md"
 
 
+@pytest.mark.heavy
 def test_a_right_kernel_passes_every_issue(service: LiveService) -> None:
     """Every issue is tried, with integers and real numbers, and then the check ends; each has a line of the report."""
     data = checked(f"{replays.__file__}:right", service.url, cases=1000, only=["issues"])

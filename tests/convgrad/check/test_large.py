@@ -109,7 +109,7 @@ def test_large_problems_are_valid_calls() -> None:
         chosen(["large", "issues"], [])
 
 
-@pytest.mark.heavy(minutes=1)
+@pytest.mark.release
 def test_a_gigabyte() -> None:
     """A tensor of a gigabyte is drawn, multiplied and projected in less than two."""
     data = checked_on_large(f"{replays.__file__}:pointwise", "1 GB")
