@@ -271,7 +271,7 @@ def far_padded(given: Given) -> bool:
 
 
 def toward_zero(values: Array, exact: Array) -> Array:
-    """Return f32 numbers that are nowhere larger than the exact ones."""
+    """Round to f32 toward zero."""
     larger = np.abs(values.astype(np.float64)) > np.abs(exact)
     return np.where(larger, np.nextafter(values, np.float32(0)), values)
 

@@ -83,7 +83,7 @@ def _kahan(a: Array, b: Array, found: Array) -> None:
 
 @compiled
 def _cut(a: Array, b: Array, block: int, extra: int, found: Array) -> None:
-    """Add the products of a block to the sum as tensor cores do, with so many extra bits."""
+    """Add a block of products to the sum, aligned and truncated as in tensor cores, with some extra bits."""
     for o in range(b.shape[0]):
         for i in range(a.shape[0]):
             total = 0.0

@@ -284,7 +284,7 @@ def _tried(one: Trial, said: Arithmetic | None, column: Column) -> Iterator[tupl
 
 
 def _as_declared(said: Arithmetic) -> set[str]:
-    """Return the faults that are none, as the kernel says that it does so, or that are better than what it says."""
+    """Return the faults that a declaration permits: it says the same, or something less precise."""
     digits = {"tf32": 11, "f16": 11, "bf16": 8}.get(said.products, 24)
     better = ("rounded toward zero", "ties rounded away from zero", "Kahan's sum with a wrong sign")
     found = set() if said == Arithmetic() else {*better}

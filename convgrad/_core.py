@@ -207,7 +207,7 @@ def verification(
     options: Mapping[str, Any],
     page: Literal["verify", "tolerance"] = "verify",
 ) -> HttpRequest:
-    """Build the multipart request that verifies a result, which is among the inputs, or that asks for a tolerance."""
+    """Build a multipart request for a verification, whose inputs include the result, or for a tolerance."""
     computed = multipart_call(op, inputs, attributes, options=options, verified=True)
     return replace(computed, path=f"{_op_path(op)}/{page}", accept=f"{MEDIA_TYPE}, {PROBLEM_JSON}")
 

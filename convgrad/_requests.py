@@ -49,33 +49,29 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Verify:
+class _Call:
+    op: str
+    inputs: Inputs
+    attributes: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+class Verify(_Call):
     """Verify a result, which is among the inputs under the name of an output."""
 
-    op: str
-    inputs: Inputs
-    attributes: Mapping[str, Any]
-    options: Mapping[str, Any]
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GetTolerance:
+class GetTolerance(_Call):
     """Return the tolerance of the results of an operation."""
 
-    op: str
-    inputs: Inputs
-    attributes: Mapping[str, Any]
-    options: Mapping[str, Any]
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Validate:
+class Validate(_Call):
     """Check an operation by the dtypes and shapes of its tensors."""
 
-    op: str
-    inputs: Inputs
-    attributes: Mapping[str, Any]
-    options: Mapping[str, Any]
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

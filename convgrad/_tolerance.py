@@ -29,8 +29,8 @@ class Tolerance:
     """How far honest results of one call may be from its float64 reference; `data` is the whole report.
 
     `reference` and `tolerance` have the shape of the output. They are float32, which holds f16 and bf16, or float64 for
-    f64: the exact sums, rounded to the dtype once, and how far an honest element may be from that. A tolerance of 0
-    asks for every bit, and an infinite one for nothing: the sum may be too large for what it is kept in.
+    f64: the exact sums, rounded to the dtype once, and how far an honest element may be from that. Where the
+    tolerance is 0, every bit counts; where it is infinite, any value may be honest, because the sum may overflow.
     """
 
     def __init__(self, data: Mapping[str, Any], reference: Array, tolerance: Array) -> None:
@@ -71,7 +71,7 @@ class Tolerance:
         return found
 
     def text(self) -> str:
-        """Return the tolerance in some lines: the pair, why it is right, and what it can't see."""
+        """Describe the tolerance in a few lines: atol and rtol, where they come from, and which errors they miss."""
         data, seen = self.data, self.data["detection"]
         lines = [f"{data['output']} of {data['op']}, {data['dtype']} {list(data['shape'])}", f"  {data['text']}"]
         if data["exact"]:

@@ -45,7 +45,7 @@ def cause(report: Mapping[str, Any] | None) -> str:
 
 def telling(report: Mapping[str, Any] | None) -> tuple[int, ...]:
     """Return how much a verdict says: best if it has a single hint, without one if it says where."""
-    if report is None:  # what happened says what it is
+    if report is None:  # a crash or an exception explains itself
         return (1,)
     if hints := len(_named(report)):
         return (2, -hints, len(report["hints"]))
@@ -70,7 +70,7 @@ def ordinary(smallest: Case, takes: Takes) -> Iterator[Case]:
 
 
 def _larger(problem: Problem, least: Mapping[str, int]) -> Problem | None:
-    """Return the problem with at least these sizes, and 5 to 7 pixels along each axis; with `pads` so many more."""
+    """Return the problem enlarged to at least these sizes and 5 to 7 pixels along each axis, plus `pads`."""
     groups = problem.groups
     sizes = {("n", 0): max(problem.n, least.get("n", 1))}
     sizes["src_channels", 0] = max(problem.src_channels // groups, least.get("I", 1))

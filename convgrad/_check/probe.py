@@ -26,7 +26,7 @@ _WITH: dict[str, dict[str, Any]] = {
 
 
 def probed(kernel: KernelProcess) -> Takes:
-    """Return what a kernel takes of what it says that it takes: all that it did not decline.
+    """Try each kind of problem that a kernel claims to take, and return those that it did not decline.
 
     A call that fails counts as taken: it is a fault, and cases will show it. After some seconds the rest, too.
     """

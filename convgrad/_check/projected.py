@@ -93,7 +93,7 @@ def project(problem: Problem, inputs: Mapping[str, Any], result: Any, rng: np.ra
 
 
 def _of_data(problem: Problem, data: Mapping[str, Any], rng: np.random.Generator) -> Projected:
-    """Project a result of data over images, channels and pixels, each with signs of its own."""
+    """Project dst or a data gradient: random signs for its images, its channels and its pixels."""
     of, other = ("dst", "src") if problem.output == "dst" else ("src", "dst")
     result, given, groups = data[of], data[other], problem.groups
     images = _signs(rng, problem.n)
@@ -170,7 +170,7 @@ def _contracted(tensor: Any, images: Floats, maps: Sequence[Floats], dtype: type
 
 
 def _places(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
-    """Yield the slices of blocks of at most about so many elements: the first axes are cut, the last one never."""
+    """Cut an array into blocks of about so many elements along its first axes, and yield their slices."""
     sizes = []
     for axis, size in enumerate(shape[:-1]):
         sizes.append(min(size, max(1, most // prod(shape[axis + 1 :]))))

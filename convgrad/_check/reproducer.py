@@ -170,7 +170,7 @@ RMS_ALLOWED, LARGEST_ALLOWED = {rms}, {largest}  # of errors; zero: every bit co
 {guarded}
 
 def placed(array, at_end, aligned):
-    """Copy an array to memory of its own, which ends, or begins, at a page that can't be touched."""
+    """Copy an array into its own memory, directly before or after a protected page."""
     copy = Guarded(array.shape, array.dtype, 0, at_end=at_end, aligned=aligned)
     copy.array[...] = array
     return copy

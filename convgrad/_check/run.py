@@ -105,7 +105,7 @@ def _family(word: str) -> tuple[str, list[str]]:
 
 
 def of_shapes(choice: Choice, shapes: Mapping[str, Mapping[str, Any]]) -> Choice:
-    """Return a choice with the problems of a file. Raises `ValueError` if it has problems of its own already."""
+    """Add the problems of a file to a choice; raises `ValueError` if the choice already names other problems."""
     if choice.names or choice.listed or choice.large:
         raise ValueError("--shapes chooses the problems: --only may choose kinds of data or the number of a case")
     return replace(choice, listed=partial(fitting, shapes=shapes))
