@@ -148,6 +148,7 @@ WAYS: dict[str, Send] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_blocks_the_event_loop(resident: Resident, way: str) -> None:
     """No step of the loop takes its thread 5 ms of processor time, whatever is received or sent.

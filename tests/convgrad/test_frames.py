@@ -43,6 +43,7 @@ def decode(data: bytes | bytearray, frames: list[Frame]) -> None:
 json_values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(json_values, st.binary(max_size=50)), max_size=4), st.data())
 def test_round_trip_in_any_pieces(frames: list[tuple[dict[str, Any], bytes]], data: st.DataObject) -> None:
     """The frames are the same however the stream is split."""

@@ -47,6 +47,7 @@ def busy(resident: Resident) -> set[int]:
     return {worker["pid"] for worker in workers(resident) if worker["unit"]}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["verification", "reference"])
 def test_a_small_call_goes_past_a_long_unit(attacked: tuple[Resident, list[str | None]], kind: str) -> None:
     """However long the unit of another connection takes, and however many of its calls wait, a small call is answered.

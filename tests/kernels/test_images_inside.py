@@ -86,6 +86,7 @@ def test_choice() -> None:
     assert not _slabs(replace(SMALL_MAPS, src_channels=3))
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("name", "dtype", "data_format", "slab"),

@@ -20,11 +20,15 @@ from tests.kernels.paths import INNER, imitated_paths, narrower_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = narrower_paths() | imitated_paths()
+RARE = ["ivybridge"]
+"""Paths of processors that have not been made since 2013; releases test them."""
 
 
 @pytest.mark.heavy(minutes=2)
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.release if path in RARE else ()) for path in PATHS]
+)
 def test_path(path: str) -> None:
     """Each compiled function of the path passes its proof, and the marked tests pass."""
     tests = ["-m", "pytest", "-q", "-x", "--all", "-m", "path", "-p", "no:cacheprovider", "tests/kernels"]
@@ -47,7 +51,7 @@ def test_the_reference_without_compiled_code() -> None:
     assert not done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.heavy
+@pytest.mark.release
 @pytest.mark.parametrize("instructions", ["amx-bf16", "avx512bf16"])
 def test_imitations_give_the_bits_of_instructions(instructions: str) -> None:
     """If the processor has the instructions for bf16, random sums have the same bits with them and their imitations."""

@@ -226,6 +226,7 @@ def test_the_order_of_the_units_does_not_change_the_report() -> None:
     assert reports[0] == reports[1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 def test_memory_is_bounded(kernel: tuple[int, int]) -> None:
     """A failed result of many elements is described in less memory than its float64 values would take."""
@@ -290,6 +291,7 @@ def test_the_report_is_bounded() -> None:
         assert (list(np.shape(found["values"])), found["shape"]) == (cells, shape)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("op", ["ConvolutionBackwardWeights", "Convolution"])
 @pytest.mark.parametrize("make", [plan_verification, plan_fast_verification])
 def test_a_stop_is_looked_at_often(op: str, make: Callable[[ConvProblem], Plan]) -> None:

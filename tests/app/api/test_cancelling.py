@@ -77,6 +77,7 @@ def test_only_the_call_of_the_same_session_and_id_is_cancelled(
     assert (last["id"], last["error"]["code"]) == (1, -32002)
 
 
+@pytest.mark.heavy
 def test_a_call_of_another_address_is_not_cancelled() -> None:
     """Without keys, a call can be cancelled only from its own address."""
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")

@@ -130,6 +130,7 @@ def schemas_of(node: Any) -> Iterator[dict[str, Any]]:
             yield from schemas_of(value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("document", ["openapi", "openrpc"])
 def test_no_value_is_made_up(http: httpx.Client, document: str) -> None:
     """Tools take the largest integer, and text for base64, unless the schema has an example: these all have one."""

@@ -44,6 +44,7 @@ def watched() -> Iterator[Watched]:
         yield Watched(service.url, service.pid, held_mib(service.pid))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("api", ["oip binary", "rest frames", "rest json", "rpc json"])
 def test_a_large_call_costs_its_tensors_once(watched: Watched, api: str) -> None:
     """All processes together never use more than at rest plus the call's tensors once plus 64 MiB.

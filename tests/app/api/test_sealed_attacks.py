@@ -192,6 +192,7 @@ def run(resident: Resident, command: list[str]) -> subprocess.CompletedProcess[s
     return subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are isolated on Linux only")
 def test_the_service_does_not_compute_the_answers(resident: Resident) -> None:
     """A kernel that borrows the checker's key has right results, but not in a sealed check."""

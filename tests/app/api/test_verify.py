@@ -86,6 +86,7 @@ def test_progress(http: httpx.Client, client: convgrad.Client) -> None:
     assert [event.done for event in seen] == done
 
 
+@pytest.mark.heavy
 def test_errors_after_the_first_progress(tight: Resident) -> None:
     """An error of the computation is the last event, and the client raises it."""
     big = replace(
@@ -221,6 +222,7 @@ def test_limits_and_memory(tight: Resident) -> None:
     tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
 
 
+@pytest.mark.heavy
 def test_the_number_of_workers_does_not_change_the_report(tight: Resident) -> None:
     """One worker and three give the same report, of real numbers with an error."""
     inputs = LAYER.floats()
@@ -284,6 +286,7 @@ def test_fast_verification(client: convgrad.Client) -> None:
     assert client.verify(case.op, inputs, result, case.attributes(), fast=False).data.get("projections") is None
 
 
+@pytest.mark.heavy
 def test_fast_verification_beyond_the_limit_of_work() -> None:
     """A layer whose reference would take too long is verified by projections, unless that is refused."""
     case = replace(LAYER, n=4, src_channels=48, dst_channels=64)

@@ -91,6 +91,7 @@ def test_docs_is_swagger_ui(http: httpx.Client) -> None:
     assert http.head("/docs").status_code == 200
 
 
+@pytest.mark.heavy
 def test_docs_needs_no_key() -> None:
     """The page is public even where keys are required, since that is where one enters a key."""
     key = "team-a sha256:" + "0" * 64

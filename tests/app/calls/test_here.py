@@ -14,6 +14,7 @@ from tests.app.resident import Resident, resident_service
 from tests.app.samples import FRAMES, HEAVY, JSON, NPY, SMALL, SSE, post, read, same_bits
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
 def test_a_tiny_call_needs_no_worker(accept: str) -> None:
     """While the only worker is stopped a tiny call is answered, in every form, the first one of its shape too."""

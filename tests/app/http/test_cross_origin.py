@@ -103,6 +103,7 @@ def test_own_pages_and_programs_may_send_files(
         assert same_bits(read(answer), SMALL.expected(inputs))
 
 
+@pytest.mark.heavy
 def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
     """Only origins in CONVGRAD_CORS may call, and only names in CONVGRAD_ALLOWED_HOSTS are answered."""
     with httpx.Client(base_url=open_to_one.url, timeout=60) as http:

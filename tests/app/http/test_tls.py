@@ -43,6 +43,7 @@ def client(url: str, server_authority: trustme.CA, own_authority: trustme.CA | N
     return httpx.Client(base_url=url, verify=trust, timeout=60, headers={"x-api-key": KEY})
 
 
+@pytest.mark.heavy
 def test_a_client_with_a_certificate_is_served(service: LiveService, authority: trustme.CA) -> None:
     """Its certificate and key give access to every API; the log of a call has the name of the key, never the key."""
     inputs = SMALL.inputs()

@@ -46,6 +46,7 @@ def two(shared: Fleet) -> Fleet:
     return shared
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.op}-{problem.dtype}-{problem.n}")
 @pytest.mark.parametrize("reference", [False, True])
 def test_workers_and_one_process_give_the_same_bits(two: Fleet, problem: ConvProblem, reference: bool) -> None:

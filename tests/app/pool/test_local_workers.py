@@ -61,6 +61,7 @@ async def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
     np.testing.assert_array_equal(result, compute(SLOW, *inputs, reference=True))
 
 
+@pytest.mark.heavy
 async def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
     """Even with every worker dead the engine is ready: a new job waits for their replacements."""
     pids = two.pids
@@ -203,6 +204,7 @@ async def test_a_worker_that_is_paused(strict: Fleet) -> None:
     assert (strict.pids, strict.counters["deaths"]) == (before, deaths)
 
 
+@pytest.mark.heavy
 async def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
     """Workers outlive the process that forked them, and its successor replaces them."""
     pids, fork_server = two.pids, two.engine.snapshot()["fork_server"]
@@ -228,6 +230,7 @@ async def test_a_fork_server_that_dies_with_a_request(two: Fleet) -> None:
     await two.whole()
 
 
+@pytest.mark.heavy
 async def test_a_fork_server_that_hangs_is_replaced(strict: Fleet) -> None:
     """A fork server that does not fork on request is killed and replaced."""
     await strict.whole()
@@ -270,6 +273,7 @@ async def test_no_descriptor_for_a_worker(two: Fleet, room: int) -> None:
     assert len(descriptors(os.getpid())) <= len(before)  # what earlier tests left may have been closed
 
 
+@pytest.mark.heavy
 async def test_no_descriptors_for_a_fork_server(two: Fleet) -> None:
     """A dead fork server is replaced once there are descriptors again; failed attempts leak none."""
     await two.whole()

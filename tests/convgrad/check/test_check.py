@@ -76,6 +76,7 @@ def test_a_kernel_for_one_layer_is_tried_on_it(service: LiveService) -> None:
     assert not data["unjudged"]
 
 
+@pytest.mark.heavy
 def test_a_fault_is_shown_in_its_clearest_case(service: LiveService) -> None:
     """Exchanged pads are one fault, which the hint of an ordinary problem names; its smallest problem has a pixel."""
     (fault,) = checked("pads_exchanged", service.url, cases=16)["faults"]
@@ -90,6 +91,7 @@ def test_bits_that_differ_are_counted_in_digits(service: LiveService) -> None:
     assert re.search(r"[67]\.\d of 7\.2 decimal digits are the same", fault["text"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["group_offset", "tf32_inputs", "input_modified", "cached", "nan_masked"])
 def test_reproducers_show_the_fault(name: str, service: LiveService, tmp_path: Path) -> None:
     """The problem is small; its script fails with the faulty kernel, not with the right one, and needs no convgrad."""
@@ -165,6 +167,7 @@ def test_a_program_is_checked(service: LiveService) -> None:
     assert [(fault["kind"], "SIGABRT" in fault["text"]) for fault in data["faults"]] == [("crashed", True)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", ["", "/rpc"])
 def test_a_server_is_checked(path: str, service: LiveService) -> None:
     """The service itself passes as a server of the Open Inference Protocol and of JSON-RPC, all operations."""

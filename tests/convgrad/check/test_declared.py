@@ -38,6 +38,7 @@ def test_a_kernel_passes_as_what_it_declares(service: LiveService) -> None:
     jsonschema.validate(json.loads(json.dumps(data)), json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
+@pytest.mark.heavy
 def test_a_declaration_hides_no_fault(service: LiveService, tmp_path: Path) -> None:
     """A TF32 kernel that leaves out an image fails; its script shows that with it, and not with one that does not."""
     data = checked("tf32_last_image", service.url, cases=30, arithmetic=TF32, only=["normal"])

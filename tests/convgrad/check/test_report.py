@@ -151,6 +151,7 @@ def test_reports_that_were_cut(report: Data, tmp_path: Path) -> None:
             load(str(path))
 
 
+@pytest.mark.heavy
 def test_the_command(service: LiveService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A check writes all reports and exits with 1; another goes on from it; two are compared."""
     path = {name: str(tmp_path / name) for name in ("a.json", "b.json", "a.html", "a.xml", "scripts")}

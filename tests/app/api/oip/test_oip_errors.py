@@ -128,6 +128,7 @@ def test_a_compression_bomb_is_rejected_early(tight_http: httpx.Client) -> None:
     assert "exceeds the limit" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
 
 
+@pytest.mark.heavy
 def test_limits(tight_http: httpx.Client) -> None:
     """Bodies, heads and calls over a limit are 413."""
     oip.error(oip.post(tight_http, OP, bytes(5 << 20)), 413)
