@@ -1,9 +1,10 @@
 """Try the verdict of `verify` on honest kernels that declare their arithmetic.
 
-    python -m benchmarks.verdict_declared [--most 400000] [--seed 0]
+    python -m benchmarks.verdict_declared [--most 400000] [--seed 0] [--layers]
 
 For each declaration, kind of data and length: the verdict, the shares of the limits of rules 1 and 2, and, in
-parentheses, whether some elements pass as plain f32, with their errors in units of an honest sum's.
+parentheses, whether some elements pass as plain f32, with their errors in units of an honest sum's. With `--layers` the
+kernels are those of a padded 3x3 layer, Winograd's algorithm and an FFT among them, judged in full and fast.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ from __future__ import annotations
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from benchmarks.verdict_sums import Array, compiled, trial
+from benchmarks.verdict_sums import DATA, Array, compiled, trial
+from tests.kernels.harness import problem_of
+from tests.problems import Case
+from tests.verify import test_arithmetic as layers
+from tests.verify.judged import verify
 from verify.arithmetic import Arithmetic, round_bits, truncate_bits
+from verify.fast import plan_fast_verification
+from verify.unit import plan_verification
 
 KINDS_OF_DATA = ("normal", "half positive", "positive", "smooth", "heavy tails", "integers")
 
@@ -49,8 +58,6 @@ def _products_of_parts(a: Array, b: Array, digits: int, parts: int) -> Array:
 
 
 def _segments(a: Array, b: Array, count: int, kind: str) -> Array:
-    import ml_dtypes
-
     to = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}[kind]
     total = _empty(a, b).astype(to)
     for some, others in zip(np.array_split(a, count, 1), np.array_split(b, count, 1), strict=True):
@@ -59,8 +66,6 @@ def _segments(a: Array, b: Array, count: int, kind: str) -> Array:
 
 
 def _kept(a: Array, b: Array, kind: str) -> Array:
-    import ml_dtypes
-
     to = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}[kind]
     total = _empty(a, b).astype(to)
     for k in range(a.shape[1]):
@@ -141,35 +146,97 @@ HONEST: dict[str, tuple[Arithmetic, Callable[[Array, Array], Array]]] = {
 """Honest kernels by name: what they declare, and their sums, O by I, of factors."""
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--most", type=int, default=400_000)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    rng = np.random.default_rng(chosen.seed)
-    lengths = [n for n in (64, 2304, 25088, 400_000) if n <= chosen.most]
-    table: dict[str, dict[str, str]] = defaultdict(dict)
+PLANES = {64: (1, 8), 2304: (1, 48), 25_088: (128, 14), 401_408: (2048, 14)}
+"""Images, and pixels along a side, of gradients that sum so many products."""
+
+
+def _winograd(tile: int) -> tuple[Arithmetic, Callable[[Case, dict[str, Array]], Array]]:
+    def compute(case: Case, inputs: dict[str, Array]) -> Array:
+        return (layers.winograd if "Weights" in case.op else layers.forward_winograd)(case, inputs, tile)
+
+    return Arithmetic(algorithm=f"winograd F({tile}, 3)"), compute
+
+
+LAYERS: dict[str, tuple[Arithmetic, Callable[[Case, dict[str, Array]], Array]]] = {
+    "f32": (Arithmetic(), lambda case, inputs: case.expected(inputs)),
+    "TF32": (Arithmetic("tf32"), lambda case, inputs: case.expected(layers.each(inputs, round_bits, 11))),
+    "bf16": (Arithmetic("bf16"), lambda case, inputs: case.expected(layers.each(inputs, round_bits, 8))),
+    "3xTF32": (Arithmetic("3xtf32"), lambda case, inputs: layers.of_parts(case, inputs, 11, 2)),
+    "Winograd F(2, 3)": _winograd(2),
+    "Winograd F(4, 3)": _winograd(4),
+    "FFT": (Arithmetic(algorithm="fft"), layers.by_fft),
+    "images in bf16": (
+        Arithmetic(segments=2048, segment_sum="bf16"),
+        lambda case, inputs: layers.by_image(case, inputs, ml_dtypes.bfloat16)),
+}  # fmt: skip
+"""Honest kernels of a padded 3x3 layer: what they declare, and what they compute."""
+
+
+def judged_layers(rng: np.random.Generator, most: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the kernel, what it was tried on, and its report."""
+    for op in ("ConvolutionBackwardWeights", "Convolution"):
+        for n, (images, side) in PLANES.items():
+            if n > (most if "Weights" in op else min(most, 30_000)):
+                continue
+            case = replace(layers.LAYER, op=op, n=images, src_spatial=(side, side), dst_spatial=(side, side))
+            if "Weights" not in op:
+                case = replace(case, n=1, src_channels=n // 9)
+            for data in KINDS_OF_DATA:
+                inputs = {name: _of_kind(rng, data, tensor) for name, tensor in case.floats().items()}
+                for name, (said, kernel) in LAYERS.items():
+                    if "Weights" not in op and name in ("FFT", "images in bf16"):
+                        continue
+                    with np.errstate(all="ignore"):
+                        result = kernel(case, inputs)
+                    for plan in (plan_verification, plan_fast_verification):
+                        report = verify(case, inputs, result, plan(problem_of(case), arithmetic=said))
+                        how = "fast" if plan is plan_fast_verification else "full"
+                        yield name, f"{op} {n} {data} {how}", report
+
+
+def _of_kind(rng: np.random.Generator, data: str, tensor: Array) -> Array:
+    """Return numbers of a kind in the shape of a tensor, along whose pixels they are smooth or not."""
+    images, channels, *plane = tensor.shape
+    values = DATA[data](rng, images * math.prod(plane), channels).reshape(images, *plane, channels)
+    return np.ascontiguousarray(np.moveaxis(values, -1, 1).astype(np.float32))
+
+
+def judged_sums(rng: np.random.Generator, most: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the kernel, what it was tried on, and its report."""
     for data in KINDS_OF_DATA:
-        for n in lengths:
+        for n in (n for n in (64, 2304, 25088, 400_000) if n <= most):
             one = trial(rng, data, "f32", n, 12 if n < 100_000 else 6, 16 if n % 16 == 0 else 1)
             for name, (said, kernel) in HONEST.items():
                 if "sums" in name and "f64" not in name and n > 100_000:
                     continue
                 with np.errstate(all="ignore"):
-                    report = one.judge(kernel(one.a, one.b), arithmetic=said)
-                rules = {r["rule"]: r for r in report["rules"]}
-                m = rules["mean_square"]
-                share = m["measured"] / m["limit"] if m["limit"] else 0.0
-                word = "ok" if report["passed"] else "FAIL"
-                plain = report.get("arithmetic", {}).get("plain")
-                table[name][f"{data[:8]} {n}"] = f"{word} {share:.2f}/{rules['largest']['measured']:.2f}" + (
-                    "" if plain is None else f" ({'p' if plain['passed'] else 'F'} {plain['errors']:.2g})"
-                )
+                    yield name, f"{data[:8]} {n}", one.judge(kernel(one.a, one.b), arithmetic=said)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--most", type=int, default=400_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", action="store_true")
+    chosen = parser.parse_args()
+    rng = np.random.default_rng(chosen.seed)
+    table: dict[str, dict[str, str]] = defaultdict(dict)
+    passed = count = 0
+    for name, what, report in (judged_layers if chosen.layers else judged_sums)(rng, chosen.most):
+        rules = {r["rule"]: r for r in report["rules"]}
+        m = rules["mean_square"]
+        share = m["measured"] / m["limit"] if m["limit"] else 0.0
+        plain = report.get("arithmetic", {}).get("plain")
+        table[name][what] = f"{'ok' if report['passed'] else 'FAIL'} {share:.2f}/{rules['largest']['measured']:.2f}" + (
+            "" if plain is None else f" ({'p' if plain['passed'] else 'F'} {plain['errors']:.2g})"
+        )
+        passed, count = passed + report["passed"], count + 1
     for name, row in table.items():
         print(name)
         for column, text in row.items():
-            print(f"    {column:18} {text}")
+            print(f"    {column:58} {text}")
+    print(f"{passed} of {count} passed")
 
 
 if __name__ == "__main__":

@@ -53,13 +53,12 @@ def kept(case: Case, inputs: Inputs, kind: Any) -> Tensor:
 
 
 def winograd(case: Case, inputs: Inputs, tile: int) -> Tensor:
-    """Compute a 3x3 gradient by Winograd's F(3, tile) in f32."""
+    """Compute a padded 3x3 gradient by Winograd's F(3, tile) in f32."""
     a, g, b = (np.array(matrix, float).astype(np.float32) for matrix in _matrices(3, tile))
-    size, points = -(-14 // tile), tile + 2
-    src = np.pad(inputs["src"], ((0, 0), (0, 0), (1, size * tile - 13), (1, size * tile - 13)))
-    dst = np.pad(inputs["diff_dst"], ((0, 0), (0, 0), (0, size * tile - 14), (0, size * tile - 14)))
+    src, dst = (tiled(inputs[name], tile, before) for name, before in (("src", 1), ("diff_dst", 0)))
+    points = tile + 2
     total = np.zeros((points, points, case.dst_channels, case.src_channels), np.float32)
-    for y, x in np.ndindex(size, size):
+    for y, x in np.ndindex(*(-(-size // tile) for size in case.dst_spatial)):
         at = tile * y, tile * x
         wide = b @ src[:, :, at[0] : at[0] + points, at[1] : at[1] + points] @ b.T
         narrow = g @ dst[:, :, at[0] : at[0] + tile, at[1] : at[1] + tile] @ g.T
@@ -67,25 +66,31 @@ def winograd(case: Case, inputs: Inputs, tile: int) -> Tensor:
     return np.ascontiguousarray(np.einsum("ay,yxoi,bx->oiab", a, total, a))
 
 
+def tiled(tensor: Tensor, tile: int, before: int) -> Tensor:
+    """Pad planes by some pixels on each side, and to whole tiles."""
+    sides = [(before, before + -size % tile) for size in tensor.shape[2:]]
+    return np.pad(tensor, ((0, 0), (0, 0), *sides))
+
+
 def forward_winograd(case: Case, inputs: Inputs, tile: int) -> Tensor:
     """Compute a padded 3x3 convolution by Winograd's F(tile, 3) in f32."""
     a, g, b = (np.array(matrix, float).astype(np.float32) for matrix in _matrices(tile, 3))
-    size, points = -(-14 // tile), tile + 2
-    src = np.pad(inputs["src"], ((0, 0), (0, 0), (1, size * tile - 13), (1, size * tile - 13)))
+    src, points = tiled(inputs["src"], tile, 1), tile + 2
     narrow = np.einsum("xa,oiab,yb->xyoi", g, inputs["weights"], g)
-    result = np.empty((case.n, case.dst_channels, size * tile, size * tile), np.float32)
-    for y, x in np.ndindex(size, size):
+    result = np.zeros((case.n, case.dst_channels, *(size + -size % tile for size in case.dst_spatial)), np.float32)
+    for y, x in np.ndindex(*(-(-size // tile) for size in case.dst_spatial)):
         at = tile * y, tile * x
         wide = b @ src[:, :, at[0] : at[0] + points, at[1] : at[1] + points] @ b.T
         result[:, :, at[0] : at[0] + tile, at[1] : at[1] + tile] = a @ np.einsum("nixy,xyoi->noxy", wide, narrow) @ a.T
-    return np.ascontiguousarray(result[:, :, :14, :14])
+    height, width = case.dst_spatial
+    return np.ascontiguousarray(result[:, :, :height, :width])
 
 
 def by_fft(case: Case, inputs: Inputs) -> Tensor:
     """Compute a padded 3x3 gradient by transforms of whole planes in f32."""
-    assert case.kernel == (3, 3)
-    src, dst = (np.fft.rfft2(inputs[name], (16, 16)) for name in ("src", "diff_dst"))
-    found = np.fft.irfft2(np.einsum("nihw,nohw->oihw", src, dst.conj()), (16, 16))
+    height, width = planes = tuple(size + 2 for size in case.dst_spatial)
+    src, dst = (np.fft.rfft2(inputs[name], planes) for name in ("src", "diff_dst"))
+    found = np.fft.irfft2(np.einsum("nihw,nohw->oihw", src, dst.conj()), (height, width))
     assert found.dtype == np.float32
     return np.ascontiguousarray(np.roll(found, (1, 1), (2, 3))[:, :, :3, :3])
 
