@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from schemas.checks import CHECK_METHODS, CheckMethod
 from schemas.method_examples import Example, method_examples
 from schemas.rows import Operation
-from schemas.tables import OPERATIONS, find_operation
+from schemas.tables import OPERATIONS, CalledOperation, find_operation
 from schemas.wire import (
     OPERATION_NAME,
     CallOptions,
@@ -47,6 +47,8 @@ RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
 )
 
 _REF = "#/components/schemas/{model}"
+
+_OP: dict[str, Any] = {"name": "op", "required": True, **OPERATION_NAME}
 
 
 def openrpc_document(*, version: str = "1") -> dict[str, Any]:
@@ -118,63 +120,34 @@ def _member(request: type[BaseModel], name: str) -> dict[str, str]:
 
 
 def _service_methods() -> list[dict[str, Any]]:
-    op: dict[str, Any] = {"name": "op", "required": True, **OPERATION_NAME}
-    calls = [request_model(find_operation(row.name)) for row in OPERATIONS]
-    bodies = [validate_model(find_operation(row.name)) for row in OPERATIONS]
-    verifications = [verify_model(find_operation(row.name)) for row in OPERATIONS]
     anything: dict[str, Any] = {"type": "object"}
     return [
         _method("ops.list", "List the operations.", [], {"type": "array", "items": anything}),
-        _method("ops.describe", "Return the table of an operation as data.", [op], anything),
-        _method(
+        _method("ops.describe", "Return the table of an operation as data.", [_OP], anything),
+        _call_method(
             "ops.validate",
             "Check a call without computing it: resolved attributes, output shapes, plan and cost.",
-            [
-                op,
-                _param("attributes", _any_of(bodies, "attributes"), "Attributes of the operation."),
-                _param("inputs", _any_of(bodies, "inputs"), "Inputs: dtype and shape are enough."),
-                _param("options", _ref(CallOptions), "As in the call itself.", required=False),
-            ],
-            _ref(ValidateReply),
+            validate_model,
+            "Inputs: dtype and shape are enough.",
+            "As in the call itself.",
+            ValidateReply,
         ),
-        {
-            **_method(
-                "ops.verify",
-                "Compare a result, one more input named like the output, with the float64 reference.",
-                [
-                    op,
-                    _param("attributes", _any_of(verifications, "attributes"), "Attributes of the operation."),
-                    _param("inputs", _any_of(verifications, "inputs"), "The inputs of the call, and its result."),
-                    _param(
-                        "options",
-                        _ref(CallOptions),
-                        "deadline_ms, explain, fast and arithmetic; the others have no effect.",
-                        required=False,
-                    ),
-                ],
-                _ref(VerifyReply),
-            ),
-            "errors": _errors(),
-        },
-        {
-            **_method(
-                "ops.tolerance",
-                "Return how far honest results of a call may be from its float64 reference, element by element.",
-                [
-                    op,
-                    _param("attributes", _any_of(calls, "attributes"), "Attributes of the operation."),
-                    _param("inputs", _any_of(calls, "inputs"), "The inputs of the call."),
-                    _param(
-                        "options",
-                        _ref(CallOptions),
-                        "encoding, deadline_ms, outputs (one) and arithmetic.",
-                        required=False,
-                    ),
-                ],
-                _ref(ToleranceReply),
-            ),
-            "errors": _errors(),
-        },
+        _call_method(
+            "ops.verify",
+            "Compare a result, one more input named like the output, with the float64 reference.",
+            verify_model,
+            "The inputs of the call, and its result.",
+            "deadline_ms, explain, fast and arithmetic; the others have no effect.",
+            VerifyReply,
+        ),
+        _call_method(
+            "ops.tolerance",
+            "Return how far honest results of a call may be from its float64 reference, element by element.",
+            request_model,
+            "The inputs of the call.",
+            "encoding, deadline_ms, outputs (one) and arithmetic.",
+            ToleranceReply,
+        ),
         {
             **_method(
                 "graph.run",
@@ -193,6 +166,25 @@ def _service_methods() -> list[dict[str, Any]]:
         *(_check_method(name, method) for name, method in CHECK_METHODS.items()),
         _method("rpc.discover", "Return this document.", [], anything),
     ]
+
+
+def _call_method(
+    name: str,
+    summary: str,
+    model: Callable[[CalledOperation], type[BaseModel]],
+    inputs: str,
+    options: str,
+    result: type[BaseModel],
+) -> dict[str, Any]:
+    """Describe a method whose parameter `op` names the operation of a call."""
+    requests = [model(find_operation(row.name)) for row in OPERATIONS]
+    params = [
+        _OP,
+        _param("attributes", _any_of(requests, "attributes"), "Attributes of the operation."),
+        _param("inputs", _any_of(requests, "inputs"), inputs),
+        _param("options", _ref(CallOptions), options, required=False),
+    ]
+    return {**_method(name, summary, params, _ref(result)), "errors": _errors()}
 
 
 def _check_method(name: str, method: CheckMethod) -> dict[str, Any]:

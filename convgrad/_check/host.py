@@ -38,9 +38,6 @@ __all__ = ["Guarded", "main"]
 
 Array = npt.NDArray[Any]
 
-_PAGE = mmap.PAGESIZE
-_CANARY = 0xA5
-
 
 class Guarded:
     """A tensor in memory of its own, which ends (or begins) at a page that can't be touched.
@@ -49,13 +46,17 @@ class Guarded:
     writes beyond the tensor are still seen by `intact`.
     """
 
+    around = 0xA5
+    """What the bytes around the tensor hold."""
+
     def __init__(self, shape: Sequence[int], dtype: np.dtype[Any], fill: int, *, at_end: bool, aligned: bool) -> None:
         size = prod(shape) * dtype.itemsize
-        pages = max(1, -(-(size + 128) // _PAGE))
-        self._map = mmap.mmap(-1, (pages + 2) * _PAGE)
-        first, last = _PAGE, (pages + 1) * _PAGE
+        page = mmap.PAGESIZE
+        pages = max(1, -(-(size + 128) // page))
+        self._map = mmap.mmap(-1, (pages + 2) * page)
+        first, last = page, (pages + 1) * page
         raw = np.frombuffer(self._map, np.uint8)
-        raw[first:last] = _CANARY
+        raw[first:last] = self.around
         start = last - size if at_end else first
         if aligned:
             start = start // 64 * 64
@@ -65,22 +66,16 @@ class Guarded:
         self._raw = raw
         raw[start : start + size] = fill
         self.array: Array = raw[start : start + size].view(dtype).reshape(shape)
-        _protect(raw.ctypes.data, _PAGE)
-        _protect(raw.ctypes.data + last, _PAGE)
+        for start in (0, last) if sys.platform != "win32" else ():
+            ctypes.CDLL(None).mprotect(ctypes.c_void_p(raw.ctypes.data + start), ctypes.c_size_t(page), 0)
 
     @property
     def intact(self) -> bool:
         """Whether the bytes around the tensor are unchanged."""
         first, start, stop, last = self._inside
-        return bool((self._raw[first:start] == _CANARY).all() and (self._raw[stop:last] == _CANARY).all())
+        return bool((self._raw[first:start] == self.around).all() and (self._raw[stop:last] == self.around).all())
 
 
-def _protect(address: int, size: int) -> None:
-    if _LIBC is not None:
-        _LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0)
-
-
-_LIBC = None if sys.platform == "win32" else ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PACKAGE, _STDLIB = str(Path(__file__).parent), str(Path(os.__file__).parent)
 
@@ -107,8 +102,7 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        assert _LIBC is not None
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     pipe = _Pipe(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -18,7 +18,7 @@ from convgrad._arithmetic import described
 from convgrad._check import frameworks
 from convgrad._check.cases import EXACT, Array, Case
 from convgrad._check.examine import FAULTS, Fault
-from convgrad._check.host import _CANARY, Guarded, _protect
+from convgrad._check.host import Guarded
 from convgrad._check.judge import Judge, as_read
 from convgrad._check.problems import DATA_FORMATS, DTYPES, OPS, WEIGHTS_FORMATS, Problem
 from convgrad._check.relations import RELATIONS
@@ -60,8 +60,7 @@ def reproducer(case: Case, fault: Fault, kernel: str, arrays: str, judge: Judge)
         of_read=" (of inputs that are rounded as declared)" if any(ways) else "",
         imports="import ml_dtypes\n" if case.problem.dtype == "bf16" else "",
         kernel=_kernel(kernel, arrays),
-        guarded=f"_PAGE, _CANARY, _LIBC = mmap.PAGESIZE, {_CANARY}, ctypes.CDLL(None)\n\n\n{getsource(Guarded)}\n\n"
-        + getsource(_protect),
+        guarded=getsource(Guarded),
         calls=",\n".join(_call(*each) for each in calls),
         rms=repr(float(rms)),
         largest=repr(float(largest)),
