@@ -114,7 +114,7 @@ def _report(
     else:
         part = projection.suspect(inputs, result, stop)
     report = _part_report(task, part, result, stop)
-    if not projected.passed and report["passed"] and report["difficulty"] > 1:
+    if not projected.passed and report["passed"]:
         projected = projection.judge(inputs, slots, stop, report["difficulty"])
     return report | {
         "shape": list(problem.output_shape),

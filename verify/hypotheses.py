@@ -21,7 +21,7 @@ from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
-from verify.arithmetic import Rounding, round_bits, truncate_bits
+from verify.arithmetic import Arithmetic, Rounding, round_bits, truncate_bits
 from verify.blocks import blocks
 from verify.compared import Compared
 from verify.evaluate import evaluate, evaluation_work
@@ -118,7 +118,7 @@ def causes(
 
 def _likely(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop, *, partial: bool) -> list[Cause]:
     """Return the causes that may be significant if more elements are looked at."""
-    found, part = [], sums.part
+    found, part = sums.cut(), sums.part
     for name, rounding in roundings:
         found += _of_inputs(sums, name, _predicted(part, rounding, stop), part.problem)
     for name, values in _partial(part, stop) if partial else ():
@@ -129,7 +129,7 @@ def _likely(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop
 
 def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop) -> bool:
     """Whether the first hypotheses, each about all inputs, explain anything."""
-    noticed = False
+    noticed = any(cause.significance >= _SIGNIFICANT for cause in sums.cut())
     for name, rounding in roundings[:_FIRST]:
 
         def change(values: Array, place: int, rounding: Rounding = rounding) -> Array:  # noqa: ARG001
@@ -152,6 +152,7 @@ class _Errors:
     weight: Array
     known: npt.NDArray[np.bool_]
     independent: float
+    arithmetic: Arithmetic
 
     @classmethod
     def of(cls, compared: Compared, model: Model, part: Part, distinct: float) -> _Errors | None:
@@ -171,16 +172,31 @@ class _Errors:
             return None
         weight = 1 / np.maximum(sigma[known], 2.0**-1022)
         shown = np.unique(np.abs(exact[known])).size
-        return cls(part, error[known] * weight, exact, weight, known, min(float(shown), distinct))
+        return cls(part, error[known] * weight, exact, weight, known, min(float(shown), distinct), model.arithmetic)
 
-    def explained(self, name: str, predicted: Array) -> Cause | None:
-        """Return the cause if the errors may be those that it predicts of the part."""
+    def cut(self) -> list[Cause]:
+        """Return the cause that the exact sums were rounded toward zero, unless sums are declared to be cut.
+
+        It must also be true of those that are nearer to the larger number, and of all of their errors: nearly equal
+        sums are all rounded to one number.
+        """
+        name, step = "the results were rounded toward zero", ulp(self.exact, self.part.problem.dtype)
+        with np.errstate(invalid="ignore"):
+            steps = self.exact / step
+            lost = (np.trunc(steps) - steps) * step
+            telling = np.where(np.trunc(steps) == np.rint(steps), 0.0, lost)
+        if self.arithmetic.truncates or self.explained(name, telling, along=True) is None:
+            return []
+        cause = self.explained(name, lost)
+        return [] if cause is None else [cause]
+
+    def explained(self, name: str, predicted: Array, *, along: bool = False) -> Cause | None:
+        """Return the cause if the errors may be those that it predicts of the part, with those `along` the sums."""
         with np.errstate(all="ignore"):
             predicted = predicted[self.known] * self.weight
-            along = self.exact[self.known] * self.weight
-            along /= np.linalg.norm(along) or 1.0
-            rest = predicted - (predicted @ along) * along
-            errors = self.errors - (self.errors @ along) * along
+            sums = self.exact[self.known] * (0.0 if along else self.weight)
+            sums /= np.linalg.norm(sums) or 1.0
+            rest, errors = (each - (each @ sums) * sums for each in (predicted, self.errors))
             norms = float(np.linalg.norm(rest)), float(np.linalg.norm(errors))
             if not all(0 < norm < np.inf for norm in norms):
                 return None

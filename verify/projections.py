@@ -188,8 +188,11 @@ class Projection:
             add_signed(_lines(result[image], one), one.dtype, signs, *(by_position[at] for at in parts))
         rows[-1] *= 4.0 ** (1 - DTYPES[one.dtype].digits)  # units in the last place
 
-    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected:
-        """Judge the projected errors, of data that are harder to sum than a random order."""
+    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float | None = None) -> Projected:
+        """Judge the projected errors; with a `difficulty` of sums whose elements, judged by themselves, pass.
+
+        What is lost may then be the same share of all sums, and so of their projections.
+        """
         one, count, places = self.original, self.count, prod(self.positions)
         total, facts = slots[:, :-3].sum(0), slots[:, -3:].max(0)
         if one.forward:
@@ -222,8 +225,10 @@ class Projection:
         exactly = facts[2] == 0 and largest < most and largest * many < 2.0**53
         exactly &= not said.noise or max(facts[0], facts[1]) < 2.0**said.digits
         errors = got - exact[:count]
+        if difficulty is not None:
+            squares = np.maximum(squares, np.square(exact[:count]))
         return Projected.of(
-            one, said, errors, exact[count], squares, steps / 12, terms, many, difficulty, exactly=bool(exactly)
+            one, said, errors, exact[count], squares, steps / 12, terms, many, difficulty or 1.0, exactly=bool(exactly)
         )
 
     def _projected_weights(self, weights: Storage) -> Array:
@@ -312,16 +317,19 @@ class Projected:
     ) -> Projected:
         """Judge errors by projection and position, given sums over all elements of a position.
 
-        `squares` sums the squared products, `results` the squared results, `once` the variances of the roundings.
+        `squares` sums the squared products, `results` the squared results, also by projection, `once` the variances of
+        the roundings.
         """
         count, places = errors.shape
         with np.errstate(all="ignore"):
-            some = squares > 0
-            coherence = float(np.nan_to_num(np.mean(results[some] / squares[some]), nan=1.0)) if some.any() else 1.0
+            some, results = squares > 0, np.atleast_2d(results)
+            share = results[:, some] / squares[some]
+            coherence = float(np.nan_to_num(np.mean(share), nan=1.0)) if some.any() else 1.0
             likely = np.maximum(results, coherence * squares)
             model = Model.of(problem, arithmetic, coherence)
             of_sum, of_spread, rest = model.weights(terms)
-            from_sum, from_spread = (_sources(problem, arithmetic, each) for each in (likely, squares))
+            from_sum = np.array([_sources(problem, arithmetic, each) for each in likely])
+            from_spread = _sources(problem, arithmetic, squares)
             growth = np.square(difficulty * np.broadcast_to(model.growth.reshape(-1), (places,)))
             summing = growth * (of_sum * from_sum + of_spread * from_spread + rest * many)
             expected = once + summing + 2.0**-1000
@@ -330,7 +338,7 @@ class Projected:
             sizes = np.square(errors) / expected
             measured, limit = float(np.mean(sizes)), float(np.mean(allowed / expected))
             # each position alone: the mean of few squares, among many
-            alone = accumulation_slack(count) * (summing + _ROUNDING / 4 * once)
+            alone = accumulation_slack(count) * (summing.mean(0) + _ROUNDING / 4 * once)
             by_place = np.nan_to_num(np.square(errors).mean(0) / (alone + 2.0**-1000), nan=np.inf)
             typical = float(np.mean(squares / expected))
             every = min(1.0, limit / typical) if typical > 0 else 1.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
 from tests.verify import judged
+from verify.arithmetic import Arithmetic
 from verify.fast import plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
 
@@ -122,3 +124,18 @@ def test_projected_sums_are_those_of_the_result(op: str, data_format: str) -> No
     judged = projection.judge(tensors, slots, lambda: False)
     assert judged is not None
     assert judged.exact
+
+
+@pytest.mark.parametrize("images", [256, 1024])
+def test_sums_that_all_lose_the_same_share(images: int) -> None:
+    """Positive images added in bf16 come to a halt, in all elements alike: honest as declared, with any projections."""
+    case = Case(n=images, src_channels=12, dst_channels=8, src_spatial=(4, 4), dst_spatial=(4, 4), kernel=(1, 1))
+    inputs = {name: np.abs(tensor) for name, tensor in case.floats().items()}
+    total = np.zeros(case.output_shape, ml_dtypes.bfloat16)
+    for image in range(images):
+        one = {name: tensor[image : image + 1] for name, tensor in inputs.items()}
+        total = total + replace(case, n=1).expected(one).astype(total.dtype)
+    said = Arithmetic(segments=images, segment_sum="bf16")
+    for seed in range(4):
+        plan = plan_fast_verification(problem_of(case), arithmetic=said, seed=seed)
+        assert judged.verify(case, inputs, total.astype(np.float32), plan)["passed"], seed

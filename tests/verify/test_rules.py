@@ -58,6 +58,19 @@ def test_narrow_inputs_are_named(bits: int, name: str, positive: bool) -> None:
         assert one["causes"][0]["cause"] == "the second input, diff_dst, was read as TF32"
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_results_rounded_toward_zero_are_named(dtype: str) -> None:
+    """Results that were cut fail, also in f32, where an honest sum may be as far off, but not to one side."""
+    case = replace(LAYER, dtype=dtype)
+    inputs, exact = case.floats(), case.exact(case.floats())
+    near = case.rounded(exact)
+    assert verify(case, inputs, near)["passed"]
+    larger = np.abs(near.astype(np.float64)) > np.abs(exact)
+    report = verify(case, inputs, np.where(larger, np.nextafter(near, near.dtype.type(0)), near).astype(near.dtype))
+    assert not report["passed"]
+    assert report["causes"][0]["cause"] == "the results were rounded toward zero"
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_images_added_in_the_narrow_dtype(dtype: str) -> None:
     """Sums of images that were rounded one by one fail the mean square, and are named."""
