@@ -1,11 +1,12 @@
 """Where a result is wrong: the smallest set of channels, taps, images and pixels that holds the wrong elements.
 
-And what these have in common: zero, NaN, one value, a multiple of what is right, or the value of another element.
+And what these have in common: zero, NaN, one value, cleared bits, a multiple of what is right, or the value of another
+element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.dtypes import DTYPES
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
-from kernels.reference import widen
+from kernels.reference import narrow, widen
 from verify.blocks import blocks
 from verify.layout import in_data_order, in_weights_order
+from verify.model import ulp
 
 __all__ = ["Where", "axis_names", "where"]
 
@@ -155,23 +158,33 @@ def _alike(problem: ConvProblem, wrong: npt.NDArray[np.bool_], result: Storage, 
     index = tuple(places.T)
     values, right = widen(result[index], problem.dtype), exact[index]
     with np.errstate(all="ignore"):
-        if np.isnan(values).mean() >= _MOST:
-            return "NaN"
-        if np.isinf(values).mean() >= _MOST:
-            return "Inf"
-        if len(values) > 1 and (values == values[0]).mean() >= _MOST:
-            return f"{values[0]:.6g}"
-        if (values == 0).mean() >= _MOST:
-            return "0"
+        for common, words in _kinds(values, right, problem.dtype):
+            if common.mean() >= _MOST:
+                return words
         size = np.maximum(np.abs(right), 1e-3 * np.sqrt(np.mean(np.square(right))))
-        for factor, words in (
-            (2.0, "twice what is right"),
-            (-1.0, "of the wrong sign"),
-            (0.5, "half of what is right"),
-        ):
+        for factor, words in _FACTORS.items():
             if (np.abs(values - factor * right) <= 2.0**-7 * size).mean() >= _MOST and len(values) > 1:
                 return words
         return _of_another(places, values, exact, axis_names(problem))
+
+
+def _kinds(values: Array, right: Array, dtype: str) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
+    """Yield which values are of a kind that says something by itself, and which one, the most telling first."""
+    rounded, zero = widen(narrow(right, dtype), dtype), values == 0
+    finite, signs = np.isfinite(values), np.signbit(values) != np.signbit(rounded)
+    yield np.isnan(values) & ~np.isnan(rounded), "NaN"
+    yield np.isinf(values) & ~np.isinf(rounded), "Inf"
+    yield zero & np.isnan(rounded), "0 where NaN is right"
+    yield finite & np.isnan(rounded), "finite where NaN is right"
+    yield finite & np.isinf(rounded), "finite where Inf is right"
+    yield zero & (rounded == 0) & signs, "0 of the wrong sign"
+    yield zero & (right != 0) & (np.abs(right) < 2.0 ** DTYPES[dtype].least), "0 where subnormal numbers are right"
+    yield (values == values[0]) & (len(values) > 1), f"{values[0]:.6g}"
+    yield zero, "0"
+    if len(values) > 1:
+        for bits, words in ((1, "the last bit, which is 0"), (2, "the last two bits, which are 0")):
+            step = ulp(rounded, dtype) * 2**bits
+            yield (np.trunc(rounded / step) * step == values) & (values != 0), f"right but for {words}"
 
 
 def _of_another(places: Ints, values: Array, exact: Array, names: Sequence[str]) -> str | None:

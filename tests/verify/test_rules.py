@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from math import sqrt
@@ -144,6 +145,31 @@ def test_unwritten_and_repeated_elements() -> None:
     assert verify(LAYER, inputs, result)["where"]["text"].endswith("dst channel >= 4, and they are NaN")
     result[4:] = result[:4]
     assert verify(LAYER, inputs, result)["where"]["text"].endswith("they are what is right at dst channel - 4")
+
+
+@pytest.mark.parametrize(
+    ("special", "change", "alike"),
+    [
+        ((np.nan, 0), lambda right: np.where(np.isnan(right), 0, right), "0 where NaN is right"),
+        ((np.inf, 0), lambda right: np.clip(right, -3e38, 3e38), "finite where Inf is right"),
+        ((1, -1), lambda right: np.where(right == 0, np.float32(-0.0), right), "0 of the wrong sign"),
+        ((2.0**-130, 0), lambda right: np.where(right < 2.0**-126, 0, right), "0 where subnormal numbers are right"),
+        ((2897, 0), lambda right: right - (right > 2**23) * (right % 2), "right but for the last bit, which is 0"),
+    ],
+)  # fmt: skip
+def test_special_values_and_bits_that_are_lost(
+    special: tuple[float, float], change: Callable[[Tensor], Tensor], alike: str
+) -> None:
+    """What kernels do to NaN, Inf, zeros, small numbers and bits is said of the elements that it is done to."""
+    pixel = (1, 1)
+    case = replace(LAYER, n=2, kernel=pixel, src_spatial=pixel, dst_spatial=pixel, pads_begin=(0, 0), pads_end=(0, 0))
+    inputs = {"src": np.ones((2, 6, 1, 1), np.float32), "diff_dst": np.ones((2, 8, 1, 1), np.float32)}
+    inputs["src"][:, ::2, 0, 0] = [2897, 2899, 2901]  # odd products of 24 bits
+    inputs["diff_dst"][:, 3, 0, 0] = special
+    right = case.expected(inputs)
+    assert verify(case, inputs, right)["passed"]
+    where = verify(case, inputs, np.ascontiguousarray(change(right), np.float32))["where"]
+    assert where["alike"] == alike, where["text"]
 
 
 @pytest.mark.parametrize("magnitudes", [(0, 0), (-20, 20), (-300, -290), (150, 160)])
