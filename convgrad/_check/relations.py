@@ -64,7 +64,8 @@ def _split(case: Case, inputs: dict[str, Array], result: Array, run: Run) -> Ite
     if _is_data(case.problem.output):
         yield _unsigned(np.concatenate(parts)), _unsigned(result)
     else:
-        yield _unsigned(parts[0] + parts[1]), _unsigned(result)
+        with np.errstate(invalid="ignore", over="ignore"):
+            yield _unsigned(parts[0] + parts[1]), _unsigned(result)
 
 
 def _unsigned(values: Array) -> Array:
