@@ -234,12 +234,14 @@ _SPECIAL: dict[str, tuple[float, Callable[[Array], Array]]] = {
 def _effect(one: Trial, fault: Array) -> tuple[float, float]:
     """Return the size of a fault as the share of random products with the same effect: on average, and at its largest.
 
-    The limits are those of typical elements: some have limits that are a few times as large.
+    The limits are those of typical elements: some have limits that are a few times as large. A result that is nearer to
+    the exact one than the honest one is, where sums are narrow, is no further off than that.
     """
     exact, spread = (each.reshape(one.b.shape[0], -1) for each in (one.sums.high, one.sums.spread))
     with np.errstate(all="ignore"):
         honest_one = _product(one, one.a, one.b).astype(float)
-        change = np.abs(fault.astype(float) - honest_one)
+        wide = fault.astype(float)
+        change = np.minimum(np.abs(wide - honest_one), np.abs(wide - exact))
         off = np.square(change / spread)
         mean = np.square(exact / spread)
         share = 2 * off / (1 + np.sqrt(1 + 4 * off * mean))
