@@ -19,7 +19,7 @@ from app.api.rpc import routes as rpc
 from app.calls.metrics import ServiceMetrics
 from app.calls.service import Service
 from app.http.cross_origin import CrossOriginProtection
-from app.http.exchange import Exchanges, Limits
+from app.http.exchange import BodyLimits, Exchanges
 from app.http.keys import FREE_PAGES, Authentication, make_key_ring
 from app.http.protocol import SLOW_S
 from app.pool.buffers import SegmentPool
@@ -75,7 +75,7 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     checks = [CrossOriginProtection(settings).check]
     if (keys := make_key_ring(settings)) is not None:
         checks.append(Authentication(keys, free).check)
-    limits = Limits(int(settings.body_limit), settings.deadline_s, slow_s)
+    limits = BodyLimits(int(settings.body_limit), settings.deadline_s, slow_s)
     stack = telemetry.tracing.around(Exchanges(Routes(ROUTERS), limits, telemetry, checks))
     if settings.cors:
         stack = CORSMiddleware(

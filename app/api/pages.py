@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from app.api.documents import OPENAPI, OPENRPC
 from app.api.routing import Application, Routes, service_of
 from app.calls.service import Service
-from app.http.exchange import Exchanges, Limits
+from app.http.exchange import BodyLimits, Exchanges
 from app.http.protocol import HttpProtocol
 from app.http.sockets import address_of
 from app.replies.errors import error_headers
@@ -80,7 +80,7 @@ class OpsPort(uvicorn.Server):
     def __init__(self, service: Service, listeners: list[socket.socket]) -> None:
         app = Application()
         app.state.service = service
-        app.stack = Exchanges(Routes([health]), Limits(0))  # no page reads a body
+        app.stack = Exchanges(Routes([health]), BodyLimits(0))  # no page reads a body
         super().__init__(
             uvicorn.Config(
                 app,

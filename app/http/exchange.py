@@ -25,7 +25,7 @@ from app.telemetry.context import ANYONE, CONTEXT, MONITORED, REQUEST_ID, Reques
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, DeadlineExceeded, Overloaded, TooLarge
 
-__all__ = ["Exchange", "Exchanges", "Limits", "exchange_of"]
+__all__ = ["BodyLimits", "Exchange", "Exchanges", "exchange_of"]
 
 _log = logging.getLogger("convgrad.request")
 
@@ -44,7 +44,7 @@ _RPC = "/rpc"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BodyLimits:
     """Limits of one request: bytes of its body, seconds until it must have arrived, and until its next bytes must."""
 
     body: int
@@ -64,7 +64,7 @@ class Exchange:
     or too slowly; `chunks` also `Cancelled` when the client disconnects.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: BodyLimits) -> None:
         self.scope = scope
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
@@ -247,7 +247,7 @@ class Exchanges:
     def __init__(
         self,
         app: ASGIApp,
-        limits: Limits,
+        limits: BodyLimits,
         telemetry: Telemetry | None = None,
         checks: Sequence[Callable[[Exchange], object]] = (),
     ) -> None:

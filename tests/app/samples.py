@@ -35,6 +35,9 @@ SMALL = Case(
     src_spatial=(5, 4), dst_spatial=(9, 8), kernel=(3, 2), strides=(2, 2), pads_begin=(1, 0), pads_end=(1, 0),
     weights_format="IOX", groups_axis="O",
 )  # fmt: skip
+CALL_PAGES = (f"/v1/ops/{SMALL.op}", "/rpc", f"/v2/models/{SMALL.op}/infer")
+"""A page of each API that computes."""
+
 _FORWARD = Case(
     op="ConvTranspose", n=2, src_channels=3, dst_channels=4, src_spatial=(5, 4), dst_spatial=(6, 5), kernel=(2, 2),
     weights_format="XOI", groups_axis="O", bias=True,

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from app.main import create_app
 from app.pool.jobs import Job
 from app.replies.errors import MAPPING
+from app.replies.formats import EVENTS, FORMATS
 from app.settings import Settings
 from schemas.tables import operation_names
 from tests.fuzz.parsers import RUNNER
@@ -28,7 +29,7 @@ BOUNDARY = b"X"
 
 _LIMIT = 1 << 20
 _STEPS = (_LIMIT, 509, 127, 53)
-_REPLIES = (b"*/*", b"application/x-npy", b"text/event-stream", b"application/x-tensor-stream")
+_REPLIES = (b"*/*", *(form.media_type.encode() for form in FORMATS))
 _PROBLEMS = {400, 404, 413, 415, 422, 503}
 _CODES = {reply.rpc_code for reply in MAPPING.values()} - {-32603}
 
@@ -60,7 +61,7 @@ def _app() -> FastAPI:
 def rpc(data: bytes) -> None:
     """Call /rpc: 200 with JSON-RPC responses or 204 with none, never a server error."""
     _, second, body = _apart(data)
-    accept = _REPLIES[2] if second & 16 else b"*/*"
+    accept = EVENTS.media_type.encode() if second & 16 else b"*/*"
     status, content = _post("/rpc", body, second, [(b"accept", accept)])
     if status == 200 and not second & 16:
         answers = json.loads(content)
@@ -86,7 +87,10 @@ def multipart(data: bytes) -> None:
 
 def _v1(first: int, second: int, body: bytes, content_type: bytes) -> None:
     page = f"/v1/ops/{_name(first)}" + ("/validate" if first & 32 else "")
-    headers = [(b"content-type", content_type), (b"accept", b"*/*" if first & 32 else _REPLIES[second >> 4 & 3])]
+    headers = [
+        (b"content-type", content_type),
+        (b"accept", b"*/*" if first & 32 else _REPLIES[(second >> 4) % len(_REPLIES)]),
+    ]
     status, content = _post(page, body, second, headers)
     if status not in (0, 200):
         assert status in _PROBLEMS, (status, content)

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.replies.formats import FORMATS
 from tests.app.samples import FRAMES, JSON, NPY, SMALL, SSE, document, parts, problem
 
 URL = f"/v1/ops/{SMALL.op}"
@@ -51,7 +52,7 @@ def test_no_acceptable_form_is_406(http: httpx.Client) -> None:
     """An Accept header that no reply form satisfies is rejected before the body is read."""
     headers = {"accept": "application/json;q=0, text/html", "content-type": JSON}
     found = problem(http.post(URL, content=b"?", headers=headers), 406, "not_acceptable")
-    assert found["supported"] == [JSON, NPY, SSE, FRAMES, "multipart/form-data"]
+    assert found["supported"] == [form.media_type for form in FORMATS]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/jsonx", ""])

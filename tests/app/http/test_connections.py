@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.telemetry.context import api_of
 from benchmarks.startup import memory_mib
 from tests.app.bare import connected
 from tests.app.samples import SMALL
@@ -75,7 +76,7 @@ def asked(service: LiveService, path: str, length: int) -> tuple[str, bytes]:
 @pytest.mark.parametrize("length", [len(CALL), 5 << 20])
 def test_rejected_clients_are_told_why(narrow: LiveService, path: str, length: int) -> None:
     """Each API reports the limit in its own form, even if the client first sends all of a large body."""
-    refusals = f'refusals_total{{api="{ {"v1": "rest", "v2": "oip"}.get(path[1:3], "rpc") }",reason="connections"}}'
+    refusals = f'refusals_total{{api="{api_of(path)}",reason="connections"}}'
     with full(narrow):
         before = metric(narrow, refusals)
         head, body = asked(narrow, path, length)

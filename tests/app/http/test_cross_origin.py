@@ -9,12 +9,11 @@ import pytest
 
 from app.http.cross_origin import is_allowed_host
 from app.settings import Settings
-from tests.app.samples import SMALL, parts, read, same_bits
+from tests.app.samples import CALL_PAGES, SMALL, parts, read, same_bits
 from tests.live import LiveService, running_service
 
-INFER = f"/v2/models/{SMALL.op}/infer"
 REGISTER = "/v2/systemsharedmemory/region/x/register"
-CALLS = ("/rpc", f"/v1/ops/{SMALL.op}", INFER, REGISTER)
+CALLS = (*CALL_PAGES, REGISTER)
 CROSS = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.exchange import Exchange, Exchanges, Limits
+from app.http.exchange import Exchange, Exchanges, BodyLimits
 from app.replies.body import send_body, send_head, send_piece
 from convgrad import Cancelled
 
-ANY = Limits(1 << 40)
+ANY = BodyLimits(1 << 40)
 
 
 def scope(**headers: str) -> Scope:
@@ -108,7 +108,7 @@ def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
 @pytest.mark.parametrize("headers", [{"content_length": "11"}, {"transfer_encoding": "chunked"}])
 def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
     """It is rejected by its declared length, or when it passes the limit; the rest is read before closing."""
-    app = Exchanges(_echo, Limits(10))
+    app = Exchanges(_echo, BodyLimits(10))
     sent = call(app, b"123456", b"78901", b"rest", **headers)
     assert sent[0]["status"] == 413
     assert json.loads(sent[1]["body"])["reason"] == "body"
@@ -117,7 +117,7 @@ def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
 
 def test_a_body_within_the_limit_passes() -> None:
     """A body of exactly the limit is accepted."""
-    app = Exchanges(_echo, Limits(10))
+    app = Exchanges(_echo, BodyLimits(10))
     assert call(app, b"12345", b"67890", transfer_encoding="chunked")[0]["status"] == 200
 
 

@@ -17,7 +17,7 @@ import pytest
 from app.http.keys import FREE_PAGES, Key, KeyRing, main, parse_keys
 from app.settings import Settings
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
+from tests.app.samples import CALL_PAGES, JSON, SMALL, SSE, digest, document, messages, post, read, same_bits, wait_for
 
 
 def test_lines_are_read() -> None:
@@ -197,8 +197,8 @@ def test_reloading_the_file_keeps_the_keys_of_the_text(tmp_path: Path) -> None:
 
 KEY = "cg_the-key-of-this-test"
 APIS = [
-    ("POST", "/v1/ops/ConvTranspose"), ("GET", "/v1/ops"), ("POST", "/v2/models/ConvTranspose/infer"), ("GET", "/v2"),
-    ("GET", "/nowhere"), ("GET", "/v2/models/stats"), ("GET", "/healthz/"), ("GET", "/rpc/"),
+    ("POST", CALL_PAGES[0]), ("POST", CALL_PAGES[2]), ("GET", "/v1/ops"), ("GET", "/v2"), ("GET", "/nowhere"),
+    ("GET", "/v2/models/stats"), ("GET", "/healthz/"), ("GET", "/rpc/"),
 ]  # fmt: skip
 
 

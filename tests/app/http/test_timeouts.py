@@ -9,7 +9,7 @@ import pytest
 
 from tests.app.bare import connected, multipart, replies
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE
+from tests.app.samples import CALL_PAGES, FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE
 from tests.hostile import wire
 
 pytestmark = pytest.mark.heavy
@@ -37,7 +37,7 @@ def test_a_missing_second_head_times_out(hasty: Resident) -> None:
         assert wire.read_all(sock).count(b"HTTP/1.1 200") == 1
 
 
-@pytest.mark.parametrize("path", [f"/v1/ops/{SMALL.op}", "/rpc", f"/v2/models/{SMALL.op}/infer"])
+@pytest.mark.parametrize("path", CALL_PAGES)
 def test_a_missing_body_times_out(hasty: Resident, path: str) -> None:
     """A body that stops is answered with the deadline error of its API, and nothing of it is kept."""
     with connected(hasty.url) as sock:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.telemetry.context import api_of
 from tests.app.bare import rest_connection
 from tests.app.resident import Resident
 from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, document, post
@@ -61,7 +62,7 @@ def test_encoding_of_a_large_reply_is_timed(tight: Resident, tight_http: httpx.C
     call = prepare(api, case, case.floats(), np.empty(0))
     before = scrape(tight)
     assert tight_http.post(call.path, content=call.content, headers=call.headers).status_code == 200
-    labels = {"api": {"rpc": "rpc", "oip": "oip"}.get(api[:3], "rest"), "part": "encode"}
+    labels = {"api": api_of(call.path), "part": "encode"}
     after = scrape(tight)
     assert grown(before, after, "convgrad_part_seconds_count", **labels) == 1
     assert grown(before, after, "convgrad_part_seconds_sum", **labels) > 0

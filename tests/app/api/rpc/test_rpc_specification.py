@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.rpc.methods import Method
 from app.api.rpc.routes import answer_rpc
 from app.calls.service import Service
-from app.http.exchange import Exchanges, Limits, exchange_of
+from app.http.exchange import Exchanges, BodyLimits, exchange_of
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
 from app.settings import Settings
@@ -47,7 +47,7 @@ def post(body: bytes) -> httpx.Response:
         await answer_rpc(exchange_of(scope), service, METHODS)
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=Exchanges(answer, Limits(1 << 30)))
+        transport = httpx.ASGITransport(app=Exchanges(answer, BodyLimits(1 << 30)))
         async with httpx.AsyncClient(transport=transport, base_url="http://API") as client:
             return await client.post("/rpc", content=body)
 
