@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.exchange import Exchange, Exchanges, BodyLimits
+from app.http.exchange import BodyLimits, Exchange, Exchanges
 from app.replies.body import send_body, send_head, send_piece
 from convgrad import Cancelled
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.rpc.methods import Method
 from app.api.rpc.routes import answer_rpc
 from app.calls.service import Service
-from app.http.exchange import Exchanges, BodyLimits, exchange_of
+from app.http.exchange import BodyLimits, Exchanges, exchange_of
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
 from app.settings import Settings
