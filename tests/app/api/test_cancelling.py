@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from app.calls.cancel import Cancellations
 from tests.app import graph
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SLOW, SMALL, SSE, document, read_tensor, rpc_request, same_bits
@@ -75,6 +76,17 @@ def test_only_the_call_of_the_same_session_and_id_is_cancelled(
         *_, last = events(response)
     assert call.cancelled
     assert (last["id"], last["error"]["code"]) == (1, -32002)
+
+
+def test_an_id_of_two_requests_cancels_neither() -> None:
+    """Callers choose ids themselves: while two requests have the same one, it names neither of them."""
+    running = Cancellations()
+    with running.register("tenant", "a", 1) as first:
+        with running.register("tenant", "a", 1) as second:
+            running.cancel("tenant", "a", 1)
+        assert (first.cancelled, second.cancelled) == (False, False)
+        running.cancel("tenant", "a", 1)
+    assert (first.cancelled, second.cancelled) == (True, False)
 
 
 @pytest.mark.heavy

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.app.bare import connected, form, replies, written
@@ -58,6 +59,21 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
             ((status, found),) = replies(sock, 1)
             assert status == 200, found
             assert found.endswith(EXPECTED.tobytes())
+
+
+def test_data_that_begins_like_a_boundary(resident: Resident) -> None:
+    """Of a body that is cut behind a line break that is data, what follows is not written over it."""
+    value = np.float32(35.25)  # whose third byte is a line break
+    inputs = {"src": np.full_like(INPUTS["src"], value), "diff_dst": np.ones_like(INPUTS["diff_dst"])}
+    head, body = form(LARGE.op, parts(LARGE, inputs))
+    cut = body.index(value.tobytes() * 2) + 4003
+    with connected(resident.url) as sock:
+        sock.sendall(head + body[:cut])
+        resident.until(lambda: resident.service.segments.stats().used > 0)
+        sock.sendall(body[cut:])
+        ((status, found),) = replies(sock, 1)
+    assert status == 200, found
+    assert found.endswith(LARGE.expected(inputs).tobytes())
 
 
 def test_bodies_that_arrive_together(resident: Resident) -> None:

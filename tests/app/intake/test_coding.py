@@ -62,6 +62,12 @@ def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, enc
     assert sum(map(len, pieces)) <= 1 << 20
 
 
+@pytest.mark.parametrize(("coding", "encode"), CODERS)
+def test_a_body_may_have_as_many_bytes_as_the_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
+    """A body of exactly the limit is decoded."""
+    assert decoded(coding, [encode(bytes(1 << 20))], []) == bytes(1 << 20)
+
+
 @pytest.mark.parametrize("text", [b"", b"x"])
 def test_many_members(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a body in thousands of members, few are decompressed at a time, without copying the rest for each."""

@@ -121,6 +121,14 @@ async def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
         np.testing.assert_array_equal(result, compute(LONG, *inputs, reference=True))
 
 
+async def test_a_deadline_ends_a_tiny_job(two: Fleet) -> None:
+    """A job that is computed in the server's process fails too if its deadline has passed."""
+    job = two.job(plan(TINY), random_inputs(TINY), deadline=soon(-1.0))
+    with pytest.raises(DeadlineExceeded):
+        await two.engine.run_here(job)
+    two.release(job)
+
+
 def test_a_spare_worker_goes_past_long_units() -> None:
     """While the only worker has a long unit, a spare one computes short ones, and no other long one."""
     inputs = random_inputs(TINY)
