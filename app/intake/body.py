@@ -158,8 +158,8 @@ async def decompressed(chunks: AsyncIterator[bytes | memoryview], coding: str, l
     inflate: Any = None
     made = members = 0
     async for chunk in chunks:
-        rest = memoryview(chunk)
-        while rest:
+        rest, more = memoryview(chunk), False
+        while rest or more:
             step = _PIECE
             if inflate is None or (inflate.eof and coding == "gzip"):
                 members += 1
@@ -175,6 +175,7 @@ async def decompressed(chunks: AsyncIterator[bytes | memoryview], coding: str, l
                 raise ParseError(f"the body is not valid {coding}, as its Content-Encoding claims") from None
             left = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
             rest = rest[len(fed) - len(left) :]
+            more = len(piece) == _PIECE and not inflate.eof  # zlib may hold some that did not fit the piece
             made += len(piece)
             if made > limit:
                 msg = f"the decompressed body exceeds the limit of {limit} bytes"

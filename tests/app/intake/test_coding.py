@@ -63,6 +63,13 @@ def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, enc
 
 
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
+@pytest.mark.parametrize("size", [131_072, 131_073, 131_200, 262_300])
+def test_a_body_ends_anywhere_in_a_piece(coding: str, encode: Callable[[bytes], bytes], size: int) -> None:
+    """What zlib still holds when the compressed bytes are used up is decoded as well."""
+    assert decoded(coding, [encode(bytes(size))], []) == bytes(size)
+
+
+@pytest.mark.parametrize(("coding", "encode"), CODERS)
 def test_a_body_may_have_as_many_bytes_as_the_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
     """A body of exactly the limit is decoded."""
     assert decoded(coding, [encode(bytes(1 << 20))], []) == bytes(1 << 20)
