@@ -132,9 +132,9 @@ async def test_a_unit_that_crashes_workers_fails_its_job(two: Fleet, number: sig
 
 
 async def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
-    """A worker that notices the stop is not killed, and takes the next job in the same process."""
-    pids = two.pids
-    job = two.job(plan(SLOW, workers=2, reference=True), random_inputs(SLOW))
+    """A worker that notices the stop ends both of its units and is not killed, and takes the next job."""
+    pids, before = two.pids, two.counters["units"]
+    job = two.job(plan(SLOW, workers=256, reference=True), random_inputs(SLOW))
     with Frozen(two.pids):
         reading = asyncio.ensure_future(two.engine.run(job))
         await two.until(two.busy)
@@ -143,6 +143,7 @@ async def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert not two.busy()
+    assert two.counters["units"] == before, "no unit was computed to its end"
     assert two.pids == pids
     await two.check()
     assert two.pids == pids
