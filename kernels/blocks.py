@@ -129,21 +129,11 @@ class Sums:
     most_dot_slab_bytes: int = 16 << 20
     """Packed bytes of one slab at the most, within a worker's room of 64 MiB."""
 
-    many_sums_bytes: int = 6 * CACHES.l2_dots
-    """Accumulators so large that larger slabs, which pass over them less often, pay."""
-
-    inside_channels: int = 32
-    """Channels of the wide tensor, two tiles, that are packed at a time at the least with images inside: then slabs are
-    larger."""
-
     walk_pixels: int = 512
     """Pixels of one walk at the most: those of 32 channels leave room in the first cache, or in the second."""
 
     staged_pixels: tuple[int, int, int] = (320, 192, 128)
     """Those of a walk of staged rows, by the number of parts of a value, which should stay in the first cache."""
-
-    inside_pixels: tuple[int, int, int] = (2048, 512, 512)
-    """Those of a walk over images inside, likewise: products of parts are summed by themselves first."""
 
     # forward operations (`kernels.forward`)
 
@@ -274,9 +264,6 @@ class Steps:
 
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""
-
-    turned_images: int = 32
-    """Images that are turned at a time, in 16 KiB of scratch, a part of L1."""
 
     ahead_bytes: int = 256
     """Bytes that packing asks memory for before it needs them, of each row: by itself the processor asks too late where

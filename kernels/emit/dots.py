@@ -85,9 +85,8 @@ class Walks(Record):
 
     `b_part` and `a_part` lead from a part to the next one, `a_line` and `acc_line` from a row to the next one. There
     are `count` walks, and at the address `starts` an int64 for each: where it begins in `a`. In `b` they follow each
-    other, `skip` bytes left out between them. `down` leads from the first block of `a` to each other one down, and
-    behind that to their sums. Where values have one part and the sums `begin`, they begin at zero, and memory is not
-    read.
+    other. `down` leads from the first block of `a` to each other one down, and behind that to their sums. Where values
+    have one part and the sums `begin`, they begin at zero, and memory is not read.
     """
 
     b_part: int
@@ -96,7 +95,6 @@ class Walks(Record):
     acc_line: int
     count: int
     starts: int
-    skip: int
     down: Vector = numbers(6)
     begin: int
 
@@ -184,7 +182,7 @@ def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -
         start, bp = carried
         origin = builder.add(a, simd.load(builder, start, _I64, 8))
         bp = simd.loop(builder, steps, [origin, bp], step, "step")[1]
-        return [builder.add(start, _I64(8)), builder.add(bp, walks.skip)]
+        return [builder.add(start, _I64(8)), bp]
 
     simd.loop(builder, walks.count, [walks.starts, b], walk, "walk")
 

@@ -66,7 +66,7 @@ def _in_any_order(rng: Generator, case: Case) -> None:
 def _cut(rng: Generator, case: Case) -> None:
     """Rounded sums have the same bits for any number of workers, however they are cut."""
     case = large_case(rng, case.dtype, forward=case.forward)
-    with small_units(by_channels=bool(rng.integers(2)), inside=bool(rng.integers(2))):
+    with small_units(by_channels=bool(rng.integers(2))):
         assert not differs(case), f"the bits depend on the number of workers: {case}"
 
 

@@ -76,8 +76,8 @@ def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
     rng = np.random.default_rng(8)
     count = some(18)
     taken = 0
-    for number in range(count):
-        with small_units(inside=number % 2 == 1):
+    for _ in range(count):
+        with small_units():
             case = large_case(rng, dtype, forward=forward)
             inputs = rough(case)
             before = compute(case, inputs)

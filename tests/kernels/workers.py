@@ -50,15 +50,10 @@ CELLS: Constants = {"kernels.forward.cells.unit": {"MOST_CYCLES": np.inf, "SPEED
 
 
 @contextmanager
-def small_units(*, by_channels: bool = False, inside: bool = False) -> Iterator[None]:
-    """Make units, slabs and chunks small; split gradients `by_channels`, or by pixels where they are small.
-
-    With `inside` the images are the innermost axis wherever that is possible.
-    """
+def small_units(*, by_channels: bool = False) -> Iterator[None]:
+    """Make units, slabs and chunks small; split gradients `by_channels`, or by pixels where they are small."""
     every = [DOTS] if target().dots else []
     every += [CELLS] if target().dots == "amx" else []
-    if target().dots == "amx" and inside:
-        every.append({"kernels.gradient.dots.schedule": {"INSIDE_COST": np.inf, "LEAST_IMAGES": 2}})
     with pytest.MonkeyPatch.context() as patch:
         resize(patch, **SMALL, shared_sums_bytes=0 if by_channels else 1 << 20)
         for module, constants in (item for each in every for item in each.items()):
@@ -153,7 +148,7 @@ def survey(
     counted: Counter[str] = Counter()
     wrong = []
     for number in range(count):
-        with small_units(by_channels=number % 2 == 1, inside=number % 4 > 1):
+        with small_units(by_channels=number % 2 == 1):
             case = large_case(rng, dtype, forward=forward)
             found = cuts(case)
             counted.update(found)

@@ -125,7 +125,7 @@ def _bring(
     if met[0] * met[1] * met[2] == 0:
         fill_zero(panel, share.parts * planes * ROW_BYTES)
         return
-    packing.pairs, packing.images, packing.parts, packing.channels = False, False, share.parts, met[2]
+    packing.pairs, packing.parts, packing.channels = False, share.parts, met[2]
     packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, ROW_BYTES
     packing.scratch = call.products
     pack_boxes(packing, boxes, boxes if same else boxes[:0])

@@ -27,21 +27,19 @@ from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fil
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
-from kernels.pack.pairs import PACK_BYTES, pack_boxes
+from kernels.pack.pairs import pack_boxes
+from kernels.pack.split import SPLIT_BYTES
 from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]
 
 WALK_PIXELS = SUMS.walk_pixels
-STAGED_PIXELS, INSIDE_PIXELS = (np.array(each, np.int64) for each in (SUMS.staged_pixels, SUMS.inside_pixels))
-
-INSIDE_LINES = int(INSIDE_PIXELS.max()) // STEP
-"""Lines that such a walk has at the most."""
+STAGED_PIXELS = np.array(SUMS.staged_pixels, np.int64)
 
 STAGE_BYTES = 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS))
 """Room for staged rows, and before that for what packing needs."""
 
-assert STAGE_BYTES >= PACK_BYTES
+assert STAGE_BYTES >= SPLIT_BYTES
 
 LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
 """Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.
@@ -156,74 +154,36 @@ if target().dots == "amx":
                     )  # fmt: skip
 
     @jit
-    def _add_lines(table: Vector, share: DotShare, slab: DotSlab, work: DotWork, walks: Walks, plain: Vector) -> None:
-        """Sum tiles of rows over a slab's (d, h, w) at hand, all of whose images are inside.
-
-        Each position is some whole steps of `a` and `b`, so no row crosses lines, and nothing is visited that none of
-        the tiles' taps meets.
-        Where walks end depends on the slab alone: sums have the same bits whatever tiles go together.
-        """
-        low, high = work.low, work.high
-        steps, first_d, first_h, first_w = share.a.steps, slab.low[0], slab.low[1], slab.low[2]
-        step = steps[2] // LINE
-        left, right = (low[2] - first_w) * step, (high[2] - first_w) * step
-        most = INSIDE_PIXELS[share.a.parts - 1] // STEP
-        lines = max(1, most // max(1, (slab.high[2] - first_w) * step))
-        meets = left < right and low[1] < high[1]
-        for d in range(low[0], high[0] if meets else 0):
-            for base in range(first_h + (low[1] - first_h) // lines * lines, high[1], lines):
-                h = max(base, low[1])
-                line = (d - first_d) * steps[0] + (h - first_h) * steps[1]
-                walks.count = min(base + lines, high[1]) - h
-                for start in range(left // most * most, right, most):
-                    first, end = max(left, start), min(right, start + most)
-                    place, work.steps = line + LINE * first, end - first
-                    walks.skip = STEP // 2 * (steps[1] - LINE * work.steps)
-                    _add_tiles(table, share, work, walks, work.a + place, LINE, work.b + STEP // 2 * place, plain)
-        walks.count = 1
-
-    @jit
     def _add_rows(
-        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
+        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
     ) -> None:
         """Sum tiles of rows, some at a time, with all plain blocks of b.
 
         Their sums stay in the second cache for all pixels. A tile of one tap of 16 channels is read where it lies, if
-        there are products enough to hide that its rows cross lines of memory; others are staged. With images inside
-        its rows are lines, and tiles of one tap go together.
+        there are products enough to hide that its rows cross lines of memory; others are staged.
         """
         live, every, parts, a_plane, i0, i1 = (
             taps.shape[0], share.taps, share.a.parts, share.a.plane, work.first, work.end
         )  # fmt: skip
         a_part, a, acc, steps, b, stage = share.a.planes * a_plane, work.a, work.acc, work.steps, work.b, work.stage
-        whole = min(i1, share.channels // TILE) if parts > 1 or share.inside else i0
+        whole = min(i1, share.a.channels // TILE) if parts > 1 else i0
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * every
         rest = (min(call.rows, TILE * i1 * every) - start) // ROWS
         a_down, acc_down = np.empty(4, np.int64), np.empty(4, np.int64)
-        low, high = work.low, work.high
-        table_of_walks, starts = np.empty(1, WALKS), np.empty(INSIDE_LINES, np.int64)
-        for line in range(INSIDE_LINES):
-            starts[line] = line * share.a.steps[1]
+        table_of_walks, starts = np.empty(1, WALKS), np.zeros(1, np.int64)
         tile = 0
         while tile < tiles + rest:
             walks = table_of_walks[0]
             down = _together((tiles if tile < tiles else tiles + rest) - tile, share.b.planes)
-            for axis in range(3):
-                low[axis], high[axis] = slab.high[axis], slab.low[axis]
             for k in range(down):
                 if tile < tiles:
                     i, t = divmod(tile + k, live)
-                    if share.inside:
-                        t, i = divmod(tile + k, whole - i0)
                     tap = taps[t]
-                    for axis in range(3 if share.inside else 0):
-                        low[axis] = min(low[axis], max(slab.low[axis], tap.low[axis]))
-                        high[axis] = max(high[axis], min(slab.high[axis], tap.high[axis]))
                     a_down[k] = (i0 + i) * TILE * a_plane + tap.plane
                     acc_down[k] = ((i0 + i) * TILE * every + tap.number) * LINE
                 else:
                     a_down[k], acc_down[k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
-            walks.count, walks.starts, walks.skip = 1, address_of(starts), 0  # one walk, from 0 on
+            walks.count, walks.starts = 1, address_of(starts)  # one walk, from 0 on
             walks.b_part, walks.a_part, walks.a_line = share.b.planes * share.b.plane, a_part, a_plane
             walks.acc_line, walks.begin = every * LINE, 0
             if tile >= tiles:
@@ -233,9 +193,6 @@ if target().dots == "amx":
             most = WALK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             pieces = (steps * STEP + most - 1) // most
             work.down, work.a, work.acc = down, a + a_down[0], acc + acc_down[0]
-            if share.inside and tile < tiles:
-                pieces = 0
-                _add_lines(table, share, slab, work, walks, plain)
             for piece in range(pieces):
                 first, end = steps * piece // pieces, steps * (piece + 1) // pieces
                 source, pitch, work.steps = work.a + LINE * first, LINE, end - first
@@ -255,7 +212,7 @@ else:
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
+        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
     ) -> None:
         """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
         first_row, last = TILE * work.first * share.taps, min(call.rows, TILE * work.end * share.taps)
@@ -276,10 +233,9 @@ else:
 
 @jit
 def _walk(
-    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, first: int, plain: Table,
-    acc: int,
-) -> None:  # fmt: skip
-    """Sum the plain pairs of blocks, from the `first` block of rows on, as many at once as have the same ones."""
+    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, plain: Table, acc: int
+) -> None:
+    """Sum the plain pairs of blocks, as many at once as have the same ones."""
     pixels, i, works = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels, 0, np.empty(1, WORK)
     while i < plain.shape[0]:
         start, same, some, work = i, True, 0, works[0]
@@ -291,10 +247,10 @@ def _walk(
         for j in range(plain.shape[1]):
             some += plain[start, j]
         if some > 0:
-            work.first, work.end, work.steps = first + start, first + i, (pixels + STEP - 1) // STEP
-            work.a, work.acc = call.panels - first * TILE * share.a.plane, acc
+            work.first, work.end, work.steps = start, i, (pixels + STEP - 1) // STEP
+            work.a, work.acc = call.panels, acc
             work.b, work.stage = call.panels + share.b.target, call.panels + share.b.scratch
-            _add_rows(table, share, slab, taps, call, works[0], plain[start])
+            _add_rows(table, share, taps, call, works[0], plain[start])
 
 
 @jit
@@ -364,10 +320,10 @@ def add_dots(
     """
     call = calls[0]
     share = shares[0]
-    together, phases = share.together, share.phases
-    a_peaks, b_peaks = np.empty((together + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
+    channels, phases = share.a.channels, share.phases
+    a_peaks, b_peaks = np.empty((channels + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
     plain = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
-    odd = np.empty((2, max(together, share.b.channels)), np.int64)
+    odd = np.empty((2, max(channels, share.b.channels)), np.int64)
     packings = np.empty(2, PACKING)
     packings[0], packings[1] = share.a, share.b
     for i in range(2):
@@ -381,18 +337,11 @@ def add_dots(
             sums = call.acc + g * share.acc_group
             narrow.source = call.b + share.b.source + g * share.b_group
             _pack(narrow, now[phases:], b_last, b_peaks, odd[1])
-            b_last = now[phases:]
-            for first in range(0, share.channels, together):
-                wide.source = call.a + share.a.source + g * share.a_group + first * wide.channel
-                wide.channels = min(together, share.channels - first)
-                _pack(wide, now[:phases], a_last, a_peaks, odd[0])
-                a_last = now[:phases]
-                mine = plain[: (wide.channels + TILE - 1) // TILE]
-                _plain(wide.parts, a_peaks, b_peaks, small[g, first // TILE * narrow.planes :], mine)
-                call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
-                _walk(table, share, slab, taps, call, first // TILE, mine, sums)
-                call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
-                _walk_exactly(
-                    table[EXACT + wide.parts - 1], share, slab, taps, packings, mine, odd,
-                    sums + first * share.taps * LINE,
-                )  # fmt: skip
+            wide.source = call.a + share.a.source + g * share.a_group
+            _pack(wide, now[:phases], a_last, a_peaks, odd[0])
+            a_last, b_last = now[:phases], now[phases:]
+            _plain(wide.parts, a_peaks, b_peaks, small[g], plain)
+            call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
+            _walk(table, share, slab, taps, call, plain, sums)
+            call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
+            _walk_exactly(table[EXACT + wide.parts - 1], share, slab, taps, packings, plain, odd, sums)

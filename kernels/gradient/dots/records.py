@@ -1,6 +1,6 @@
 """What the compiled loops of products of bf16 pairs read: a unit's facts, and the rows of its tables.
 
-Positions are (n, d, h, w) of the narrow tensor, or with images inside (d, h, w, n).
+Positions are (n, d, h, w) of the narrow tensor.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ class DotShare(Record):
     """The facts of a unit: `groups` groups, all channels of the wide tensor `a`, some blocks of the narrow `b`.
 
     Sums are [block of b][channel of a][tap][16], `acc_block` bytes from a block to the next, `acc_group` from a group.
-    Channels of `a` are packed so many `together`, with `phases` boxes for a slab. Its last image has so many `pixels`,
-    up to its last one. `a_group` and `b_group` are bytes between groups in the tensors. In both packings sources are
-    counted from the tensor's first value, targets and scratch from the panels.
+    A slab has `phases` boxes of `a`. Its last image has so many `pixels`, up to its last one. `a_group` and `b_group`
+    are bytes between groups in the tensors. In both packings sources are counted from the tensor's first value, targets
+    and scratch from the panels.
     """
 
     groups: int
     taps: int
-    channels: int
-    together: int
     phases: int
     pixels: int
     acc_group: int
@@ -59,7 +57,6 @@ class DotShare(Record):
     b_group: int
     a: Packing
     b: Packing
-    inside: bool
 
 
 class DotCall(Record):
@@ -78,7 +75,7 @@ class DotWork(Record):
     """What is summed: the blocks of rows from `first` to `end`, over so many `steps`.
 
     `a` and `acc` are the addresses of a's planes and of the accumulators, `b` and `stage` those of b's pairs and staged
-    rows. Tiles of rows go `down` at a time. With images inside they meet pixels (d, h, w) from `low` to `high`.
+    rows. Tiles of rows go `down` at a time.
     """
 
     first: int
@@ -89,5 +86,3 @@ class DotWork(Record):
     stage: int
     acc: int
     down: int
-    low: Vector = numbers(3)
-    high: Vector = numbers(3)

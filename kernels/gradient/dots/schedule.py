@@ -4,15 +4,12 @@ The narrow tensor's pixels are one flat row of positions, ``((n * D + d) * H + h
 the same pitches, one plane for each phase of the strides, so that a tap is one shift for all positions. The pitches
 leave room for zeros: where a tap is outside, the wide tensor has a zero, and between its lines the narrow one has.
 Zeros multiply, so data that are not finite take another way (see `kernels.gradient.dots.driver`).
-
-Where images are many and maps small, n is the last factor instead of the first: a position (d, h, w) is whole steps of
-images, and taps whose channels fill tiles visit only positions that they, or a tap beside them, meet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import ceil, prod
 
@@ -29,7 +26,6 @@ from kernels.gradient.roles import channel_blocks
 from kernels.gradient.tiles.driver import PLANES
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import chunks_of
-from kernels.target import target
 
 __all__ = ["DotSchedule", "dot_schedule"]
 
@@ -41,21 +37,6 @@ SOME, SOME_STEPS = 1.5, 1.05
 MOST_BOXES = 1 << 16
 """Pieces of memory to pack: beyond that, short lines of many phases, laying them out takes too long."""
 
-LEAST_IMAGES = 16
-"""Images from which on they may be the innermost axis, in whole steps."""
-
-INSIDE_COST = 0.97
-"""Estimated time with images inside over that without, below which they go there."""
-
-BLOCK_CYCLES, STAGED_CYCLES = ((33, 28), (120, 120), (156, 150)), 19
-"""Cycles of a step of two blocks' products, by parts, with images outside and inside (see `_cost`); for staging."""
-
-VALUE_CYCLES = (0.65, 0.75, 1.2), (2.5, 1.5, 2.4), (2.0, 1.95, 2.9)
-"""Those of packing a value, by parts: images outside, inside with channels adjacent, and inside without."""
-
-SUM_CYCLES = (0.3, 1.7, 2), (1.1, 1.2, 11), (0.7, 1.0, 7)
-"""Those of an accumulator in no cache, by parts: a slab with images outside, with images inside, and the result."""
-
 MOST_TAPS = 1 << 12
 """Taps: each is laid out by itself, for every size of a slab that is tried."""
 
@@ -65,16 +46,12 @@ MOST_ROWS = 1 << 17
 
 @dataclass(frozen=True)
 class _Line:
-    """One axis of a slab: `size` narrow positions in `pitch`, and each live tap as (number, phase, shift).
-
-    Slabs are alike, or where they are images inside, all but the last are whole.
-    """
+    """One axis of a slab: `size` narrow positions in `pitch`, and each live tap as (number, phase, shift)."""
 
     axis: Axis
     size: int
     pitch: int
     taps: tuple[tuple[int, int, int], ...]
-    whole: bool = False
 
     @property
     def phases(self) -> list[int]:
@@ -91,8 +68,6 @@ class _Line:
     def cuts(self) -> list[tuple[int, int]]:
         """The narrow positions of each slab."""
         parts = ceil(self.axis.size / self.size)
-        if self.whole:
-            return [(i * self.size, min(self.axis.size, (i + 1) * self.size)) for i in range(parts)]
         return list(pairwise(self.axis.size * i // parts for i in range(parts + 1)))
 
     def data(self, phase: int) -> Iterator[tuple[int, int, int]]:
@@ -123,8 +98,7 @@ class DotSchedule:
 
     `live` are the taps that meet data. `offsets` are those of the accumulators' rows, the taps of a channel inside
     channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel. `boxes` has a row
-    for each slab: a box of `a` for each phase, and one of `b`. With images `inside`, (d, h, w, n) stands for (n, d, h,
-    w) everywhere. So many channels of `a` as `together` says are packed at a time.
+    for each slab: a box of `a` for each phase, and one of `b`.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -149,8 +123,6 @@ class DotSchedule:
     chunks: int
     use: float
     cycles: float
-    inside: bool
-    together: int
     scalar_pack: int = PLANES
     vector_is_wide: bool = False
     lanes_are_groups: bool = False
@@ -182,65 +154,51 @@ def _pixels(lines: tuple[_Line, ...], first: int) -> int:
     return 1 + sum((line.size - 1) * step for line, step in list(zip(lines, _steps(lines), strict=True))[first:])
 
 
-def _bytes(geo: Geometry, lines: tuple[_Line, ...], channels: int) -> tuple[int, int]:
-    """Return the bytes of a slab's planes of some channels, and of its panels, one part of each value."""
+def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> tuple[int, int]:
+    """Return the bytes of a slab's planes and of its panels, one part of each value."""
     phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
     reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
-    return 2 * (pixels + reach) * phases * _up(channels), 2 * pixels * _up(geo.narrow.channels)
+    return 2 * (pixels + reach) * phases * _up(geo.wide.channels), 2 * pixels * _up(geo.narrow.channels)
 
 
 def _up(channels: int) -> int:
     return TILE * ceil(channels / TILE)
 
 
-def _lines(axes: tuple[Axis, ...], shape: list[int], inside: bool) -> tuple[_Line, ...] | None:
+def _lines(axes: tuple[Axis, ...], shape: list[int]) -> tuple[_Line, ...] | None:
     lines = [_line(axis, size) for axis, size in zip(axes, shape, strict=True)]
-    if None in lines:
-        return None
-    *outer, last = [line for line in lines if line is not None]
-    return *outer, replace(last, pitch=_steps_of(last.size), whole=True) if inside else last
+    live = tuple(line for line in lines if line is not None)
+    return live if len(live) == len(lines) else None
 
 
-def _steps_of(positions: int) -> int:
-    """Round positions up to whole steps."""
-    return STEP * ceil(positions / STEP)
-
-
-def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, ...] | None:
+def _cut(geo: Geometry, groups: int, parts: int) -> tuple[_Line, ...] | None:
     """Halve axes, images first, until a slab's panels fit; None where they never do.
 
-    The last halving is undone where it leaves much of the steps empty. Images `inside` stay whole steps.
+    The last halving is undone where it leaves much of the steps empty.
     """
     shape = [axis.size for axis in geo.axes]
     if 0 in shape:
         return None
     sums = 4 * geo.wide.channels * geo.narrow.channels * prod(len(axis.shifts) for axis in geo.axes)
     limit = SUMS.dot_slab_bytes if sums <= SUMS.dot_slab_bytes else 2 * SUMS.dot_slab_bytes
-    each = 2 * SUMS.narrow_bytes if parts > 1 and sums > SUMS.many_sums_bytes else SUMS.narrow_bytes
     if geo.wide.channel == 1:
-        limit, each = (min(most, max(1, SUMS.all_groups_bytes // groups)) for most in (limit, each))
-    alive = all(low < high for axis in geo.axes for low, high in axis.ranges)
-    channels = min(geo.wide.channels, SUMS.inside_channels) if inside and alive else geo.wide.channels
-    lines = before = _lines(geo.axes, shape, inside)
-    for axis in (3, 0, 1, 2) if inside else range(4):
+        limit = min(limit, max(1, SUMS.all_groups_bytes // groups))
+    lines = before = _lines(geo.axes, shape)
+    for axis in range(4):
         while lines is not None:
-            wide, narrow = _bytes(geo, lines, channels)
+            wide, narrow = _bytes(geo, lines)
             reach = lines[axis].reach
             fits = wide + narrow <= limit and parts * narrow <= SUMS.narrow_bytes
-            if inside:
-                fits = parts * max(wide, narrow) <= each
-            shortest = 1 if axis < 3 else STEP if inside else SUMS.line_positions
+            shortest = 1 if axis < 3 else SUMS.line_positions
             if fits or shape[axis] <= max(shortest, reach[1] - reach[0]):
                 break
             shape[axis] = ceil(shape[axis] / 2)
-            if inside and axis == 3:
-                shape[axis] = _steps_of(shape[axis])
-            lines, before = _lines(geo.axes, shape, inside), lines
-    if lines is None or before is None or sum(_bytes(geo, lines, channels)) > SUMS.most_dot_slab_bytes:
+            lines, before = _lines(geo.axes, shape), lines
+    if lines is None or before is None or sum(_bytes(geo, lines)) > SUMS.most_dot_slab_bytes:
         return None
-    wide, narrow = _bytes(geo, before, channels)
+    wide, narrow = _bytes(geo, before)
     little = max((wide + narrow) / limit, parts * narrow / SUMS.narrow_bytes) <= SOME
-    if little and not inside and SOME_STEPS * _count(before) < _count(lines):
+    if little and SOME_STEPS * _count(before) < _count(lines):
         lines = before
     return lines if _slabs(lines) * prod(len(line.phases) for line in lines) <= MOST_BOXES else None
 
@@ -250,66 +208,14 @@ def _count(lines: tuple[_Line, ...]) -> int:
     return ceil(_pixels(lines, 0) / STEP) * _slabs(lines)
 
 
-def _products(lines: tuple[_Line, ...], inside: bool) -> int:
-    """Count the steps of all slabs and taps; with images inside, only those where a tap meets data."""
-    if not inside:
-        return _count(lines) * prod(len(line.taps) for line in lines)
-    *outer, last = lines
-    return ceil(last.axis.size / STEP) * prod(sum(high - low for low, high in line.axis.ranges) for line in outer)
-
-
 def _slabs(lines: tuple[_Line, ...]) -> int:
     return prod(ceil(line.axis.size / line.size) for line in lines)
 
 
-def _images_inside(geo: Geometry) -> Geometry | None:
-    """Make the images the innermost axis; None where they or the channels are few, or no other axis has taps."""
-    at = next((a for a, axis in enumerate(geo.axes) if axis.size > 1), 3)
-    order = [a for a in range(4) if a != at] + [at]
-    few = geo.wide.channels < TILE or geo.axes[at].size < LEAST_IMAGES
-    taps = prod(len(geo.axes[a].shifts) for a in order[:3])
-    if target().dots != "amx" or few or taps == 1 or geo.axes[at].ranges != ((0, geo.axes[at].size),):
-        return None
-    d, h, w, n = order
-    wide, narrow = (
-        replace(tensor, steps=(tensor.steps[d], tensor.steps[h], tensor.steps[w], tensor.steps[n]))
-        for tensor in (geo.wide, geo.narrow)
-    )
-    return Geometry(wide, narrow, (geo.axes[d], geo.axes[h], geo.axes[w], geo.axes[n]))
-
-
-def _lay(geo: Geometry, problem: ConvProblem) -> tuple[Geometry, tuple[_Line, ...], bool] | None:
-    """Choose whether images go inside, and cut slabs; None where they never fit."""
-    parts = PARTS[problem.dtype]
-    lines, turned = _cut(geo, problem.groups, parts, False), _images_inside(geo)
-    if turned is not None:
-        images = _cut(turned, problem.groups, parts, True)
-        if images is not None and (
-            lines is None or _cost(turned, images, parts, True) < INSIDE_COST * _cost(geo, lines, parts, False)
-        ):
-            return turned, images, True
-    return None if lines is None else (geo, lines, False)
-
-
-def _values(geo: Geometry, lines: tuple[_Line, ...], inside: bool) -> int:
+def _values(geo: Geometry, lines: tuple[_Line, ...]) -> int:
     """Count the values of one group that are packed for all slabs, about."""
     phases = prod(len(line.phases) for line in lines)
-    if not inside:
-        return _count(lines) * STEP * (geo.wide.channels * phases + geo.narrow.channels)
-    wide = phases * prod(line.size + line.reach[1] - line.reach[0] for line in lines)
-    return _slabs(lines) * (geo.wide.channels * wide + geo.narrow.channels * prod(line.size for line in lines))
-
-
-def _cost(geo: Geometry, lines: tuple[_Line, ...], parts: int, inside: bool) -> float:
-    """Estimate the cycles of one group, to compare both places of the images; fitted to one processor with AMX."""
-    blocks = ceil(geo.wide.channels / TILE) * ceil(geo.narrow.channels / TILE)
-    value = VALUE_CYCLES[parts - 1][0 if not inside else 1 if geo.wide.channel == 1 else 2]
-    staged = STAGED_CYCLES if parts == 1 and not inside and geo.narrow.channels <= 2 * TILE else 0
-    sums = blocks * TILE * TILE * prod(len(line.taps) for line in lines)
-    slabs = _slabs(lines) if 4 * sums > SUMS.cached_sums_bytes else 0
-    steps = (BLOCK_CYCLES[parts - 1][inside] + staged) * blocks * _products(lines, inside)
-    each, result = SUM_CYCLES[parts - 1][inside], SUM_CYCLES[parts - 1][2]
-    return steps + value * _values(geo, lines, inside) + (each * slabs + result) * sums
+    return _count(lines) * STEP * (geo.wide.channels * phases + geo.narrow.channels)
 
 
 def _boxes(
@@ -334,16 +240,12 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     taps = prod(len(axis.shifts) for axis in geo.axes)
     if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
         return None
-    laid = _lay(geo, problem)
-    if laid is None:
+    lines = _cut(geo, problem.groups, PARTS[problem.dtype])
+    if lines is None:
         return None
-    geo, lines, inside = laid
     cuts = np.array(list(product(*(line.cuts for line in lines))), np.int64)
-    order = np.arange(len(cuts))
-    if inside:  # images go last in a slab, but outermost among slabs: they arrive one by one
-        order = order.reshape(-1, len(lines[3].cuts)).T.reshape(-1)
     slabs = np.empty(len(cuts), DotSlab.dtype)
-    slabs["low"], slabs["high"] = cuts[order, :, 0], cuts[order, :, 1]
+    slabs["low"], slabs["high"] = cuts[:, :, 0], cuts[:, :, 1]
     steps, pixels, size = _steps(lines), _pixels(lines, 0), storage_dtype(problem.dtype).itemsize
     positions = 32 * ceil(pixels / 32)
     ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
@@ -382,11 +284,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     # a tap that meets nothing reads zeros behind the channels
     at = np.full((channels, taps), channels * a_plane, np.int64)
     at[:, live["number"]] = np.arange(channels)[:, None] * a_plane + live["plane"]
-    together = channels
-    if inside and len(live) == taps:  # a tap that meets nothing reads zeros behind the last channel
-        wide, _ = _bytes(geo, lines, SUMS.inside_channels)
-        together = min(channels, SUMS.inside_channels * max(1, SUMS.narrow_bytes // (PARTS[problem.dtype] * wide)))
-    done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(live)
+    done = problem.groups * rows * TILE * b_blocks * STEP * _count(lines)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
@@ -398,7 +296,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         a_steps=wrapped([*a_steps, size * geo.wide.channel]),
         b_steps=wrapped([size * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
-        a_planes=together + (len(live) < taps),
+        a_planes=channels + (len(live) < taps),
         a_plane=a_plane,
         positions=positions,
         pixels=_pixels(lines, 1),
@@ -406,30 +304,26 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         live=live,
         offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
-        boxes=np.stack(boxes, axis=1)[order],
+        boxes=np.stack(boxes, axis=1),
         chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
         use=problem.macs / max(1, done),
-        cycles=_cycles(problem, geo, lines, inside),
-        inside=inside,
-        together=together,
+        cycles=_cycles(problem, geo, lines),
     )
 
 
-def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...], inside: bool) -> float:
+def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...]) -> float:
     """Estimate the cycles of an f32 gradient on AMX over those on f32 tiles, both without what they have in common.
 
     Measured on a processor with AMX-BF16 that does 37 multiply-adds of f32 in a cycle, in its tiles 28.
     """
     taps = prod(len(line.taps) for line in lines)
-    steps, rows = _products(lines, inside) / taps, geo.wide.channels * taps
+    steps, rows = _count(lines), geo.wide.channels * taps
     staged = rows if geo.wide.channels < TILE else rows * (geo.wide.channels % TILE) // geo.wide.channels
     blocks = ceil(rows / TILE) * ceil(geo.narrow.channels / TILE)
-    values = _values(geo, lines, inside)
+    values = _values(geo, lines)
     slabs = _slabs(lines)
     apart = geo.wide.channel == 1 and problem.groups > 1  # a pixel's channels are few, and far from the next ones
     each, tiled = (4.0, 2.4) if apart else (1.55, 1.1)
-    if inside:
-        each, tiled = (1.7 if geo.wide.channel == 1 else 2.6), 1.1
     dots = 154 * steps * blocks + 18 * steps * staged + each * values + 230 * slabs * blocks
     meets = prod(sum(high - low for low, high in axis.ranges) for axis in geo.axes)
     tiles = 0.036 * meets * geo.wide.channels * geo.narrow.channels + tiled * values

@@ -56,9 +56,9 @@ class DotPart(Part):
                 plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
             )
         )  # fmt: skip
-        common = {"parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes, "images": plan.inside}
+        common = {"parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes}
         a = row_of(
-            Packing, channels=plan.together, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
+            Packing, channels=plan.channels, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
             target=0, planes=plan.a_planes, plane=plan.a_plane, pairs=False, **common,
         )  # fmt: skip
         b = row_of(
@@ -69,8 +69,6 @@ class DotPart(Part):
             DotShare,
             groups=self.g1 - self.g0,
             taps=plan.taps,
-            channels=plan.channels,
-            together=plan.together,
             phases=plan.boxes.shape[1] - 1,
             pixels=plan.pixels,
             acc_group=4 * self.group_floats,
@@ -79,7 +77,6 @@ class DotPart(Part):
             b_group=b_group,
             a=tuple(a[0]),
             b=tuple(b[0]),
-            inside=plan.inside,
         )
 
     def _small(self, first: int) -> Table:

@@ -132,7 +132,6 @@ class Schedule(Roles):
     block: Ints
     chunks: int
     segment: int  # logarithm of the positions that are summed in registers
-    inside: bool = False  # images are never the innermost axis here
 
     @property
     def rows(self) -> int:

@@ -276,7 +276,7 @@ class TilePart(Part):
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
-    outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
+    outermost = next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
     end = int(plan.slabs["high"][slabs - 1, outermost])
     return -(-end * problem.n // plan.axes[outermost].size)
 
