@@ -65,7 +65,6 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
                 patch("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
         elif choice == "dots":
             patch("kernels.gradient.dots.unit.LEAST_USE", dict.fromkeys(_uses(), 0.0))
-            patch("kernels.gradient.dots.unit.MOST_CYCLES", np.inf)
         yield
     CACHE.forget(lambda _: True)
 

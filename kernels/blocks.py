@@ -132,7 +132,7 @@ class Sums:
     walk_pixels: int = 512
     """Pixels of one walk at the most: those of 32 channels leave room in the first cache, or in the second."""
 
-    staged_pixels: tuple[int, int, int] = (320, 192, 128)
+    staged_pixels: tuple[int, int] = (320, 192)
     """Those of a walk of staged rows, by the number of parts of a value, which should stay in the first cache."""
 
     # forward operations (`kernels.forward`)
@@ -264,10 +264,6 @@ class Steps:
 
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""
-
-    ahead_bytes: int = 256
-    """Bytes that packing asks memory for before it needs them, of each row: by itself the processor asks too late where
-    rows are many."""
 
     panel_ahead_bytes: int = 4096
     """How far before it needs them a register tile asks for vectors that lie in memory: a page, where the processor's

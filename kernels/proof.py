@@ -269,7 +269,7 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
 
 def _for_dots(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
     """Return problems of many channels and pixels, which products of bf16 compute where there are any."""
-    dtypes: tuple[Any, ...] = "bf16", "f16", "f32"
+    dtypes: tuple[Any, ...] = "bf16", "f16"
     channels = (16, 16), (32, 48), (48, 32), (64, 24), (80, 16)
     for number, (op, dtype, (src, dst)) in enumerate(product(ops, dtypes, channels) if target().dots else ()):
         yield ConvProblem(

@@ -9,7 +9,7 @@ is a channel as one tap sees it, anywhere in the panel. Dot products read rows w
 of memory, so their rows are staged first, tile by tile.
 
 AMX multiplies bf16 sixteen times as fast as vector registers multiply f32. So a value of f16 goes as the sum of two
-bf16, one of f32 as that of three, and what counts of their products is summed: all four, or six of nine.
+bf16, and their four products are summed.
 
 Instructions and imitations give the same bits: each rounds like the formulas in Intel's manual, which treat subnormal
 numbers as zero, in what they read and in what they write.
@@ -57,7 +57,7 @@ STEP = 32 if target().dots == "amx" else 4
 TILE = 16
 """Channels on each side of a block."""
 
-EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
+EXACT, BEGIN, END, STAGE, BLOCKS = 0, 2, 3, 4, 5
 """Entries of the table: one exact block for each number of parts, and so on.
 
 The last are blocks: for each number of parts one of each of `SHAPES`; of dot products one for each number across.
@@ -66,14 +66,14 @@ The last are blocks: for each number of parts one of each of `SHAPES`; of dot pr
 SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
 """Blocks down and across that tile registers sum at once: four hide how long a product takes."""
 
-PARTS = {"bf16": 1, "f16": 2, "f32": 3}
+PARTS = {"bf16": 1, "f16": 2}
 """How many bf16 a value is the sum of."""
 
-PRODUCTS = {1: ((0, 0),), 2: ((1, 1), (0, 1), (1, 0), (0, 0)), 3: ((2, 0), (1, 0), (1, 1), (0, 2), (0, 1), (0, 0))}
+PRODUCTS = {1: ((0, 0),), 2: ((1, 1), (0, 1), (1, 0), (0, 0))}
 """Which parts of `a` and of `b` are multiplied, by how many parts a value has: small products first.
 
 In this order no sum on the way is larger than the absolute products of what it stands for, so sums that fit f32 are
-exact. The three products that are left out are below 2**-22 of the whole one each; see `kernels.pack.split`.
+exact.
 """
 
 ROWS = TILE if target().dots == "amx" else 8
@@ -340,7 +340,7 @@ _EMITTERS: tuple[Callable[..., None], ...] = (
 )
 """What emits each entry."""
 
-USED = frozenset(range(len(_EMITTERS))) - (frozenset() if target().dots == "amx" else {EXACT + 1, EXACT + 2, STAGE})
+USED = frozenset(range(len(_EMITTERS))) - (frozenset() if target().dots == "amx" else {EXACT + 1, STAGE})
 """Entries that are called: without tile registers only values of bf16 go this way, and rows are not staged."""
 
 _ENTRIES = {entry: emitted_entry(f"dots_{entry}", _EMITTERS[entry], 8) for entry in sorted(USED) if target().dots}

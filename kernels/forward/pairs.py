@@ -33,7 +33,7 @@ def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call],
     """
     share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
     weights, packing, blocks = one.weights, packings[0], (one.channels + WIDTH - 1) // WIDTH
-    packing.pairs, packing.parts, packing.channels = True, 1, one.channels
+    packing.pairs, packing.channels = True, one.channels
     packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
     packing.planes, packing.plane = blocks, share.block_bytes
     whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
@@ -41,7 +41,7 @@ def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call],
         packing.source = call.weights + weights.start + g * weights.group
         packing.target = call.panels + g * blocks * share.block_bytes
         pack_boxes(packings[0], taps, taps if whole else taps[:0])
-    packings[0].parts = 0  # the table is named once more: that keeps it
+    packings[0].channels = 0  # the table is named once more: that keeps it
     return _exponent(share, call.panels, one.groups * blocks * share.block_bytes // LINE)
 
 
@@ -90,12 +90,12 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
         box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
     together = run if lines and compact else 1  # pixels of a line that are one run of values
     box.sizes[3], packing.strides[3] = channels * together, data.channel
-    packing.parts, packing.channels, packing.channel = 1, run // together, strides[3]
+    packing.channels, packing.channel = run // together, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
     whole = channels % 2 == 0 or compact
     pack_boxes(packings[0], boxes, boxes if whole else boxes[:0])
-    boxes[0].place = packings[0].parts  # the tables are named once more: that keeps them
+    boxes[0].place = packings[0].channels  # the tables are named once more: that keeps them
 
 
 @jit

@@ -1,26 +1,35 @@
 """Packing for products of bf16 pairs: from tensors in any layout to channel planes, or to panels of pairs.
 
 A plane holds one channel's pixels one after the other, a panel 16 channels' pixels two by two, [pair][channel][2];
-lines are a common pitch apart, zeros between them. Values of 16 bits are moved as they are; f16 is then split into two
-bf16 whose sum it is. An f32 becomes three of them on its way (`kernels.pack.split`).
+lines are a common pitch apart, zeros between them. Values are moved as they are; f16 is then split into two bf16 whose
+sum it is.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.compiler import emitted, jit
+from kernels.emit.compiler import emitted, jit, together
 from kernels.emit.intrinsics import F32, transpose_panel
-from kernels.pack.split import Pixels, below
 
-__all__ = ["SPREAD", "pack_line", "pack_line_pairs", "split_f16", "spread1", "spread3"]
+__all__ = ["SPREAD", "Pixels", "pack_line", "pack_line_pairs", "split_f16", "spread1", "spread3"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
+
+
+@together
+class Pixels(NamedTuple):
+    """A run of pixels of a tensor, from the address of the first one on: bytes to the next, and between channels."""
+
+    place: int
+    step: int
+    channel: int
+    run: int
 
 
 @emitted
@@ -185,7 +194,7 @@ def _pairs_apart(builder: Any, dst: Any, src: Any, pixel: Any, channel: Any, val
     """
 
     longs, ints = ir.VectorType(_I64, 16), ir.VectorType(_I32, 16)
-    mask = below(builder, valid)
+    mask = builder.icmp_signed("<", ir.Constant(longs, list(range(16))), simd.splat(builder, valid, 16))
     offsets = builder.mul(simd.splat(builder, channel, 16), ir.Constant(longs, list(range(16))))
     zero = ir.Constant(ints, [0] * 16)
 

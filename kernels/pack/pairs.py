@@ -1,17 +1,16 @@
 """Packing of boxes of positions for products of bf16 pairs: from tensors in any layout to planes or panels of pairs.
 
-Lines, which `kernels.pack.halves` and `kernels.pack.split` move, are runs of the last of four axes; they are a common
-pitch apart, zeros between them.
+Lines, which `kernels.pack.halves` moves, are runs of the last of four axes; they are a common pitch apart, zeros
+between them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Record, Records, Rows, Vector, inlined, jit, numbers
+from kernels.emit.compiler import Record, Records, Rows, Vector, jit, numbers
 from kernels.emit.intrinsics import fill_zero
-from kernels.pack.halves import pack_line, pack_line_pairs
-from kernels.pack.split import Pixels, split_line, split_line_pairs
+from kernels.pack.halves import Pixels, pack_line, pack_line_pairs
 from kernels.problem import ConvProblem, storage_dtype
 
 __all__ = ["PackedBox", "Packing", "pack_boxes", "weight_boxes"]
@@ -31,13 +30,10 @@ class Packing(Record):
     """Channels of a tensor, and the planes or panels of `pairs` that boxes of their positions are packed to.
 
     `source` is the address of the first channel; `channel` leads to the next one, `strides` along (n, d, h, w), all in
-    bytes. From `target` on lie so many `planes` for each part of a value, each of `plane` bytes, in which `steps` lead
-    along (n, d, h, w). A panel of pairs has 16 channels and counts as a plane: its places and steps are those in a
-    channel's plane. With three `parts` the tensor is of f32, else its values are moved as they are, to the first part.
-    `scratch` is the address of `SPLIT_BYTES` bytes.
+    bytes. From `target` on lie so many `planes`, each of `plane` bytes, in which `steps` lead along (n, d, h, w). A
+    panel of pairs has 16 channels and counts as a plane: its places and steps are those in a channel's plane.
     """
 
-    parts: int
     channels: int
     source: int
     channel: int
@@ -46,7 +42,6 @@ class Packing(Record):
     planes: int
     plane: int
     steps: Vector = numbers(4)
-    scratch: int
     pairs: bool
 
 
@@ -77,19 +72,13 @@ def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
     return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
 
 
-@inlined
-def _value_bytes(packing: Packing) -> int:
-    """Return the bytes of a value of the tensor."""
-    return 4 if packing.parts == 3 else 2
-
-
 @jit
 def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
     """Write zeros where `before` has lines and `boxes` has none.
 
     With nothing `before`, everything becomes zero. Of panels whole pairs are cleared: what is packed now is so later.
     """
-    count, plane, steps = (3 if packing.parts == 3 else 1) * packing.planes, packing.plane, packing.steps
+    count, plane, steps = packing.planes, packing.plane, packing.steps
     if boxes.shape[0] != before.shape[0]:
         fill_zero(packing.target, count * plane)
         return
@@ -112,21 +101,6 @@ def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) ->
 
 
 @jit
-def _pack_line(packing: Packing, channels: int, to: int, place: int, src: Pixels, scratch: int) -> None:
-    """Pack one line of pixels of some channels to their planes from `to` on, at a place in them."""
-    plane, part = packing.plane, packing.planes * packing.plane
-    if packing.pairs:
-        if packing.parts == 3:
-            split_line_pairs(channels, to, plane, part, place // 2, src, scratch)
-        else:
-            pack_line_pairs(channels, to, plane, place // 2, src)
-    elif packing.parts == 3:
-        split_line(channels, to + place, plane, part, src, scratch)
-    else:
-        pack_line(channels, to + place, plane, src)
-
-
-@jit
 def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
     """Pack boxes of positions of a tensor, zeros elsewhere; those `before` were packed there last, if any.
 
@@ -135,7 +109,7 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
     _clear(packing, boxes, before)
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
     few = 16 if packing.pairs else 8
-    span = channels if channel == _value_bytes(packing) else few
+    span = channels if channel == 2 else few
     for first in range(0, channels, span):
         some, plane = min(span, channels - first), first // 16 if packing.pairs else first
         to = packing.target + plane * packing.plane
@@ -149,4 +123,7 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
                         place = box.place + n * steps[0] + d * steps[1] + h * steps[2]
                         line = start + n * strides[0] + d * strides[1] + h * strides[2]
                         src = Pixels(line, strides[3], channel, run)
-                        _pack_line(packing, some, to, place, src, packing.scratch)
+                        if packing.pairs:
+                            pack_line_pairs(some, to, packing.plane, place // 2, src)
+                        else:
+                            pack_line(some, to + place, packing.plane, src)

@@ -20,14 +20,13 @@ from tests.kernels.harness import compute, problem_of
 from tests.naive import round_to
 from tests.problems import random_case
 
-DTYPES = {"amx": ("bf16", "f16", "f32"), "avx512bf16": ("bf16",), "": ()}
+DTYPES = {"amx": ("bf16", "f16"), "avx512bf16": ("bf16",), "": ()}
 """The dtypes that each kind of instructions computes, when products with zeros are allowed."""
 
 
 def main(count: int) -> None:
     """Print one checksum per line, for sums that all ran on products of bf16 pairs."""
     bwd_dots.LEAST_USE = {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}
-    bwd_dots.MOST_CYCLES = np.inf
     if target().dots == "amx":
         from kernels.forward.cells import unit as fwd_dots
 

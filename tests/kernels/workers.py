@@ -43,7 +43,7 @@ SMALL = {
 }  # fmt: skip
 DOTS: Constants = {
     "kernels.gradient.dots.unit": {
-        "LEAST_USE": {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}, "MOST_CYCLES": np.inf,
+        "LEAST_USE": {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]},
     },
 }  # fmt: skip
 CELLS: Constants = {"kernels.forward.cells.unit": {"MOST_CYCLES": np.inf, "SPEED": 1}}

@@ -2,11 +2,10 @@
 
 A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels. So nothing is
 moved between packing and multiplying: pixels are rows of memory, and a tap is another first row. Values go as sums of
-bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells
-of pixels for which that, or a sum of bf16, would not do are computed on register tiles: where something in src is not
-finite, or values are so small that the instructions would take them, their parts, or sums of their products as zero, as
-they do with subnormal numbers (of f16 none is so small: sums are multiples of 2**-48). So are dst channels whose
-weights are not finite: the others keep their bits.
+bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells of pixels for which that, or a product of bf16,
+would not do are computed on register tiles: where something in src is not finite, or values are so small that the
+instructions would take them, or sums of their products, as zero, as they do with subnormal numbers (of f16 none is so
+small: sums are multiples of 2**-48). So are dst channels whose weights are not finite: the others keep their bits.
 """
 
 from __future__ import annotations
@@ -39,12 +38,6 @@ PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
 
-MOST_SUM = 350
-"""Sum of the exponents, as f32 stores them, of two factors that are f32: sums of 2**29 products fit."""
-
-LEAST_BIASES = (LEAST_BIAS, np.float32(0), LEAST_BIAS * np.float32(2.0**16))
-"""Smallest bias, by parts: those of f32 have 24 digits."""
-
 
 @jit
 def _blocks(one: Pass) -> int:
@@ -54,21 +47,18 @@ def _blocks(one: Pass) -> int:
 
 
 @jit
-def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> None:
-    """Find the magnitudes of what `parts` pieces of memory hold."""
-    found.least, found.largest, found.finite = 512, 0, True
-    for p in range(parts):
-        least, most = magnitudes(panel + p * part, size // ROW_BYTES)
-        found.least, found.largest = min(found.least, (least + 1) >> 7), max(found.largest, most >> 7)
-        found.finite = found.finite and most < SPECIAL
+def _range(place: int, size: int, found: Magnitudes) -> None:
+    """Find the magnitudes of what a piece of memory holds."""
+    least, most = magnitudes(place, size // ROW_BYTES)
+    found.least, found.finite = (least + 1) >> 7, most < SPECIAL
 
 
 @jit
-def _small_bias(parts: int, line: int) -> bool:
+def _small_bias(line: int) -> bool:
     """Return whether a line of bias holds values that are too small to be added to sums of products."""
     for lane in range(LANES):
         value = abs(load(F32, line + 4 * lane))
-        if 0 < value < LEAST_BIASES[parts - 1]:
+        if 0 < value < LEAST_BIAS:
             return True
     return False
 
@@ -76,11 +66,9 @@ def _small_bias(parts: int, line: int) -> bool:
 @jit
 def _plain(parts: int, a: Magnitudes, b: Magnitudes) -> bool:
     """Return whether two tensors may be multiplied as sums of bf16, zeros among them."""
-    finite: bool = a.finite and b.finite
-    if parts == 2:
-        return finite
-    vanish = min(a.least, b.least) < 1 or a.least + b.least < LEAST_SUM
-    return finite and not vanish and (parts == 1 or a.largest + b.largest <= MOST_SUM)
+    vanish = parts == 1 and (min(a.least, b.least) < 1 or a.least + b.least < LEAST_SUM)
+    plain: bool = a.finite and b.finite and not vanish
+    return plain
 
 
 @jit
@@ -125,11 +113,10 @@ def _bring(
     if met[0] * met[1] * met[2] == 0:
         fill_zero(panel, share.parts * planes * ROW_BYTES)
         return
-    packing.pairs, packing.parts, packing.channels = False, share.parts, met[2]
+    packing.pairs, packing.channels = False, met[2]
     packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, ROW_BYTES
-    packing.scratch = call.products
     pack_boxes(packing, boxes, boxes if same else boxes[:0])
-    packings[0].parts = share.parts  # the table is named once more: that keeps it
+    packings[0].channels = 0  # the table is named once more: that keeps it
     if share.parts == 2:
         split_f16(panel, panel + planes * ROW_BYTES, planes)
 
@@ -145,13 +132,13 @@ def bring_weights(
     share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
     weights, packing = one.weights, packings[0]
     parts, blocks, block = share.parts, _blocks(one), share.block_bytes
-    packing.pairs, packing.parts, packing.channels, packing.scratch = True, parts, one.channels, call.products
+    packing.pairs, packing.channels = True, one.channels
     packing.source, packing.channel = call.weights + weights.start, weights.dst_channel
     packing.strides[3] = weights.src_channel
     packing.target, packing.planes, packing.plane = call.panels, blocks, block
     whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
     pack_boxes(packing, taps, taps if whole else taps[:0])
-    packings[0].parts = 0  # the table is named once more: that keeps it
+    packings[0].channels = 0  # the table is named once more: that keeps it
     if parts == 2:
         part = blocks * block
         split_f16(call.panels, call.panels + part, part // ROW_BYTES)
@@ -298,10 +285,10 @@ def compute_cells(
     mine, theirs = np.empty(1, MAGNITUDES), np.empty(pairs, MAGNITUDES)
     for p in range(pairs):
         weights = call.panels + 2 * p * block_bytes
-        _range(parts, weights, blocks * block_bytes, min(2, blocks - 2 * p) * block_bytes, theirs[p])
-        if parts != 2:
+        _range(weights, min(2, blocks - 2 * p) * block_bytes, theirs[p])
+        if parts == 1:
             bring_bias(kind, one, call, 0, LANES * p, LANES, scratch)
-            theirs[p].finite = theirs[p].finite and not _small_bias(parts, scratch)
+            theirs[p].finite = theirs[p].finite and not _small_bias(scratch)
     panel = count * parts * share.depth * share.positions * ROW_BYTES
     # where all dst pixels belong to phases, whose lines lie well for writing, they need not be brought together first
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
@@ -322,7 +309,7 @@ def compute_cells(
             _bring(share, one, call, segment, some, boxes, packings)
             some[1] = some[0]
         fill_zero(call.source + panel, ROW_BYTES)  # lines of a panel need not end with it
-        _range(1, call.source, 0, panel + ROW_BYTES - 1, mine[0])
+        _range(call.source, panel + ROW_BYTES - 1, mine[0])
         sizes[0], pixels, to = cell.images, cell.images, call.dst + dst.start + cell.n * dst.strides[0]
         for axis in range(3):
             sizes[1 + axis] = cell.counts[axis]

@@ -102,8 +102,7 @@ class CellTables(NamedTuple):
 
 
 class Magnitudes(Record):
-    """The least and the largest exponent of some values, and whether all are finite."""
+    """The least exponent of some values, and whether all are finite."""
 
     least: int
-    largest: int
     finite: bool

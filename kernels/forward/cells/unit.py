@@ -19,7 +19,6 @@ from kernels.forward.cells.schedule import LANES, ROW_BYTES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.pairs import weight_boxes
-from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.target import target
@@ -61,7 +60,7 @@ class _Cells(Share):
         self.floats["panels"] = plan.parts * widest * plan.block_bytes // 4
         rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
         self.floats["source"] = (rows + SPARE) * ROW_BYTES // 4 + SPARE
-        self.floats["products"] = SPLIT_BYTES // 4
+        self.floats["products"] = LANES + 64  # a line of bias, and what `write` needs
         self.floats["sums"] = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = weight_boxes(problem, np.array(plan.taps), np.arange(len(plan.taps)) * STEP * plan.depth, STEP)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
@@ -135,6 +134,8 @@ class ForwardDots(ForwardTiles):
         """Take what fills tiles well enough to be faster than register tiles."""
         if problem.op != self.op:
             return f"computes {self.op} only"
+        if problem.dtype not in PARTS:
+            return f"products of bf16 do not take {problem.dtype}"
         plan = forward_schedule(problem)
         if plan is None:
             return "too many taps, phases, or zeros between pixels"

@@ -1,19 +1,17 @@
 """Filter gradients on products of bf16 pairs, where the processor has instructions for them.
 
-Values of f16 are sums of two bf16, those of f32 of three (`kernels.emit.dots`, `kernels.pack.split`).
+Values of f16 are sums of two bf16 (`kernels.emit.dots`).
 
 Zeros multiply here: those that fill up channels, pairs and steps, and those of the padding. With finite data they add
 nothing. A channel that holds Inf or NaN among a slab's pixels is replaced by zeros, and its sums are formed pixel by
 pixel over real taps instead, for that slab: other channels' sums stay as they are, bit for bit. Where a pair of blocks
-of 16 channels holds f32 so large, or f32 or bf16 so small, that their products would overflow or vanish, all of its
-sums are formed so. What is formed how depends on the problem and its data alone, so the bits do not depend on the
-workers.
+of 16 channels holds bf16 so small that their products would vanish, all of its sums are formed so. What is formed how
+depends on the problem and its data alone, so the bits do not depend on the workers.
 
-The instructions take subnormal numbers (below 2**-126) as zero, in what they read and in what they write. For bf16 and
-f32, with `P` the largest product that two channels allow in a slab (the largest magnitude of one times that of the
-other), each product of the two and each addition loses at most ``2**-40 * P`` by that (of f32, whose parts are
-multiplied, a few times that). With a channel of subnormal numbers alone nothing is lost. Sums of f16 are multiples of
-2**-48, so none is subnormal.
+The instructions take subnormal numbers (below 2**-126) as zero, in what they read and in what they write. For bf16,
+with `P` the largest product that two channels allow in a slab (the largest magnitude of one times that of the other),
+each product of the two and each addition loses at most ``2**-40 * P`` by that. With a channel of subnormal numbers
+alone nothing is lost. Sums of f16 are multiples of 2**-48, so none is subnormal.
 """
 
 from __future__ import annotations
@@ -21,14 +19,13 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.blocks import SUMS
-from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
+from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
 from kernels.pack.pairs import pack_boxes
-from kernels.pack.split import SPLIT_BYTES
 from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]
@@ -37,16 +34,14 @@ WALK_PIXELS = SUMS.walk_pixels
 STAGED_PIXELS = np.array(SUMS.staged_pixels, np.int64)
 
 STAGE_BYTES = 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS))
-"""Room for staged rows, and before that for what packing needs."""
+"""Room for staged rows."""
 
-assert STAGE_BYTES >= SPLIT_BYTES
-
-LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
+LEAST_PEAK, LEAST_PEAKS = 41, 168
 """Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.
 
-Within these bounds, what is lost because subnormal numbers count as zeros (parts and their products as well) is a few
-2**-40 of the largest product of both channels, and sums of 2**29 pixels stay below the largest number: 2**-126 times
-another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that of a product of 2**-86.
+From these on, what is lost because subnormal numbers count as zeros (products as well) is 2**-40 of the largest product
+of both channels: 2**-126 times another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that
+of a product of 2**-86.
 """
 
 LINE = 4 * TILE
@@ -56,33 +51,15 @@ LINE = 4 * TILE
 PACKING, PEAKS, SIDES, WALKS, WORK = (each.dtype for each in (Packing, Peaks, Sides, Walks, DotWork))
 
 
-@inlined
-def _empty(packing: Packing, boxes: Rows[PackedBox], channel: int) -> bool:
-    """Return whether all f32 of one channel are zero."""
-    strides = packing.strides
-    for b in range(boxes.shape[0]):
-        sizes = boxes[b].sizes
-        for n in range(sizes[0]):
-            for d in range(sizes[1]):
-                for h in range(sizes[2]):
-                    start = packing.source + boxes[b].source + channel * packing.channel
-                    start += n * strides[0] + d * strides[1] + h * strides[2]
-                    for w in range(sizes[3]):
-                        if load(F32, start + w * strides[3]) != 0:
-                            return False
-    return True
-
-
 @jit
-def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector) -> None:
+def _peaks(packing: Packing, parts: int, peaks: Rows[Peaks], odd: Vector) -> None:
     """Find the smallest and the largest of the channels' largest values for each block of 16 channels.
 
     In a panel of pairs each of the 16 channels has a lane. Channels of zeros do not count, and neither do those that
-    hold Inf or NaN: they are marked `odd`, and zeros take their place. An f32 may be too small for a first part: then
-    it counts as 1.
+    hold Inf or NaN: they are marked `odd`, and zeros take their place.
     """
     lanes, together = np.empty(TILE, np.uint16), TILE if packing.pairs else 1
-    parts, channels, size, part = packing.parts, packing.channels, packing.plane, packing.planes * packing.plane
+    channels, size, part = packing.channels, packing.plane, packing.planes * packing.plane
     for i in range(peaks.shape[0]):
         peaks[i].least, peaks[i].most = SPECIAL, 0
     for first in range(0, channels, together):
@@ -98,8 +75,6 @@ def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Ve
                     else:
                         fill_zero(place + p * part, size)
                 continue
-            if peak == 0 and parts == 3 and not _empty(packing, boxes, c):
-                peak = 1
             if peak > 0:
                 block = peaks[c // TILE]
                 block.least, block.most = min(block.least, peak), max(block.most, peak)
@@ -109,22 +84,17 @@ def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Ve
 def _plain(parts: int, a: Rows[Peaks], b: Rows[Peaks], small: Vector, plain: Table) -> None:
     """Return which pairs of blocks may be summed with zeros between their values, from what `_peaks` found.
 
-    Of bf16 the sums on the way are read as well: a `small` pair, which was too small once, stays with plain f32 until
-    its sums are complete.
+    Of f16 all may. The sums on the way are read as well: a `small` pair, which was too small once, stays with plain f32
+    until its sums are complete.
     """
     for i in range(plain.shape[0]):
         for j in range(plain.shape[1]):
-            fits = True
-            if parts != 2 and a[i].most > 0 and b[j].most > 0:
+            at, fits = i * plain.shape[1] + j, True
+            if parts == 1 and a[i].most > 0 and b[j].most > 0:
                 first, second = a[i].least >> 7, b[j].least >> 7
                 fits = min(first, second) >= LEAST_PEAK and first + second >= LEAST_PEAKS
-            if parts == 3:
-                fits &= (a[i].most >> 7) + (b[j].most >> 7) <= MOST_PEAKS
-            if parts == 1:
-                at = i * plain.shape[1] + j
-                fits &= small[at] == 0
-                small[at] = 0 if fits else 1
-            plain[i, j] = 1 if fits else 0
+            fits &= small[at] == 0
+            small[at], plain[i, j] = (0, 1) if fits else (1, 0)
 
 
 if target().dots == "amx":
@@ -141,7 +111,7 @@ if target().dots == "amx":
         table: Vector, share: DotShare, work: DotWork, walks: Walks, a: int, a_step: int, b: int, plain: Vector
     ) -> None:
         """Sum `down` tiles of rows with all plain blocks of b, so many steps in a walk."""
-        entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * work.down - 2 if work.down < 3 else 1 + work.down)
+        entry = BLOCKS + len(SHAPES) * (share.parts - 1) + (2 * work.down - 2 if work.down < 3 else 1 + work.down)
         blocks, size = share.b.planes, share.b.plane
         for j0 in range(0, blocks, 2):
             across = min(2, blocks - j0)
@@ -163,7 +133,7 @@ if target().dots == "amx":
         there are products enough to hide that its rows cross lines of memory; others are staged.
         """
         live, every, parts, a_plane, i0, i1 = (
-            taps.shape[0], share.taps, share.a.parts, share.a.plane, work.first, work.end
+            taps.shape[0], share.taps, share.parts, share.a.plane, work.first, work.end
         )  # fmt: skip
         a_part, a, acc, steps, b, stage = share.a.planes * a_plane, work.a, work.acc, work.steps, work.b, work.stage
         whole = min(i1, share.a.channels // TILE) if parts > 1 else i0
@@ -249,7 +219,7 @@ def _walk(
         if some > 0:
             work.first, work.end, work.steps = start, i, (pixels + STEP - 1) // STEP
             work.a, work.acc = call.panels, acc
-            work.b, work.stage = call.panels + share.b.target, call.panels + share.b.scratch
+            work.b, work.stage = call.panels + share.b.target, call.panels + share.stage
             _add_rows(table, share, taps, call, works[0], plain[start])
 
 
@@ -299,13 +269,15 @@ def _walk_exactly(
 
 
 @jit
-def _pack(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector) -> None:
+def _pack(
+    packing: Packing, parts: int, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector
+) -> None:
     """Pack all parts of some channels, and see how large their values are."""
     pack_boxes(packing, boxes, before)
-    if packing.parts == 2:
+    if parts == 2:
         part = packing.planes * packing.plane
         split_f16(packing.target, packing.target + part, part // LINE)
-    _peaks(packing, boxes, peaks, odd)
+    _peaks(packing, parts, peaks, odd)
 
 
 @jit
@@ -320,7 +292,7 @@ def add_dots(
     """
     call = calls[0]
     share = shares[0]
-    channels, phases = share.a.channels, share.phases
+    parts, channels, phases = share.parts, share.a.channels, share.phases
     a_peaks, b_peaks = np.empty((channels + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
     plain = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
     odd = np.empty((2, max(channels, share.b.channels)), np.int64)
@@ -328,7 +300,6 @@ def add_dots(
     packings[0], packings[1] = share.a, share.b
     for i in range(2):
         packings[i].target += call.panels
-        packings[i].scratch += call.panels
     a_last, b_last = last[:phases], last[phases:]
     for s in range(slabs.shape[0]):
         slab, wide, narrow = slabs[s], packings[0], packings[1]
@@ -336,12 +307,12 @@ def add_dots(
         for g in range(share.groups):
             sums = call.acc + g * share.acc_group
             narrow.source = call.b + share.b.source + g * share.b_group
-            _pack(narrow, now[phases:], b_last, b_peaks, odd[1])
+            _pack(narrow, parts, now[phases:], b_last, b_peaks, odd[1])
             wide.source = call.a + share.a.source + g * share.a_group
-            _pack(wide, now[:phases], a_last, a_peaks, odd[0])
+            _pack(wide, parts, now[:phases], a_last, a_peaks, odd[0])
             a_last, b_last = now[:phases], now[phases:]
-            _plain(wide.parts, a_peaks, b_peaks, small[g], plain)
+            _plain(parts, a_peaks, b_peaks, small[g], plain)
             call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk(table, share, slab, taps, call, plain, sums)
             call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk_exactly(table[EXACT + wide.parts - 1], share, slab, taps, packings, plain, odd, sums)
+            _walk_exactly(table[EXACT + parts - 1], share, slab, taps, packings, plain, odd, sums)

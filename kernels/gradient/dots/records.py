@@ -43,10 +43,11 @@ class DotShare(Record):
 
     Sums are [block of b][channel of a][tap][16], `acc_block` bytes from a block to the next, `acc_group` from a group.
     A slab has `phases` boxes of `a`. Its last image has so many `pixels`, up to its last one. `a_group` and `b_group`
-    are bytes between groups in the tensors. In both packings sources are counted from the tensor's first value, targets
-    and scratch from the panels.
+    are bytes between groups in the tensors. A value has so many `parts`. In both packings sources are counted from the
+    tensor's first value, and targets, like `stage`, where rows are staged, from the panels.
     """
 
+    parts: int
     groups: int
     taps: int
     phases: int
@@ -55,6 +56,7 @@ class DotShare(Record):
     acc_block: int
     a_group: int
     b_group: int
+    stage: int
     a: Packing
     b: Packing
 

@@ -122,7 +122,6 @@ class DotSchedule:
     boxes: Records
     chunks: int
     use: float
-    cycles: float
     scalar_pack: int = PLANES
     vector_is_wide: bool = False
     lanes_are_groups: bool = False
@@ -210,12 +209,6 @@ def _count(lines: tuple[_Line, ...]) -> int:
 
 def _slabs(lines: tuple[_Line, ...]) -> int:
     return prod(ceil(line.axis.size / line.size) for line in lines)
-
-
-def _values(geo: Geometry, lines: tuple[_Line, ...]) -> int:
-    """Count the values of one group that are packed for all slabs, about."""
-    phases = prod(len(line.phases) for line in lines)
-    return _count(lines) * STEP * (geo.wide.channels * phases + geo.narrow.channels)
 
 
 def _boxes(
@@ -307,24 +300,4 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         boxes=np.stack(boxes, axis=1),
         chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
         use=problem.macs / max(1, done),
-        cycles=_cycles(problem, geo, lines),
     )
-
-
-def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...]) -> float:
-    """Estimate the cycles of an f32 gradient on AMX over those on f32 tiles, both without what they have in common.
-
-    Measured on a processor with AMX-BF16 that does 37 multiply-adds of f32 in a cycle, in its tiles 28.
-    """
-    taps = prod(len(line.taps) for line in lines)
-    steps, rows = _count(lines), geo.wide.channels * taps
-    staged = rows if geo.wide.channels < TILE else rows * (geo.wide.channels % TILE) // geo.wide.channels
-    blocks = ceil(rows / TILE) * ceil(geo.narrow.channels / TILE)
-    values = _values(geo, lines)
-    slabs = _slabs(lines)
-    apart = geo.wide.channel == 1 and problem.groups > 1  # a pixel's channels are few, and far from the next ones
-    each, tiled = (4.0, 2.4) if apart else (1.55, 1.1)
-    dots = 154 * steps * blocks + 18 * steps * staged + each * values + 230 * slabs * blocks
-    meets = prod(sum(high - low for low, high in axis.ranges) for axis in geo.axes)
-    tiles = 0.036 * meets * geo.wide.channels * geo.narrow.channels + tiled * values
-    return dots / max(1.0, tiles)

@@ -21,11 +21,8 @@ from kernels.target import target
 
 __all__ = ["BWD_DOTS"]
 
-LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("amx", "f32"): 0.1, ("avx512bf16", "bf16"): 0.45}
+LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
-
-MOST_CYCLES = 0.98
-"""Of an f32 gradient, over those on f32 tiles."""
 
 BATCH = 4 if target().dots == "amx" else 1
 """Times as much work between two looks at whether to stop as in `kernels.gradient.tiles.unit`: it is done in less
@@ -42,7 +39,7 @@ class DotPart(Part):
     def __init__(self, problem: ConvProblem, plan: DotSchedule, unit: Unit) -> None:
         super().__init__(problem, plan, unit)  # type: ignore[arg-type]  # as above
         self.share = self._share(int(self.blocks["valid"].sum()))
-        self.panels = (int(self.share["a"]["scratch"][0]) + STAGE_BYTES) // 4
+        self.panels = (int(self.share["stage"][0]) + STAGE_BYTES) // 4
         self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
 
     def _share(self, channels: int) -> Records:
@@ -56,17 +53,18 @@ class DotPart(Part):
                 plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
             )
         )  # fmt: skip
-        common = {"parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes}
         a = row_of(
             Packing, channels=plan.channels, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
-            target=0, planes=plan.a_planes, plane=plan.a_plane, pairs=False, **common,
+            target=0, planes=plan.a_planes, plane=plan.a_plane, pairs=False, steps=plan.panel_steps,
         )  # fmt: skip
         b = row_of(
             Packing, channels=channels, source=b_source, channel=plan.b_steps[4], strides=plan.b_steps[:4],
-            target=a_bytes, planes=len(self.blocks), plane=2 * TILE * plan.positions, pairs=True, **common,
+            target=a_bytes, planes=len(self.blocks), plane=2 * TILE * plan.positions, pairs=True,
+            steps=plan.panel_steps,
         )  # fmt: skip
         return row_of(
             DotShare,
+            parts=parts,
             groups=self.g1 - self.g0,
             taps=plan.taps,
             phases=plan.boxes.shape[1] - 1,
@@ -75,6 +73,7 @@ class DotPart(Part):
             acc_block=4 * TILE * plan.rows,
             a_group=a_group,
             b_group=b_group,
+            stage=a_bytes + b_bytes,
             a=tuple(a[0]),
             b=tuple(b[0]),
         )
@@ -121,19 +120,17 @@ class BwdDots(BwdWeights):
             return "computes weight gradients only"
         least = LEAST_USE.get((target().dots, problem.dtype))
         if least is None:
-            return "on this processor dot products take bf16 only"
+            return f"products of bf16 do not take {problem.dtype} on this processor"
         plan = dot_schedule(problem)
         if plan is None:
             return "pixels with zeros between them would take too much room"
         if plan.use < least and not target().imitated:
             return f"only {plan.use:.0%} of its products would not be filling zeros, at least {least:.0%} pay"
-        if problem.dtype == "f32" and plan.cycles > MOST_CYCLES and not target().imitated:
-            return f"f32 tiles would do it in {1 / plan.cycles:.0%} of the time that six products of bf16 take"
         return None
 
     def speed(self, problem: ConvProblem) -> int:
         """Return the estimated speed, as a multiple of that on f32 tiles."""
-        return BATCH // PARTS[problem.dtype] or 1
+        return BATCH // PARTS[problem.dtype]
 
     def schedule(self, problem: ConvProblem) -> Any:
         """Lay out the sum."""
