@@ -35,6 +35,9 @@ _FIRST_COUNTED = 1 << 20
 # A number takes some 40 bytes.
 _VALUE_BYTES = 40
 
+# Signs that are looked for one by one.
+_RARE = 1 << 10
+
 MOST_VALUES = 1 << 22
 """Most values of a body: parsing holds the GIL for some 0.1 us for each. Base64 has no commas or brackets."""
 
@@ -86,7 +89,15 @@ def _joined(pieces: list[bytes | memoryview]) -> tuple[bytes, int]:
     """Return the whole text, and at least how many values it has."""
     text = b"".join(pieces)
     pieces.clear()
-    return text, text.count(b",") + text.count(b"[") + text.count(b"{")
+    return text, sum(_count(text, sign) for sign in (b",", b"[", b"{"))
+
+
+def _count(text: bytes, sign: bytes) -> int:
+    """Count a sign, several times as fast where it is rare, as in base64."""
+    at, found = text.find(sign), 0
+    while at >= 0 and found < _RARE:
+        at, found = text.find(sign, at + 1), found + 1
+    return found if at < 0 else text.count(sign)
 
 
 def parse_text(text: bytes) -> Any:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from app.intake.body import read_json
+from app.intake.body import _count, read_json
 from app.intake.elements import Base64, TensorFault
 from app.intake.lease import Lease
 from app.intake.requests import read_request_object
@@ -148,3 +148,9 @@ def test_a_full_pool_is_reported_as_such() -> None:
         inputs = read_inputs(OPERATION.operation, {"src": big})
         with pytest.raises(TooLarge):
             asyncio.run(collect_tensors(inputs, lease))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 5000])
+def test_values_are_counted_however_rare_they_are(count: int) -> None:
+    """The bound on values needs an exact count, of few commas in long base64 and of a comma after each number."""
+    assert _count(b"A" * 100 + b",0" * count + b"A" * 100, b",") == count
