@@ -147,7 +147,7 @@ HONEST: dict[str, tuple[Arithmetic, Callable[[Array, Array], Array]]] = {
 
 
 PLANES = {64: (1, 8), 2304: (1, 48), 25_088: (128, 14), 401_408: (2048, 14)}
-"""Images, and pixels along a side, of gradients that sum so many products."""
+"""Number of products in a gradient's sum: number of images, and their height and width."""
 
 
 def _winograd(tile: int) -> tuple[Arithmetic, Callable[[Case, dict[str, Array]], Array]]:
@@ -173,7 +173,7 @@ LAYERS: dict[str, tuple[Arithmetic, Callable[[Case, dict[str, Array]], Array]]] 
 
 
 def judged_layers(rng: np.random.Generator, most: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the kernel, what it was tried on, and its report."""
+    """Yield the name of a kernel, the data that it was tried on, and the report on its result."""
     for op in ("ConvolutionBackwardWeights", "Convolution"):
         for n, (images, side) in PLANES.items():
             if n > (most if "Weights" in op else min(most, 30_000)):
@@ -202,7 +202,7 @@ def _of_kind(rng: np.random.Generator, data: str, tensor: Array) -> Array:
 
 
 def judged_sums(rng: np.random.Generator, most: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the kernel, what it was tried on, and its report."""
+    """Yield the name of a kernel, the data that it was tried on, and the report on its result."""
     for data in KINDS_OF_DATA:
         for n in (n for n in (64, 2304, 25088, 400_000) if n <= most):
             one = trial(rng, data, "f32", n, 12 if n < 100_000 else 6, 16 if n % 16 == 0 else 1)

@@ -169,7 +169,7 @@ def _alike(problem: ConvProblem, wrong: npt.NDArray[np.bool_], result: Storage, 
 
 
 def _kinds(values: Array, right: Array, dtype: str) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
-    """Yield which values are of a kind that says something by itself, and which one, the most telling first."""
+    """Yield which values are special, such as NaN, and what to say of them; the most specific first."""
     rounded, zero = widen(narrow(right, dtype), dtype), values == 0
     finite, signs = np.isfinite(values), np.signbit(values) != np.signbit(rounded)
     yield np.isnan(values) & ~np.isnan(rounded), "NaN"

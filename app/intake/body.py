@@ -35,7 +35,7 @@ _FIRST_COUNTED = 1 << 20
 # A number takes some 40 bytes.
 _VALUE_BYTES = 40
 
-# Signs that are looked for one by one.
+# Bytes that are searched for one by one before all are counted.
 _RARE = 1 << 10
 
 MOST_VALUES = 1 << 22
@@ -93,7 +93,7 @@ def _joined(pieces: list[bytes | memoryview]) -> tuple[bytes, int]:
 
 
 def _count(text: bytes, sign: bytes) -> int:
-    """Count a sign, several times as fast where it is rare, as in base64."""
+    """Count a byte; fast where it is rare, as in base64."""
     at, found = text.find(sign), 0
     while at >= 0 and found < _RARE:
         at, found = text.find(sign, at + 1), found + 1

@@ -160,7 +160,7 @@ def test_unwritten_and_repeated_elements() -> None:
 def test_special_values_and_bits_that_are_lost(
     special: tuple[float, float], change: Callable[[Tensor], Tensor], alike: str
 ) -> None:
-    """What kernels do to NaN, Inf, zeros, small numbers and bits is said of the elements that it is done to."""
+    """The report says that NaN, Inf, signs of zero, subnormal numbers or last bits were lost."""
     pixel = (1, 1)
     case = replace(LAYER, n=2, kernel=pixel, src_spatial=pixel, dst_spatial=pixel, pads_begin=(0, 0), pads_end=(0, 0))
     inputs = {"src": np.ones((2, 6, 1, 1), np.float32), "diff_dst": np.ones((2, 8, 1, 1), np.float32)}
