@@ -1,8 +1,8 @@
 """The kernel that takes everything: float64 sums in one order on all processors, rounded once at the end.
 
-For each kernel position and image the products of a sum are added one after another, beginning at zero, and what that
-gives is added to the sum. Compiled loops do so (`kernels.chains`), and NumPy where nothing compiles, with the same
-bits. Where a group has few sums the products of each are summed in pairs, as NumPy does along contiguous memory.
+For each kernel position and image the products of a sum are added one after another, as `np.add.accumulate` adds them,
+and what that gives is added to the sum. Compiled loops do so (`kernels.chains`), and NumPy where nothing compiles, with
+the same bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.geometry import FEW, Part, Stored
-from kernels.chains.gradients import gradient_sums, takes_gradient
+from kernels.chains.geometry import Part, Stored
+from kernels.chains.gradients import gradient_sums
 from kernels.chains.loops import F64
 from kernels.chains.pixels import pixel_sums, write_pixels
 from kernels.chains.units import arrange, units_of
@@ -29,15 +29,21 @@ from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
 
-__all__ = ["REFERENCE", "narrow", "single", "widen"]
+__all__ = ["REFERENCE", "bias_gradient", "bias_of", "forward", "gradients", "narrow", "single", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
 _BLOCK = 1 << 14
 """Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
 
+_FEW = 4
+"""Sums of a group up to which all products of each are formed at once, where nothing compiles."""
+
 Change = Callable[[Array, int], Array]
 """Changes values of an input before they are summed, given which input it is; may write to its argument."""
+
+MultiplyAdd = Callable[[Array, Array, Array], None]
+"""Adds products of (groups, rows, terms) and (groups, columns, terms) to sums (see `add_products`)."""
 
 
 def widen(stored: Storage, dtype: str) -> Array:
@@ -105,9 +111,8 @@ def add_products(sums: Array, rows: Array, columns: Array) -> None:
     exact, count, terms = len(sums) == PARTS, *rows.shape[1:]
     if not exact and terms == 1:
         sums[0] += rows * columns.transpose(0, 2, 1)
-    elif not exact and count * columns.shape[1] <= FEW:
-        products = np.multiply(rows[:, :, None], columns[:, None], order="C")  # whatever the layout of both
-        sums[0] += np.add.reduce(products, -1)
+    elif not exact and terms and count * columns.shape[1] <= _FEW:
+        sums[0] += np.add.accumulate(rows[:, :, None] * columns[:, None], -1)[..., -1]
     else:
         chains = sums if exact else np.zeros_like(sums)
         for term in range(terms):
@@ -149,8 +154,9 @@ def _axis_slices(dims: Dims, axis: int, tap: int) -> tuple[slice, slice]:
 
 
 def gradients(
-    problem: ConvProblem, part: Part, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int
-) -> Array | None:
+    problem: ConvProblem, part: Part, inputs: Sequence[Storage], stop: Stop, change: Change | None = None,
+    parts: int = 1, multiply_add: MultiplyAdd = add_products,
+) -> Array | None:  # fmt: skip
     """Compute a part of diff_weights as (parts, groups, taps, wide channels, narrow channels) with NumPy.
 
     None when `stop` said so before one of the images, or of their kernel positions.
@@ -174,7 +180,7 @@ def gradients(
                 )
                 sums = total[:, some, tap].copy()
                 with np.errstate(invalid="ignore", over="ignore"):
-                    add_products(sums, *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
+                    multiply_add(sums, *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
                 total[:, some, tap] = sums
     return total
 
@@ -197,8 +203,9 @@ def _blocks(groups: int, size: int) -> Iterator[slice]:
 
 
 def forward(
-    problem: ConvProblem, inputs: Sequence[Storage], images: range, stop: Stop, change: Change | None, parts: int
-) -> Array | None:
+    problem: ConvProblem, inputs: Sequence[Storage], images: range, stop: Stop, change: Change | None = None,
+    parts: int = 1, multiply_add: MultiplyAdd = add_products,
+) -> Array | None:  # fmt: skip
     """Compute dst of a forward operation for some images as (parts, images, ..) with NumPy, no bias added.
 
     None when `stop` said so before a kernel position.
@@ -210,7 +217,7 @@ def forward(
         if problem.op == "BiasAdd":
             result: Array | None = np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
         else:
-            result = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts)
+            result = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts, multiply_add)
         if result is None:
             return None
         found.append(result.reshape(parts, problem.dst_channels, *problem.dst_spatial))
@@ -218,18 +225,14 @@ def forward(
     return np.moveaxis(channels, 2, -1) if problem.data_format == "NXC" else channels
 
 
-def _compiled(problem: ConvProblem, parts: int) -> bool:
-    """Return whether compiled code computes dst: nowhere are so few sums that their products are summed in pairs."""
-    dims = problem.dims
-    if not target().compiles or problem.op == "BiasAdd":
-        return False
-    if parts == PARTS or dims.src_channels == 1 or dims.dst_channels > FEW:
-        return True
-    counts = reduce(np.multiply.outer, [dims.meetings(axis) for axis in range(3)])
-    return not ((counts > 0) & (counts * dims.dst_channels <= FEW)).any()
+def _compiled(problem: ConvProblem) -> bool:
+    """Return whether compiled code computes dst."""
+    return target().compiles and problem.op != "BiasAdd"
 
 
-def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int) -> Array | None:
+def _convolved(
+    problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int, multiply_add: MultiplyAdd
+) -> Array | None:
     """Compute ConvTranspose or Convolution of one image, without a bias; None when `stop` said so."""
     dims, weights = problem.dims, weights.reshape(-1)
     group, wide_step, narrow_step, tap_step = problem.weights_strides
@@ -248,13 +251,13 @@ def _convolved(problem: ConvProblem, src: Array, weights: Array, stop: Stop, par
         with np.errstate(invalid="ignore", over="ignore"):
             pixels = part.reshape(dims.groups, dims.src_channels, -1).transpose(0, 2, 1)
             products = np.zeros((parts, dims.groups, dims.dst_channels, pixels.shape[1]))
-            add_products(products, w, pixels)
+            multiply_add(products, w, pixels)
             add(out[:, :, :, *at_dst], products.reshape(*products.shape[:3], *part.shape[2:]))
     return out
 
 
 def bias_gradient(
-    problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None, parts: int
+    problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None = None, parts: int = 1
 ) -> Array | None:
     """Compute diff_bias as (parts, channels) in float64, image by image; None when `stop` said so."""
     if parts == PARTS and target().compiles:
@@ -266,7 +269,7 @@ def bias_gradient(
         with np.errstate(invalid="ignore", over="ignore"):
             values = channels_first(read(diff_dst[image : image + 1], problem.dtype, change, 0), problem, 1)
             if parts == 1:
-                total[0] += values.sum((0, 1, 3, 4, 5))
+                total[0] += np.add.accumulate(values.reshape(problem.dst_channels, -1), -1)[:, -1]
             else:
                 lines = values.reshape(1, problem.dst_channels, -1)
                 add_products(total[:, None, None], np.ones_like(lines[:, :1]), lines)
@@ -318,7 +321,7 @@ class ReferenceKernel:
             return False
         if output.size == 0:
             return True
-        if problem.forward and problem.dtype != "f64" and _compiled(problem, 1):
+        if problem.forward and problem.dtype != "f64" and _compiled(problem):
             return write_pixels(problem, range(*unit.part), *_stored(problem, inputs, None), box(output, unit), stop)
         if problem.dtype == "f64":
             exact = self.exact(problem, unit, inputs, stop)
@@ -342,7 +345,7 @@ class ReferenceKernel:
             return None
         if problem.bias:
             with np.errstate(invalid="ignore", over="ignore"):
-                found[0] += _bias_of(problem, read(inputs[-1], problem.dtype, change, len(inputs) - 1))
+                found[0] += bias_of(problem, read(inputs[-1], problem.dtype, change, len(inputs) - 1))
         values: Array = found[0]
         return values
 
@@ -372,7 +375,7 @@ class ReferenceKernel:
                     return None
                 high = np.where(np.isfinite(marks), high, marks)
             if problem.bias:
-                high, error = two_sum(high, _bias_of(problem, given[-1]))
+                high, error = two_sum(high, bias_of(problem, given[-1]))
                 low = low + error
             rounded = np.where(np.isfinite(high) & (low != 0), high + low, high)
             return rounded, np.where(np.isfinite(rounded), low - (rounded - high), 0.0)
@@ -407,11 +410,11 @@ class ReferenceKernel:
         assert unit.shape is not None
         if problem.forward:
             images = range(*unit.part)
-            if _compiled(problem, parts):
+            if _compiled(problem):
                 return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
             return forward(problem, inputs, images, stop, change, parts)
         part = Part.of(unit.part)
-        if target().compiles and takes_gradient(problem, part, parts):
+        if target().compiles:
             found = gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
         else:
             found = gradients(problem, part, inputs, stop, change, parts)
@@ -434,7 +437,7 @@ class ReferenceKernel:
         return counts[None, None] if problem.data_format == "NCX" else counts[None, ..., None]
 
 
-def _bias_of(problem: ConvProblem, bias: Array) -> Array:
+def bias_of(problem: ConvProblem, bias: Array) -> Array:
     """Shape a bias so that it is added to a box of dst."""
     return bias.reshape((-1, *(1,) * problem.rank) if problem.data_format == "NCX" else (-1,))
 

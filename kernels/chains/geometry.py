@@ -15,15 +15,12 @@ from kernels.dtypes import DTYPES
 from kernels.emit.compiler import Records, Table, row_of
 from kernels.problem import ConvProblem
 
-__all__ = ["FEW", "Geometry", "Part", "Stored", "cut", "kind_bytes", "lanes_of", "room_of", "up"]
+__all__ = ["Geometry", "Part", "Stored", "cut", "kind_bytes", "lanes_of", "room_of", "up"]
 
 Sizes = Sequence[int]
 
 Stored = Callable[[int, int], npt.NDArray[Any]]
 """Returns an image of an input, given both numbers, as stored or in float64; weights are the same for each image."""
-
-FEW = 4
-"""Sums of a group up to which each one's products are summed in pairs."""
 
 _BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""

@@ -9,32 +9,16 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.geometry import FEW, Geometry, Part, Stored, cut, room_of, up
-from kernels.chains.loops import F64, Gradient, sum_gradients, sum_pairs
+from kernels.chains.geometry import Geometry, Part, Stored, cut, room_of, up
+from kernels.chains.loops import Gradient, sum_gradients
 from kernels.emit.compiler import row_of
-from kernels.emit.doubles import (
-    BROAD,
-    EXACT,
-    LANES,
-    LANEWISE,
-    LEAF,
-    LEAF_F32,
-    LEAF_LANES,
-    LEAF_TERMS,
-    PARTS,
-    SHAPES,
-    TALL,
-    tile_address,
-)
+from kernels.emit.doubles import BROAD, EXACT, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
 from kernels.plan import Stop
 from kernels.problem import ConvProblem
 
-__all__ = ["gradient_sums", "takes_gradient"]
+__all__ = ["gradient_sums"]
 
 Array = npt.NDArray[np.float64]
-
-_MOST_VALUES = 1 << 22
-"""What an image of some groups may take whose products are summed in pairs: it is packed as a whole."""
 
 _LANEWISE_COST = 1.5
 """What a sum of a lanewise tile costs, which loads all factors, of one that takes each for all lanes."""
@@ -124,78 +108,6 @@ class _Gradient:
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 
-@cached
-class _Pairs:
-    """The loops' view of weight gradients of groups with few channels."""
-
-    def __init__(self, problem: ConvProblem, part: Part, kind: int) -> None:
-        geometry = Geometry(problem)
-        (low, high), self.parts = part.groups, [span[1] - span[0] for span in (part.wide, part.narrow)]
-        self.lanes, self.groups = high - low, ceil((high - low) / LEAF_LANES)
-        sides = [
-            geometry.side(problem, kind, wide=wide, group=low, some=some, width=LEAF_LANES, lanes=self.lanes)
-            for wide, some in ((True, part.wide), (False, part.narrow))
-        ]
-        self.job = row_of(
-            Gradient,
-            lines=sides[0][0],
-            columns=sides[1][0],
-            lines_wide=True,
-            groups=self.groups,
-            strides=geometry.strides,
-            tile=tile_address(LEAF if kind == F64 else LEAF_F32),
-            tall=1,
-            parts=1,
-        )
-        counts = np.diff(geometry.taps[:, [0, 3, 1, 4, 2, 5]].reshape(-1, 3, 2))[..., 0].prod(1).tolist()
-        first: dict[int, tuple[int, int]] = {}
-        leaves: list[tuple[int, int]] = []
-        for count in counts:
-            if count not in first:
-                some = _leaves(count) if count else []
-                first[count] = len(leaves), len(leaves) + len(some)
-                leaves += some
-        self.leaves = np.array(leaves, np.int64).reshape(-1, 2)
-        self.taps = np.hstack([geometry.taps, np.array([first[count] for count in counts], np.int64)])
-        self.boxes = np.array([[0, 0, 0, *geometry.wide], [0, 0, 0, *geometry.narrow]], np.int64)
-        self.values = room_of(sides[0], prod(geometry.wide)) + room_of(sides[1], prod(geometry.narrow))
-        self.places = problem.places
-
-    def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
-        totals = np.zeros((self.groups, len(self.taps), *self.parts, LEAF_LANES))
-        waiting = LEAF_LANES * (LEAF_TERMS + 64)
-        room = arena_address("panels", 2 * (self.values + waiting))
-        leaf = room + 8 * self.values
-        for image in range(n):
-            if stop():
-                return None
-            sides = [stored(place, image) for place in self.places]
-            call = np.array([*map(address, sides), room, room, leaf, address(totals)])
-            sum_pairs(self.job, self.taps, self.leaves, self.boxes, call)
-        found = np.moveaxis(totals, -1, 1).reshape(-1, *totals.shape[1:-1])
-        return found[None, : self.lanes]
-
-
-def _leaves(terms: int) -> list[tuple[int, int]]:
-    """Cut a sum as NumPy does: the terms of each piece, and how many sums of two are complete with it."""
-    if terms <= LEAF_TERMS:
-        return [(terms, 0)]
-    half = terms // 2 // 8 * 8
-    *others, (last, complete) = _leaves(terms - half)
-    return [*_leaves(half), *others, (last, complete + 1)]
-
-
-def _in_pairs(part: Part) -> bool:
-    return prod(high - low for low, high in (part.wide, part.narrow)) <= FEW
-
-
-def takes_gradient(problem: ConvProblem, part: Part, parts: int) -> bool:
-    """Return whether `gradient_sums` has room for a part's images."""
-    return parts == PARTS or not _in_pairs(part) or _Pairs(problem, part, F64).values <= _MOST_VALUES
-
-
 def gradient_sums(problem: ConvProblem, part: Part, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:
     """Return a part of weight gradients as (parts, groups, taps, wide, narrow channels); None when `stop` said so."""
-    if parts == 1 and _in_pairs(part):
-        return _Pairs(problem, part, kind).run(stored, problem.n, stop)
     return _Gradient(problem, part, kind, parts).run(stored, problem.n, stop)

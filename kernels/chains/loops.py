@@ -24,14 +24,13 @@ import numpy as np
 
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers
-from kernels.emit.doubles import LEAF_TERMS, ChainLine, ChainRun, ChainTile, add_vector, move, round_lines, widen_run
+from kernels.emit.doubles import ChainLine, ChainRun, ChainTile, move, round_lines, widen_run
 from kernels.emit.intrinsics import call_entry, fill_zero
 from kernels.forward.output import write
 from kernels.pack.panels import Panel, Values, pack_panels
 
 __all__ = [
-    "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pairs",
-    "sum_pixels",
+    "F64", "TERMS", "Gradient", "Operand", "Pixels", "pack_side", "panel_values", "sum_gradients", "sum_pixels",
 ]  # fmt: skip
 
 F64 = KINDS["f64"]
@@ -134,7 +133,7 @@ def _far_place(box: Vector, taps: Table, t: int, strides: Vector, d: int, h: int
 def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int) -> None:
     """Pack a box of positions, of which `box` has the first along each axis and their counts, as float64 panels.
 
-    Lanes past the last channel hold anything. Where the room for f32 is that of the panels, they stay f32.
+    Lanes past the last channel hold anything.
     """
     values, count = _span(box[3] * box[4] * box[5], side.width), side.panels
     source = base + side.start + group * side.group
@@ -168,8 +167,6 @@ def _pack(side: Operand, base: int, group: int, box: Vector, to: int, spare: int
         panel.lanes, panel.valid = side.width, min(side.width, side.channels - first)
         panel.source, panel.address, panel.unit = place * side.panel, spare + 4 * place * values, 1
     pack_panels(Values(side.kind, source, strides, side.channel, base + side.nbytes), panels, sizes, steps)
-    if spare == to:
-        return
     if not side.turned:
         widen_run(to, spare, count * values)
         return
@@ -393,56 +390,3 @@ def sum_pixels(jobs: Rows[Pixels], taps: Table, borders: Vector, boxes: Table, c
                                     move(
                                         line_sums + 8 * (w * broad + lane), to + w * job.steps[6] + lane * job.steps[3]
                                     )
-
-
-@jit
-def sum_pairs(jobs: Rows[Gradient], taps: Table, leaves: Table, boxes: Table, call: Vector) -> None:
-    """Add to the gradients of groups with few channels what an image gives, summed as NumPy sums.
-
-    Lanes are groups. `taps` have the place of their first leaf, and of the first one that is not theirs, last. `leaves`
-    have their terms, and how many sums of two are complete with each. `call` is as in `sum_gradients`, but for room
-    instead of chains: for the products of a leaf, then for sums that wait. Totals are by (block of groups, tap,
-    channel of lines, channel of columns).
-    """
-    job = jobs[0]
-    wide, narrow, strides = boxes[0], boxes[1], job.strides[:]
-    size = 64 if job.lines.kind == F64 else 32
-    wide_panel = size * wide[3] * wide[4] * wide[5] + size
-    narrow_panel = size * narrow[3] * narrow[4] * narrow[5] + size
-    columns = call[2] + job.lines.panels * wide_panel
-    line, tiles, runs = np.empty(1, _LINE), np.empty(1, _TILE), np.empty(LEAF_TERMS, _RUN)
-    tile, only, waiting = tiles[0], line[0], call[4] + 64 * LEAF_TERMS
-    tile.row_step, tile.column_step, tile.total = size * strides[2], size, call[4]
-    total = call[5]
-    for g in range(job.groups):
-        _pack(job.lines, call[0], g, wide, call[2], call[2])
-        _pack(job.columns, call[1], g, narrow, columns, columns)
-        for t in range(taps.shape[0]):
-            high, length = taps[t, 4] - taps[t, 1], taps[t, 5] - taps[t, 2]
-            for i in range(job.lines.panels):
-                only.row = call[2] + i * wide_panel
-                for j in range(job.columns.panels):
-                    other = columns + j * narrow_panel
-                    at, depth = 0, 0
-                    for leaf in range(taps[t, 9], taps[t, 10]):
-                        count, left = 0, leaves[leaf, 0]
-                        while left > 0:
-                            d, h, w = at // length // high, at // length % high, at % length
-                            d, h, w = d + taps[t, 0], h + taps[t, 1], w + taps[t, 2]
-                            run = runs[count]
-                            run.steps = min(left, taps[t, 5] - w)
-                            run.row = size * _far_place(wide, taps, t, strides, d, h, w)
-                            run.column = other + size * _place(narrow, d, h, w)
-                            at += run.steps
-                            left -= run.steps
-                            count += 1
-                        only.sums = waiting + 64 * depth
-                        tile.lines, tile.runs, tile.count = line.ctypes.data, runs.ctypes.data, count
-                        call_entry(job.tile, tiles.ctypes.data)
-                        for _ in range(leaves[leaf, 1]):
-                            depth -= 1
-                            add_vector(waiting + 64 * depth, waiting + 64 * depth + 64)
-                        depth += 1
-                    if depth > 0:
-                        add_vector(total, waiting)
-                    total += 64

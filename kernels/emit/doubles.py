@@ -23,8 +23,8 @@ from kernels.emit.simd import I64
 from kernels.target import target
 
 __all__ = [
-    "BROAD", "EXACT", "FLUSHED", "LANES", "LANEWISE", "LEAF", "LEAF_F32", "LEAF_LANES", "LEAF_TERMS", "PARTS", "SHAPES",
-    "TALL", "ChainLine", "ChainRun", "ChainTile", "add_vector", "move", "round_lines", "tile_address", "widen_run",
+    "BROAD", "EXACT", "FLUSHED", "LANES", "LANEWISE", "PARTS", "SHAPES", "TALL", "ChainLine", "ChainRun", "ChainTile",
+    "move", "round_lines", "tile_address", "widen_run",
 ]  # fmt: skip
 
 LANES = target().lanes // 2
@@ -40,12 +40,9 @@ The sums, a line of columns and a factor take 15 registers of 16, or of 32 wider
 at a time. Where sums are exact, 22 operations a product hide every latency.
 """
 
-TALL, BROAD, EXACT, LANEWISE, FLUSHED, LEAF, LEAF_F32 = range(7)
+TALL, BROAD, EXACT, LANEWISE, FLUSHED = range(5)
 """Places in `SHAPES`: broad tiles are for few lines, lanewise ones have factors for each lane, flushed ones add each
-chain of a run to the sums. The last two are no tiles (see `_emit_leaf`)."""
-
-LEAF_TERMS, LEAF_LANES = 128, 8
-"""Most terms of a leaf, and sums that are formed side by side; both are NumPy's."""
+chain of a run to the sums."""
 
 
 class ChainRun(Record):
@@ -190,61 +187,7 @@ def _emit(builder: Any, place: Any, number: int) -> None:
                 simd.store(builder, value, to, 8)
 
 
-def _emit_leaf(builder: Any, place: Any, stored: Any) -> None:
-    """Emit the sum of up to LEAF_TERMS products of vectors in the order of NumPy's sums along contiguous memory.
-
-    Of the `ChainTile` the first line alone has factors and a sum, and `total` is room for the products. They are summed
-    in eight chains, which are added in pairs; those of an incomplete round follow one by one.
-    """
-    tile = simd.fields(builder, place, ChainTile)
-    line = simd.fields(builder, tile.lines, ChainLine)
-    lane, raw = ir.VectorType(ir.DoubleType(), LEAF_LANES), ir.VectorType(stored, LEAF_LANES)
-
-    def term(carried: list[Any]) -> list[Any]:
-        row, column, to = carried
-        a, b = (simd.load(builder, each, raw) for each in (row, column))
-        if stored == simd.F32:
-            a, b = (builder.fpext(each, lane) for each in (a, b))
-        simd.store(builder, builder.fmul(a, b), to, 8)
-        return [builder.add(row, tile.row_step), builder.add(column, tile.column_step), builder.add(to, I64(64))]
-
-    def run(carried: list[Any]) -> list[Any]:
-        where, to = carried
-        found = simd.fields(builder, where, ChainRun)
-        start = [builder.add(line.row, found.row), found.column, to]
-        return [
-            builder.add(where, I64(ChainRun.dtype.itemsize)),
-            simd.loop(builder, found.steps, start, term, "term")[2],
-        ]
-
-    end = simd.loop(builder, tile.count, [tile.runs, tile.total], run, "run", rolled=True)[1]
-    terms = builder.lshr(builder.sub(end, tile.total), I64(6))
-
-    def some(width: int) -> Any:
-        def add(carried: list[Any]) -> list[Any]:
-            to, *chains = carried
-            for j in range(width):
-                value = simd.load(builder, builder.add(to, I64(64 * j)), lane, 8)
-                chains[j] = builder.fadd(chains[j], value)
-            return [builder.add(to, I64(64 * width)), *chains]
-
-        return add
-
-    nothing = simd.constant(lane, -0.0)
-    at, *chains = simd.runs(builder, terms, [tile.total, *[nothing] * 8], (8,), some)
-    while len(chains) > 1:
-        chains = [builder.fadd(a, b) for a, b in zip(chains[::2], chains[1::2], strict=True)]
-    _, total = simd.runs(builder, builder.and_(terms, I64(7)), [at, *chains], (1,), some)
-    simd.store(builder, total, line.sums, 8)
-
-
-_ENTRIES = [
-    *(emitted_entry(f"doubles_{number}", partial(_emit, number=number), 1) for number in range(len(SHAPES))),
-    *(
-        emitted_entry(f"doubles_{number}", partial(_emit_leaf, stored=stored), 1)
-        for number, stored in ((LEAF, ir.DoubleType()), (LEAF_F32, simd.F32))
-    ),
-]
+_ENTRIES = [emitted_entry(f"doubles_{number}", partial(_emit, number=number), 1) for number in range(len(SHAPES))]
 
 
 def tile_address(number: int) -> int:
@@ -267,14 +210,6 @@ def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
 def move(builder: Any, source: Any, to: Any) -> None:
     """Copy a float64 from one address to another."""
     simd.store(builder, simd.load(builder, source, ir.DoubleType(), 8), to, 8)
-
-
-@emitted
-def add_vector(builder: Any, target: Any, a: Any) -> None:
-    """Add LEAF_LANES float64 at an address to those at `target`."""
-    lane = ir.VectorType(ir.DoubleType(), LEAF_LANES)
-    before, more = (simd.load(builder, each, lane, 8) for each in (target, a))
-    simd.store(builder, builder.fadd(before, more), target, 8)
 
 
 @by_kind

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 
-from kernels import proof
+from kernels import compute, proof
 from kernels.emit.tile_table import tile_entries, tile_table
 from kernels.target import target
 
@@ -24,6 +25,13 @@ def test_right_code_is_proved() -> None:
     names = list(proof.prove())
     assert len(names) > 200
     assert len(names) == len(set(names))
+
+
+def test_a_fault_of_the_reference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all compiled functions share, such as packing, is compared with NumPy."""
+    monkeypatch.setattr(proof, "compute", lambda *given, **named: np.zeros_like(compute(*given, **named)))
+    with pytest.raises(ArithmeticError, match=r"problem 0, .* is wrong"):
+        list(proof.prove())
 
 
 @pytest.mark.parametrize("entry", tile_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
