@@ -269,8 +269,7 @@ _NOT_COMPILED = "winograd needs compiled code; none works on this machine's proc
 
 _PROMISES = (
     "the same bits for any number of workers, on every API",
-    "exact sums of integers, direct ones if the product of their largest magnitudes exceeds exact_product",
-    "Inf and NaN in the same elements as direct sums",
+    "exact sums of integers, if the product of their largest magnitudes is at most exact_product",
 )
 
 

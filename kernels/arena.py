@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["address", "arena", "arena_address", "arena_bytes", "arena_keeps", "arena_kept"]
+__all__ = ["MOST_BYTES", "address", "arena", "arena_address", "arena_bytes", "arena_keeps", "arena_kept", "arena_trim"]
 
 _addressof: Any = ctypes.addressof
 _first_byte: Any = ctypes.c_char.from_buffer
+
+MOST_BYTES = 64 << 20
+"""Scratch that a thread may keep from one unit to the next: what the largest unit of a real layer needs."""
 
 _LINE = 16
 """f32 values of a cache line."""
@@ -24,6 +27,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.held: dict[str, tuple[npt.NDArray[np.float32], int]] = {}
         self.marks: dict[str, tuple[object, int]] = {}
+        self.nbytes = 0
 
 
 _local = _Local()
@@ -74,10 +78,19 @@ def _hold(name: str, floats: int) -> tuple[npt.NDArray[np.float32], int]:
         raw = np.empty(floats + 2 * _LINE, np.float32)
         start = (-raw.ctypes.data // 4) % _LINE
         array = raw[start : start + floats + _LINE]
+        _local.nbytes += array.nbytes - (found[0].nbytes if found else 0)
         found = _local.held[name] = array, array.ctypes.data
     return found
 
 
 def arena_bytes() -> int:
     """Return the bytes of scratch that this thread holds."""
-    return sum(array.nbytes for array, _ in _local.held.values())
+    return _local.nbytes
+
+
+def arena_trim() -> None:
+    """Free this thread's scratch if it is more than `MOST_BYTES`; nothing may use it."""
+    if _local.nbytes > MOST_BYTES:
+        _local.held.clear()
+        _local.marks.clear()
+        _local.nbytes = 0

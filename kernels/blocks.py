@@ -228,6 +228,9 @@ class Steps:
 
     # from one look at whether to stop to the next
 
+    winograd_batch_bytes: int = 8 << 20
+    """Weights, transformed, that take some milliseconds."""
+
     batch_macs: int = 250_000_000
     """Multiply-adds of a weight gradient."""
 

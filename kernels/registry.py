@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 import kernels.projections  # noqa: F401 -- is compiled with all others, for `verify`
+from kernels.arena import arena_trim
 from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
@@ -35,7 +36,7 @@ if target().compiles:
     from kernels.forward.winograd.unit import ForwardWinograd
     from kernels.gradient.winograd.unit import BwdWinograd
 
-    KERNELS = (ForwardWinograd(KERNELS), BwdWinograd(KERNELS), *KERNELS)
+    KERNELS = (ForwardWinograd(), BwdWinograd(KERNELS), *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
@@ -102,7 +103,10 @@ def run_unit(
 
     Returns False when `stop` ended the work early; the unit's part of the output is then undefined.
     """
-    return by_name(plan.kernel).run(plan.problem, unit, inputs, output, scratch, stop)
+    try:
+        return by_name(plan.kernel).run(plan.problem, unit, inputs, output, scratch, stop)
+    finally:
+        arena_trim()
 
 
 def compute(problem: ConvProblem, *inputs: Storage, reference: bool = False, workers: int = 1) -> Storage:

@@ -172,13 +172,15 @@ def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: A
 
 
 def switch(builder: Any, number: Any, cases: Sequence[Callable[[], list[Any]]]) -> list[Any]:
-    """Emit a choice between `cases` by a number from 0 on; return the values of the chosen one."""
+    """Emit a choice between `cases` by a number from 0 on; return the values of the chosen one. Others crash."""
     blocks = [builder.append_basic_block("case") for _ in cases]
-    after = builder.append_basic_block("cases.end")
-    choice, ends = builder.switch(number, blocks[0]), []
+    after, none = builder.append_basic_block("cases.end"), builder.append_basic_block("no.case")
+    choice, ends = builder.switch(number, none), []
+    builder.position_at_end(none)
+    call(builder, "llvm.trap", ir.VoidType())
+    builder.unreachable()
     for at, (block, emit) in enumerate(zip(blocks, cases, strict=True)):
-        if at:
-            choice.add_case(I64(at), block)
+        choice.add_case(I64(at), block)
         builder.position_at_end(block)
         ends.append((emit(), builder.block))
         builder.branch(after)

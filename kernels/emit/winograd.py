@@ -23,15 +23,13 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from kernels.emit import simd
 from kernels.emit.compiler import Record, Vector, emitted, numbers
-from kernels.emit.intrinsics import by_kind, load_wide, size_of
 from kernels.target import target
 
 __all__ = [
-    "FACTORS", "TAPS", "TileLine", "count_taps", "integer_peak", "put_outputs", "transform_line", "transform_taps",
+    "FACTORS", "TAPS", "TileLine", "count_taps", "put_outputs", "transform_line", "transform_taps",
 ]  # fmt: skip
 
 FACTORS, TAPS = 4, 3
@@ -171,21 +169,18 @@ transform_taps = emitted(partial(_transform, _factors_of, (TAPS, FACTORS)))
 """Turn 9 taps into 16 factors."""
 
 
-@partial(emitted, result=types.boolean)
-def put_outputs(builder: Any, *values: Any) -> Any:
+@emitted
+def put_outputs(builder: Any, *values: Any) -> None:
     """Turn the sums of 16 products into 2x2 outputs plus `bias`, for `vectors` (at least 1) vectors of channels.
 
     The sums lie `plane` bytes apart from `source` on, those of the fourth vertical product from `last` on. The outputs
     are written from `to` on, `right` bytes and `down` bytes apart; a step of 0 leaves out those which don't exist.
-    Returns whether those which are written are finite.
     """
     source, last, plane, vectors, bias, to, right, down = values
-    zero = simd.constant(_VECTOR, 0.0)
     beside, below = (builder.icmp_signed("!=", step, simd.I64(0)) for step in (right, down))
 
     def vector(carried: list[Any]) -> list[Any]:
-        *places, total = carried
-        source, last, bias, to = places
+        source, last, bias, to = carried
         rows = [*_grid(builder, source, plane, FACTORS)[:-1], _grid(builder, last, plane, FACTORS)[0]]
         added = simd.load(builder, bias, _VECTOR)
         columns = [[builder.fadd(each, added) for each in column] for column in _both_axes(builder, _outputs_of, rows)]
@@ -196,44 +191,6 @@ def put_outputs(builder: Any, *values: Any) -> Any:
             for y, value in enumerate(columns[x]):
                 place = builder.add(to, builder.add(step, down)) if y else builder.add(to, step)
                 simd.store(builder, value, place)
-                total = builder.fadd(total, builder.fmul(value, zero))  # finite times zero is zero, other are NaN
-        return [*(builder.add(each, simd.I64(_LINE)) for each in places), total]
+        return [builder.add(each, simd.I64(_LINE)) for each in carried]
 
-    total = simd.loop(builder, vectors, [source, last, bias, to, zero], vector, "outputs", rolled=True)[-1]
-    return simd.all_set(builder, builder.fcmp_ordered("==", total, zero))
-
-
-@partial(by_kind, result=types.float32)
-def integer_peak(builder: Any, kind: str, address: Any, count: Any) -> Any:
-    """Return the largest magnitude of `count` (at least 1) times 8 values, from an address on.
-
-    It is -1 where they are not all integers. Inf and NaN are infinite ones.
-    """
-    lanes = ir.VectorType(simd.F32, 8)
-    # from 2**23 on f32 are integers; smaller magnitudes lose their fraction where 2**23 is added
-    large = simd.constant(lanes, float(1 << 23))
-    ints = ir.VectorType(ir.IntType(32), 8)
-    whole = ir.IntType(8)(255)
-
-    def body(carried: list[Any]) -> list[Any]:
-        place, most, all_integers = carried
-        value = load_wide(builder, place, kind, 8)
-        bits = builder.and_(builder.bitcast(value, ints), simd.constant(ints, 0x7FFFFFFF))
-        infinite = simd.constant(ints, 0x7F800000)
-        bits = builder.select(builder.icmp_unsigned("<", bits, infinite), bits, infinite)
-        value = builder.bitcast(bits, lanes)
-        rounded = builder.fsub(builder.fadd(value, large), large)
-        integer = builder.or_(
-            builder.fcmp_ordered("==", rounded, value), builder.fcmp_ordered(">=", value, large)
-        )  # fmt: skip
-        most = builder.select(builder.fcmp_ordered(">", value, most), value, most)
-        all_integers = builder.and_(all_integers, builder.bitcast(integer, ir.IntType(8)))
-        return [builder.add(place, simd.I64(8 * size_of(kind))), most, all_integers]
-
-    start = [address, simd.constant(lanes, 0.0), whole]
-    _, most, all_integers = simd.loop(builder, count, start, body, "peak", rolled=True)
-    total = builder.extract_element(most, ir.IntType(32)(0))
-    for lane in range(1, 8):
-        other = builder.extract_element(most, ir.IntType(32)(lane))
-        total = builder.select(builder.fcmp_ordered(">", other, total), other, total)
-    return builder.select(builder.icmp_unsigned("==", all_integers, whole), total, simd.F32(-1.0))
+    simd.loop(builder, vectors, [source, last, bias, to], vector, "outputs", rolled=True)

@@ -1,14 +1,10 @@
-"""What both kernels by Winograd's algorithm have in common: when they are chosen, and direct sums for the rest."""
+"""What both kernels by Winograd's algorithm have in common: when they are chosen."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-
-import numpy as np
 
 from kernels.costs import COSTS
-from kernels.plan import Kernel, Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.target import target
 from kernels.winograd.rules import refusals
@@ -17,13 +13,10 @@ __all__ = ["WinogradKernel"]
 
 
 class WinogradKernel(ABC):
-    """One of the two kernels; `direct` are those that take what it leaves, in order."""
+    """One of the two kernels."""
 
     of: tuple[str, ...]
     """What it computes (`ConvProblem.op`)."""
-
-    def __init__(self, direct: Sequence[Kernel]) -> None:
-        self._direct = direct
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
@@ -51,14 +44,3 @@ class WinogradKernel(ABC):
     @abstractmethod
     def cycles(self, problem: ConvProblem) -> tuple[float, float]:
         """Estimate the cycles of Winograd and of direct sums."""
-
-    def taker(self, problem: ConvProblem) -> Kernel:
-        """Return the kernel that sums `problem` directly."""
-        return next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
-
-    def sum_whole(self, problem: ConvProblem, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
-        """Compute all of `problem` directly; False when `stop` said so."""
-        kernel = self.taker(problem)
-        units, nbytes = kernel.units(problem, 1)
-        scratch = np.empty(nbytes, np.uint8) if nbytes else None
-        return all(kernel.run(problem, each, inputs, output, scratch, stop) for each in units)

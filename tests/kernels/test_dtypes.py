@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from math import frexp
 from typing import Any
@@ -16,6 +19,7 @@ from kernels.emit import simd
 from kernels.emit.intrinsics import size_of
 from kernels.problem import storage_dtype
 from kernels.reference import narrow, widen
+from kernels.target import target
 
 _NUMPY: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f64": np.float64}
 
@@ -54,3 +58,12 @@ def test_an_unknown_dtype_is_not_taken_for_another(use: Callable[[str], object])
     """A dtype without a row raises; it isn't read as one that is stored in as many bytes."""
     with pytest.raises(KeyError, match="f8_e5m2"):
         use("f8_e5m2")
+
+
+@pytest.mark.skipif(not target().compiles, reason="nothing is compiled")
+def test_compiled_code_crashes_on_an_unknown_dtype() -> None:
+    """A number that is no case of a compiled choice ends the process, instead of meaning f32."""
+    script = "import numba; from kernels.emit.intrinsics import stored_size as f; print(numba.njit(lambda n: f(n))({}))"
+    sizes = [subprocess.run([sys.executable, "-c", script.format(number)], capture_output=True) for number in (0, 3)]
+    assert sizes[0].stdout == b"4\n"
+    assert sizes[1].returncode in (-signal.SIGILL, -signal.SIGTRAP)

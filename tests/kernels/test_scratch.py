@@ -44,6 +44,17 @@ def test_private_scratch_is_bounded(name: str) -> None:
         assert _private_bytes(each) <= LIMIT, each.op
 
 
+def test_scratch_does_not_grow_from_problem_to_problem() -> None:
+    """What a thread keeps after a unit is bounded, whatever names the units before it used."""
+    problem = problem_of(Case(src_spatial=(3,), dst_spatial=(3,), kernel=(1,)))
+    inputs = [np.zeros(shape, storage_dtype(problem.dtype)) for shape in problem.input_shapes]
+    for number in range(3):
+        arena.arena(f"of problem {number}", arena.MOST_BYTES // 8)
+    assert arena.arena_bytes() > arena.MOST_BYTES
+    assert run_unit(plan(problem), plan(problem).units[0], inputs, np.empty(problem.output_shape, np.float32))
+    assert arena.arena_bytes() <= arena.MOST_BYTES
+
+
 def test_requested_scratch_is_nan() -> None:
     """In tests of kernels no request finds what an earlier one left, unless its owner has said that it is kept."""
     for _ in range(2):

@@ -82,13 +82,13 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
 
 
 @jit
-def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector) -> bool:
-    """Turn sums into outputs of some `vectors` of channels; return whether all are finite.
+def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector) -> None:
+    """Turn sums into outputs of some `vectors` of channels.
 
     `place` has the address of the slab's first output, and the bytes between its frames, lines and columns.
     """
     frames, lines, columns = slab.high[0] - slab.low[0], slab.high[1] - slab.low[1], slab.high[2] - slab.low[2]
-    last, finite = tiles_along(slab, 0, FACTORS - 1), True
+    last = tiles_along(slab, 0, FACTORS - 1)
     across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
     along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
     source, bias, plane, row = dst.sums + vector * VECTOR, dst.bias + vector * VECTOR, dst.plane, dst.c_row
@@ -102,22 +102,22 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
             for column in range(columns):
                 beside = column + 1 < columns or slab.odd[1] == 0
                 other = fourth + (column * fourth_along if line < last else 0)
-                finite = put_outputs(
+                put_outputs(
                     source + (number + column * along) * row, source + 12 * plane + other * row, plane, vectors, bias,
                     to + 2 * column * place[3], place[3] if beside else 0, place[2] if below else 0,
-                ) and finite  # fmt: skip
-    return finite
+                )  # fmt: skip
 
 
 @jit
-def _write(slab: TileSlab, dst: Outputs, place: Vector) -> bool:
-    """Turn the sums of a slab into outputs and write them, rounded once; return whether all are finite before that."""
+def _write(slab: TileSlab, dst: Outputs, place: Vector) -> None:
+    """Turn the sums of a slab into outputs and write them, rounded once."""
     to = dst.start + dst.depth * dst.strides[1]
     to += slab.low[0] * dst.strides[0] + 2 * slab.low[1] * dst.strides[2] + 2 * slab.low[2] * dst.strides[3]
     if dst.in_place:
         place[0], place[1], place[2], place[3] = to, dst.strides[0], dst.strides[2], dst.strides[3]
-        return _put(slab, dst, 0, dst.vectors, place)
-    counts, finite = np.empty(4, np.int64), True
+        _put(slab, dst, 0, dst.vectors, place)
+        return
+    counts = np.empty(4, np.int64)
     counts[0], counts[1] = slab.high[0] - slab.low[0], 1
     counts[2] = 2 * (slab.high[1] - slab.low[1]) - slab.odd[0]
     counts[3] = 2 * (slab.high[2] - slab.low[2]) - slab.odd[1]
@@ -128,22 +128,21 @@ def _write(slab: TileSlab, dst: Outputs, place: Vector) -> bool:
         place[0], place[3] = dst.staged, 4 * lanes
         place[2] = counts[3] * place[3]
         place[1] = counts[2] * place[2]
-        finite = _put(slab, dst, vector, vectors, place) and finite
+        _put(slab, dst, vector, vectors, place)
         out = Values(dst.kind, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel, 0)
         write(out, dst.staged, lanes, valid, counts, dst.spare)
-    return finite
 
 
 @jit
 def add_products(
     table: Vector, sides: Rows[Side], rooms: Rows[Room], channels: Rows[Channels], slabs: Rows[TileSlab],
     results: Rows[Outputs], elements: Rows[Element],
-) -> bool:  # fmt: skip
-    """Compute the tiles of some slabs at one depth of dst; return whether all outputs are finite.
+) -> None:  # fmt: skip
+    """Compute the tiles of some slabs at one depth of dst.
 
     `sides` are src for each tap in the first axis that this depth meets, all in one room; `elements` what is summed.
     """
-    dst, room, finite, place = results[0], rooms[0], True, np.empty(4, np.int64)
+    dst, room, place = results[0], rooms[0], np.empty(4, np.int64)
     for s in range(slabs.shape[0]):
         slab = slabs[s]
         for tap in range(sides.shape[0]):
@@ -160,5 +159,4 @@ def add_products(
             _multiply(table, slab, dst, elements, room, sides[0].plane)
         else:
             fill_zero(dst.sums, PRODUCTS * dst.plane)
-        finite = _write(slab, dst, place) and finite
-    return finite
+        _write(slab, dst, place)

@@ -38,6 +38,7 @@ class FilterShare:
         self.plane = dims.kernel[0] * dims.src_channels * VECTOR
         self.block = PRODUCTS * self.plane
         self.total = dims.groups * self.vectors
+        self._batch = max(1, STEPS.winograd_batch_bytes // self.block)
         self._room = KERNEL * dims.src_channels * WIDTH
         self._filters = row_of(
             Filters, kind=KINDS[problem.dtype], nbytes=size * prod(problem.weights_shape), group=size * group,
@@ -45,9 +46,15 @@ class FilterShare:
             src_channels=dims.src_channels, dst_channels=dims.dst_channels, depths=dims.kernel[0], block=self.block,
         )  # fmt: skip
 
-    def run(self, weights: Storage, low: int, high: int, to: int) -> None:
-        """Transform the weights of some vectors of dst channels, counted through all groups."""
-        transform_filters(self._filters, address(weights), low, high, arena_address("taps", self._room), to)
+    def run(self, weights: Storage, low: int, high: int, to: int, stop: Stop) -> bool:
+        """Transform the weights of some vectors of dst channels, counted through all groups; False if stopped."""
+        room = arena_address("taps", self._room)
+        for first in range(low, high, self._batch):
+            if stop():
+                return False
+            place = to + (first - low) * self.block
+            transform_filters(self._filters, address(weights), first, min(high, first + self._batch), room, place)
+        return True
 
 
 class Share:
@@ -99,9 +106,9 @@ class Share:
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
         self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
 
-    def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool | None:
-        """Compute the share; return whether all outputs are finite, or None when `stop` ended it early."""
-        dims, finite = self.problem.dims, True
+    def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool:
+        """Compute the share; False when `stop` ended it early."""
+        dims = self.problem.dims
         outputs, rooms = self._outputs.copy(), np.zeros(1, Room.dtype)
         sizes = [-(-nbytes // 64) * 64 for nbytes in self._rooms.values()]
         place = arena_address("winograd", sum(sizes) // 4)
@@ -121,11 +128,10 @@ class Share:
                 sides["start"] *= group
                 for low in range(0, len(self.slabs), self._batch):
                     if stop():
-                        return None
+                        return False
                     slabs = self.slabs[low : low + self._batch]
-                    done = add_products(micro_table(), sides, rooms, self.channels, slabs, outputs, elements)
-                    finite = done and finite
-        return finite
+                    add_products(micro_table(), sides, rooms, self.channels, slabs, outputs, elements)
+        return True
 
     def _sides(self, met: Sequence[tuple[int, int]]) -> Records:
         """Return src of the first group at the depth of each tap."""

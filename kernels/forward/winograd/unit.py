@@ -9,13 +9,9 @@ first stage.
 
 Each output is a sum in one order whatever slab, unit or register tile it lies in, so its bits depend on neither.
 
-What direct sums promise and this does not is made up for:
-
-* Sums of integers are exact up to 36 C S G = 2**24 with C products of a tap and S and G the largest magnitudes: V and U
-  are up to 4 S and 9/4 G, U in quarters, and no sum of the outer transforms exceeds 9 C S G. The images whose integers
-  are beyond that are summed directly.
-* Inf and NaN reach every element that direct sums give them to, but others of the same tile, too: elements that
-  are not finite are taken from direct sums.
+Sums of integers are exact up to 36 C S G = 2**24 with C products of a tap and S and G the largest magnitudes: V and U
+are up to 4 S and 9/4 G, U in quarters, and no sum of the outer transforms exceeds 9 C S G. Inf and NaN reach every
+element that direct sums give them to, and others of the same tile, too.
 """
 
 from __future__ import annotations
@@ -24,30 +20,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
 
-import numpy as np
-
 from kernels.arena import address
 from kernels.blocks import STEPS, SUMS
-from kernels.dtypes import DTYPES, KINDS
 from kernels.forward.share import LANES
-from kernels.forward.tiles import ForwardTiles, cut_units
+from kernels.forward.tiles import cut_units
 from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.forward.winograd.share import filter_share, share
-from kernels.plan import Stop, Storage, Unit, box
-from kernels.problem import ConvProblem, storage_dtype
-from kernels.winograd.integers import EXACT, largest_integer
+from kernels.plan import Stop, Storage, Unit
+from kernels.problem import ConvProblem
 from kernels.winograd.kernel import WinogradKernel
-from kernels.winograd.work import exact_factor
 
 __all__ = ["ForwardWinograd"]
 
 
 class ForwardWinograd(WinogradKernel):
-    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3).
-
-    Images whose sums would not be exact, or not finite, are left to the first of the `direct` kernels that takes the
-    problem.
-    """
+    """Convolution and ConvTranspose by Winograd's F(2x2, 3x3)."""
 
     name = "forward_winograd"
     of = "Convolution", "ConvTranspose"
@@ -87,36 +74,8 @@ class ForwardWinograd(WinogradKernel):
         assert scratch is not None
         if unit.offset is None:
             filters, (low, high) = filter_share(problem), unit.part
-            filters.run(inputs[1], low, high, address(scratch) + low * filters.block)
-            return True
-        exact = _exact(problem, unit, inputs)
-        finite = share(problem, unit.part).run(inputs, output, scratch, stop) if exact.any() else True
-        if finite is None:
-            return False
-        return (finite and bool(exact.all())) or self._replace(problem, unit, exact, inputs, output, stop)
-
-    def _replace(
-        self, problem: ConvProblem, unit: Unit, exact: Storage, inputs: Sequence[Storage], output: Storage, stop: Stop
-    ) -> bool:  # fmt: skip
-        """Take elements that are not finite, and images that are not `exact`, from direct sums."""
-        direct = np.empty(problem.output_shape, output.dtype)
-        if not self._sum_directly(replace(problem, algorithm="direct"), unit, inputs, direct, stop):
-            return False
-        found = box(output, unit)
-        exponent = DTYPES[problem.dtype].infinity
-        wrong = found.view(f"u{found.itemsize}") & exponent == exponent
-        wrong[~exact] = True
-        np.copyto(found, box(direct, unit), where=wrong)
-        return True
-
-    def _sum_directly(
-        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage, stop: Stop
-    ) -> bool:
-        """Compute at least a unit's box by direct sums, with the bits of the kernel that would take all of it."""
-        kernel = self.taker(problem)
-        if isinstance(kernel, ForwardTiles) and kernel.gathers(problem):
-            return kernel.run(problem, unit, inputs, output, None, stop)
-        return self.sum_whole(problem, inputs, output, stop)
+            return filters.run(inputs[1], low, high, address(scratch) + low * filters.block, stop)
+        return share(problem, unit.part).run(inputs, output, scratch, stop)
 
 
 def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
@@ -133,28 +92,3 @@ def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
     for axis in order:
         counts[axis] = max(1, min(cells[axis], ceil(wanted / prod(counts))))
     return cut_units(problem, sizes, steps, cells, counts)
-
-
-def _exact(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage]) -> Storage:
-    """Return for each image of a unit whether its sums are as exact as direct ones: not all values are integers, or
-    they are small enough."""
-    low, high = unit.part[:2]
-    kind, exact = KINDS[problem.dtype], np.ones(high - low, np.bool_)
-    weights = float(largest_integer(kind, address(inputs[1]), inputs[1].size))
-    bias = _bias_peak(problem, inputs)
-    if weights < 0 or bias < 0:
-        return exact
-    factor = weights * exact_factor(problem)
-    size = prod(problem.src_shape[1:])
-    for image in range(low, high):
-        nbytes = storage_dtype(problem.dtype).itemsize
-        peak = float(largest_integer(kind, address(inputs[0]) + image * size * nbytes, size))
-        exact[image - low] = peak < 0 or max(factor * peak, factor * peak / 4 + bias) <= EXACT
-    return exact
-
-
-def _bias_peak(problem: ConvProblem, inputs: Sequence[Storage]) -> float:
-    """Return the largest magnitude of the bias, 0 for none, or -1 where it is not all integers."""
-    if len(inputs) < 3:
-        return 0.0
-    return float(largest_integer(KINDS[problem.dtype], address(inputs[2]), inputs[2].size))

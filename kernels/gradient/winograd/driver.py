@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
-from kernels.emit.intrinsics import address_of, all_finite, call_entry, fill_zero
-from kernels.emit.winograd import FACTORS, TAPS, count_taps
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero
+from kernels.emit.winograd import FACTORS, count_taps
 from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Tile, Walk, Weights
 from kernels.winograd.records import Channels, Room, Side, TileSlab
@@ -79,13 +79,13 @@ def add_products(
 @jit
 def write_taps(
     lanes: Rows[Channels], blocks: Rows[Block], layouts: Rows[Weights], sums: int, taps: int, out: int
-) -> bool:
+) -> None:
     """Turn sums into taps and write them to the one layout of the weights, rounding once.
 
     `blocks` are the lanes as `kernels.gradient.tiles.driver.store` takes them, `out` is the address of the weights and
-    `taps` that of scratch. Returns whether all are finite, before they are rounded.
+    `taps` that of scratch.
     """
-    weights, finite = layouts[0], True
+    weights = layouts[0]
     start, rows = weights.start, weights.channels
     tap_major = weights.channel_rows == 1
     for b in range(lanes.shape[0]):
@@ -99,9 +99,7 @@ def write_taps(
             else:
                 for row in range(count):
                     count_taps(place + row * block.line, block.plane, vectors, taps + row * row_step, tap_step)
-            finite = all_finite(taps, TAPS * TAPS * count * block.line // 32) and finite
             weights.start, weights.channels = start + first * weights.channel_step, count
             weights.tap_rows = count if tap_major else 1
             store(taps, blocks[b : b + 1], layouts, out)
     weights.start, weights.channels = start, rows
-    return finite

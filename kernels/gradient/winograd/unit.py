@@ -6,20 +6,17 @@ horizontal ones; (3) vectors of channels; (2) register tiles, those of the direc
 in registers and then added to memory. Loops 1 to 6 are compiled (`kernels.gradient.winograd.driver`).
 
 Units share out groups and channels, or where there are few of these the chunks of the sums, which are then joined
-as the same tree. What direct sums promise and
-this does not is made up for:
+as the same tree.
 
-* Sums of integers are exact up to 16 T S G = 2**24 with T tiles and S and G the largest magnitudes, a quarter of what
-  direct sums reach: V and U are up to four times as large as S and G. Integers beyond that are summed directly.
-* Inf and NaN reach every element that direct sums give them to, but others of the same channels, too: elements that
-  are not finite are taken from direct sums.
+Sums of integers are exact up to 16 T S G = 2**24 with T tiles and S and G the largest magnitudes, a quarter of what
+direct sums reach: V and U are up to four times as large as S and G. Inf and NaN reach every element that direct sums
+give them to, and others of the same channels, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import memset
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -30,23 +27,19 @@ from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import row_of
-from kernels.emit.intrinsics import F32
 from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
-from kernels.gradient.tiles.schedule import schedule
-from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of, cut_shares, units_of
+from kernels.gradient.tiles.unit import BwdWeights, box_of, cut_shares, units_of
 from kernels.gradient.winograd.driver import TAKEN_ROWS, ProductRun, add_products, write_taps
 from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import layout, side_records
-from kernels.plan import Stop, Storage, Unit, box
+from kernels.plan import Kernel, Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
-from kernels.winograd.integers import EXACT, largest_integer
 from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.records import PRODUCTS, Room
 from kernels.winograd.tiles import STAGED_LINE
-from kernels.winograd.work import exact_factor
 
 __all__ = ["BwdWinograd"]
 
@@ -57,14 +50,17 @@ SEGMENT_LOG = 5
 
 
 class BwdWinograd(WinogradKernel):
-    """Weight gradients of Convolution and ConvTranspose by Winograd's F(3x3, 2x2); others by the `direct` kernels."""
+    """Weight gradients of Convolution and ConvTranspose by Winograd's F(3x3, 2x2)."""
 
     name = "bwd_weights_winograd"
     of = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"
 
+    def __init__(self, direct: Sequence[Kernel]) -> None:
+        self._direct = direct
+
     def cycles(self, problem: ConvProblem) -> tuple[float, float]:
-        """Estimate the cycles of Winograd and of direct sums."""
-        kernel = self.taker(problem)
+        """Estimate the cycles of Winograd and of direct sums, by the first of the `direct` kernels that takes it."""
+        kernel = next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
         assert isinstance(kernel, BwdWeights)
         return winograd_cycles(problem), direct_cycles(problem) / kernel.speed(problem)
 
@@ -102,9 +98,7 @@ class BwdWinograd(WinogradKernel):
             return False
         share, (index, parts) = _share(problem, unit.part[:4]), unit.part[4:]
         shared = None if parts == 1 or scratch is None else scratch.view(np.float32).reshape(parts, -1)
-        if not _exact(problem, inputs):
-            return unit.offset is None or self._sum_directly(problem, unit, inputs, output, stop)
-        chunks, marks = share.plan.chunks, None
+        chunks = share.plan.chunks
         for group, depth in np.ndindex(share.g1 - share.g0, len(share.plan.slabs)):
             group += share.g0
             if index < 0:
@@ -118,35 +112,9 @@ class BwdWinograd(WinogradKernel):
             if unit.offset is None:
                 assert shared is not None
                 shared[index, share.place(group, depth)] = sums
-            elif not share.write(group, depth, address(sums), output):
-                marks = np.zeros(problem.output_shape, np.float32) if marks is None else marks
-                share.write(group, depth, address(sums), marks)
-        return marks is None or self._replace(problem, unit, marks, inputs, output, stop)
-
-    def _replace(
-        self, problem: ConvProblem, unit: Unit, marks: Floats, inputs: Sequence[Storage], output: Storage, stop: Stop
-    ) -> bool:  # fmt: skip
-        """Take elements whose `marks` are not finite from direct sums."""
-        direct = np.empty(problem.output_shape, output.dtype)
-        done = self._sum_directly(problem, unit, inputs, direct, stop)
-        np.copyto(box(output, unit), box(direct, unit), where=~np.isfinite(box(marks, unit)))
-        return done
-
-    def _sum_directly(
-        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage, stop: Stop
-    ) -> bool:
-        """Compute a unit's part of the output by direct sums, with the bits of the kernel that would take all of it."""
-        problem = replace(problem, algorithm="direct")
-        kernel = self.taker(problem)
-        direct, plan = schedule(problem), layout(problem)
-        # only then a unit has the same groups and blocks of lanes there
-        alike = not direct.lanes_are_groups and direct.vector_is_wide == plan.lanes_are_wide
-        if kernel is BWD_WEIGHTS and alike:
-            return kernel.run(problem, replace(unit, part=(*unit.part[:4], 0, 1)), inputs, output, None, stop)
-        whole = np.empty(problem.output_shape, output.dtype)
-        done = self.sum_whole(problem, inputs, whole, stop)
-        box(output, unit)[...] = box(whole, unit)
-        return done
+            else:
+                share.write(group, depth, address(sums), output)
+        return True
 
 
 class _Share:
@@ -210,28 +178,15 @@ class _Share:
 
         return chunk
 
-    def write(self, group: int, depth: int, sums: int, output: Storage) -> bool:
-        """Write the taps of one group and depth, rounded to what `output` stores; give whether all were finite."""
+    def write(self, group: int, depth: int, sums: int, output: Storage) -> None:
+        """Write the taps of one group and depth."""
         weights = self.weights.copy()
         weights["start"] = group * self.steps[0] + depth * self.steps[1]
-        if output.dtype == np.float32:
-            weights["kind"] = F32
         taps = arena_address("taps", TAPS * TAPS * TAKEN_ROWS * STAGED_LINE // 4)
-        return write_taps(self.lanes, self.blocks, weights, sums, taps, address(output))
+        write_taps(self.lanes, self.blocks, weights, sums, taps, address(output))
 
 
 @cached
 def _share(problem: ConvProblem, part: tuple[int, ...]) -> _Share:
     """Prepare a unit's tables once."""
     return _Share(problem, part)
-
-
-def _exact(problem: ConvProblem, inputs: Sequence[Storage]) -> bool:
-    """Return whether sums are as exact as direct ones: not all inputs are integers, or they are small enough."""
-    bound = float(exact_factor(problem))
-    for tensor in inputs:
-        peak = largest_integer(KINDS[problem.dtype], address(tensor), tensor.size)
-        if peak < 0:
-            return True
-        bound *= float(peak)
-    return bound <= EXACT
