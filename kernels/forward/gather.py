@@ -23,7 +23,6 @@ from kernels.emit.intrinsics import F32, address_of, load, store_value, stored_s
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
-from kernels.pack.lanes import repeat_groups
 from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.pack.split import touch
@@ -171,9 +170,7 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
     for c in range(share.channels - 1, -1, -1):
         one = Values(src.kind, src.place + c * step, src.steps, src.channel, src.end)
         bring_box(one, groups, line * share.channels, work, scratch + c * line)
-    if many == 2 or many == 4:
-        repeat_groups(many, scratch, line, positions * share.channels)
-    elif many > 1:
+    if many > 1:
         for place in range(scratch, scratch + positions * share.channels * line, line):
             for g in range(groups - 1, -1, -1):
                 value = load(F32, place + 4 * g)

@@ -32,7 +32,6 @@ from kernels.forward.records import (
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
-from kernels.pack.lanes import MULTIPLIERS, grouped
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
 from kernels.target import target
@@ -43,7 +42,7 @@ if DOTS:
     from kernels.forward.pairs import pack_pairs
     from kernels.pack.pairs import weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "share"]
+__all__ = ["LANES", "Share", "Way", "grouped", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -365,11 +364,9 @@ class _Gather(Share):
     def _cut_groups(self, each: int) -> list[Span]:
         """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
         groups, many = self.g1 - self.g0, self.many
-        repeated = many in MULTIPLIERS and not self.grouped
-        step = WIDTH // many if repeated or self.grouped else WIDTH
+        step = WIDTH // many if self.grouped else WIDTH
         vectors = max(1, groups // step)
-        # what is repeated for every lane of a group should stay in L2
-        count = vectors if repeated else min(vectors, ceil(groups * each / SUMS.weights_bytes))
+        count = min(vectors, ceil(groups * each / SUMS.weights_bytes))
         firsts = [step * (vectors * i // count) for i in range(count)]
         return list(zip(firsts, [*firsts[1:], groups], strict=True))
 
@@ -413,6 +410,11 @@ class _Gather(Share):
 def _padded(channels: int) -> int:
     """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
     return channels if channels < 8 else ceil(channels / 8) * 8
+
+
+def grouped(src_channels: int, dst_channels: int) -> bool:
+    """Return whether groups have as many src as dst channels, several, and two groups or more fill a vector."""
+    return 1 < src_channels == dst_channels < WIDTH and WIDTH % dst_channels == 0
 
 
 def _compact(table: AxisTable, channels: int) -> bool:
