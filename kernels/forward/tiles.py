@@ -96,7 +96,8 @@ class ForwardTiles:
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, dst lines, groups, then lane blocks; lanes first where weights are the larger tensor.
 
-        Units of lines pack all weights each, so where these are not small, blocks come before lines.
+        Units of lines pack all weights each, so where these are not small, blocks come before lines. Units of lanes
+        pack all of src each, so there are no more of them than workers.
         """
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
@@ -104,6 +105,8 @@ class ForwardTiles:
         wanted = int(max(1, min(4 * workers, problem.macs // (STEPS.unit_macs * self.speed(problem)))))
         weights, src = prod(problem.weights_shape), prod(problem.src_shape)
         lanes_first = weights > src and cells[1] * cells[2] >= wanted
+        if lanes_first:
+            wanted = min(wanted, workers)
         lines_first = wanted * weights < src and _way(problem) == "gather"
         counts, left = [1] * 6, wanted
         for some in (

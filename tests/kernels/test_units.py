@@ -60,6 +60,13 @@ def test_plans_of_real_layers() -> None:
             assert plan(problem_of(case), workers=workers).scratch_bytes <= workers * 64 << 20, case.name
 
 
+def test_units_that_pack_all_of_src_are_as_many_as_workers() -> None:
+    """Small maps of many channels are shared out by dst channels, once for each worker."""
+    small = Case(n=8, src_channels=512, dst_channels=512, src_spatial=(8, 8), dst_spatial=(8, 8), kernel=(3, 3),
+                 pads_begin=(1, 1), pads_end=(1, 1), op="Convolution")  # fmt: skip
+    assert [len(plan(problem_of(small), workers=workers).units) for workers in (1, 2, 3)] == [1, 2, 3]
+
+
 def test_units_of_a_stage_run_in_any_order() -> None:
     """Units of plans for many workers, shuffled inside their stage and run twice, give the bits of one worker's."""
     partial = [sum(unit.offset is None for unit in plan(problem_of(LARGE), workers=n).units) for n in (1, 8)]
