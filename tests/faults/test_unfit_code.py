@@ -74,7 +74,9 @@ def _with_fault(folders: list[Path], tmp_path: Path, fault: str) -> dict[str, st
 
 @pytest.mark.heavy
 @pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
-@pytest.mark.parametrize("fault", ["is wrong", "crashes", "can't be compiled"])
+@pytest.mark.parametrize(
+    "fault", ["is wrong", *(pytest.param(each, marks=pytest.mark.release) for each in ("crashes", "can't be compiled"))]
+)
 def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
     """The service starts with the next narrower target, says so in log, /readyz and metrics, and computes right."""
     _check_that_the_narrower_path_serves(_with_fault(folders, tmp_path, fault), fault)

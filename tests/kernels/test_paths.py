@@ -20,8 +20,8 @@ from tests.kernels.paths import INNER, imitated_paths, narrower_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = narrower_paths() | imitated_paths()
-RARE = ["ivybridge"]
-"""Paths of processors that have not been made since 2013; releases test them."""
+RARE = ["ivybridge", "nehalem"]
+"""Paths of processors without AVX2; releases test them."""
 
 
 @pytest.mark.heavy(minutes=2)

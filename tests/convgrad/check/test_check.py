@@ -114,7 +114,7 @@ def test_reproducers_show_the_fault(name: str, service: LiveService, tmp_path: P
     [
         ("RIGHT", set()),
         ("STRIDE_BUG", {"wrong"}),
-        pytest.param("OUT_OF_BOUNDS", {"crashed", "outside"}, marks=pytest.mark.heavy),
+        pytest.param("OUT_OF_BOUNDS", {"crashed", "outside"}, marks=pytest.mark.release),
     ],
 )
 def test_a_library_is_checked(flag: str, kinds: set[str], service: LiveService, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_program_is_checked(service: LiveService) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("path", ["", "/rpc"])
+@pytest.mark.parametrize("path", [pytest.param("", marks=pytest.mark.release), "/rpc"])
 def test_a_server_is_checked(path: str, service: LiveService) -> None:
     """The service itself passes as a server of the Open Inference Protocol and of JSON-RPC, all operations."""
     data = checked(service.url + path, service.url, cases=2 * len(OPS) * 3)
