@@ -198,6 +198,9 @@ class Steps:
     most_unit_macs: int = 500_000_000
     """Multiply-adds of a unit in one slab at the most, so that the look at whether to stop comes in time."""
 
+    most_forward_macs: int = 2_000_000_000
+    """Those of a unit of a forward operation, about 40 ms, where more units pack src or weights more than once."""
+
     unit_sums_bytes: int = 16 << 20
     """Accumulators of one unit at the most, within a worker's room of 64 MiB: larger gradients have more units."""
 

@@ -96,18 +96,19 @@ class ForwardTiles:
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, dst lines, groups, then lane blocks; lanes first where weights are the larger tensor.
 
-        Units of lines pack all weights each, so where these are not small, blocks come before lines. Units of lanes
-        pack all of src each, so there are no more of them than workers.
+        Units of images or lines pack all weights each, units of lanes all of src. So where the weights are not small,
+        each worker gets one unit, or a few large ones between which those of other calls run.
         """
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
         cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])  # the last vector of groups is a whole one
         wanted = int(max(1, min(4 * workers, problem.macs // (STEPS.unit_macs * self.speed(problem)))))
         weights, src = prod(problem.weights_shape), prod(problem.src_shape)
-        lanes_first = weights > src and cells[1] * cells[2] >= wanted
-        if lanes_first:
-            wanted = min(wanted, workers)
         lines_first = wanted * weights < src and _way(problem) == "gather"
+        if not lines_first:
+            turns = max(1, ceil(problem.macs / (workers * STEPS.most_forward_macs)))
+            wanted = min(wanted, workers * turns)
+        lanes_first = weights > src and cells[1] * cells[2] >= wanted
         counts, left = [1] * 6, wanted
         for some in (
             ([1, 2], [3, 4, 5]) if lanes_first else ([0], [3, 4, 5], [1, 2]) if lines_first else ([0, 1, 2], [3, 4, 5])

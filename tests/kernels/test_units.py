@@ -60,11 +60,13 @@ def test_plans_of_real_layers() -> None:
             assert plan(problem_of(case), workers=workers).scratch_bytes <= workers * 64 << 20, case.name
 
 
-def test_units_that_pack_all_of_src_are_as_many_as_workers() -> None:
-    """Small maps of many channels are shared out by dst channels, once for each worker."""
-    small = Case(n=8, src_channels=512, dst_channels=512, src_spatial=(8, 8), dst_spatial=(8, 8), kernel=(3, 3),
-                 pads_begin=(1, 1), pads_end=(1, 1), op="Convolution")  # fmt: skip
-    assert [len(plan(problem_of(small), workers=workers).units) for workers in (1, 2, 3)] == [1, 2, 3]
+@pytest.mark.parametrize("size", [8, 28])
+def test_workers_pack_large_tensors_once(size: int) -> None:
+    """Where weights are not small each worker gets one unit of a forward operation, or large ones in turn."""
+    layer = Case(n=8, src_channels=256, dst_channels=512, src_spatial=(size, size), dst_spatial=(size, size),
+                 kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1), op="Convolution")  # fmt: skip
+    turns = {8: 1, 28: 4}[size]
+    assert [len(plan(problem_of(layer), workers=workers).units) for workers in (1, 2)] == [turns, max(2, turns)]
 
 
 def test_units_of_a_stage_run_in_any_order() -> None:
