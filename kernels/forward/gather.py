@@ -19,12 +19,12 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import F32, address_of, load, store_value, stored_size
+from kernels.emit.intrinsics import F32, address_of, copy_panel, load, store_value, stored_size
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
-from kernels.forward.records import Axis, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.forward.records import Axis, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.magnitudes import LEAST_BIAS
-from kernels.pack.panels import Panel, Values, pack_panels
+from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
 from kernels.pack.split import touch
 from kernels.target import target
 
@@ -36,6 +36,9 @@ __all__ = ["bring_box", "gather", "pack_bias", "pack_weights"]
 WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
 PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
+
+KERNEL_TAPS = 576
+"""Taps of the kernels that are transposed at a time: they stay in L1 until they are set apart."""
 
 PANEL, PIECE, ELEMENT, BATCH, WORK = (each.dtype for each in (Panel, Piece, Element, Batch, Work))
 
@@ -70,6 +73,28 @@ def _bias_line(share: GatherShare, one: Pass, call: Call, g: int) -> int:
 
 
 @jit
+def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, source: int, panel: int) -> None:
+    """Pack a panel of weights whose taps are adjacent: transpose the kernels of some src channels, then set taps apart.
+
+    Panels of taps are often powers of two apart, where a few lines at a time push each other out of L1.
+    """
+    line, some, whole = 4 * WIDTH, max(1, KERNEL_TAPS // taps), weights.src_channel == taps * weights.tap
+    room = np.empty(some * taps * WIDTH, np.float32)
+    for first in range(0, share.channels, some):
+        place, count = address_of(room), min(some, share.channels - first)
+        for c in range(1 if whole else count):
+            transpose_run(
+                share.kind, WIDTH, valid, place + c * taps * line, line, source + (first + c) * weights.src_channel,
+                weights.dst_channel, count * taps if whole else taps,
+            )  # fmt: skip
+        for tap in range(taps):
+            number = tap if share.order > 0 else taps - 1 - tap
+            to = panel + number * share.tap_bytes + first * line
+            copy_panel(F32, WIDTH, to, line, place + tap * line, taps * line, count)
+    room[0] = 0  # the array is named once more: that keeps it
+
+
+@jit
 def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], numbers: Vector) -> None:
     """Pack panels [tap number][src channel][lanes] of f32, one for each group and vector of dst channels.
 
@@ -88,14 +113,18 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
                     value = load(share.kind, source + g * weights.group + j * weights.dst_channel)
                     store_value(panel + (c ^ j if share.grouped else c) * share.line + 4 * lane, np.float32(value))
         return
+    adjacent = share.order != 0 and weights.tap == size
+    if adjacent and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
+        for g in range(one.groups):
+            for b in range(blocks):
+                source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
+                panel = call.panels + (g * blocks + b) * share.block_bytes
+                _pack_kernels(share, taps, min(WIDTH, one.channels - b * WIDTH), weights, source, panel)
+        return
     counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
     panels = np.empty(blocks, PANEL)
-    by_tap = share.order != 0 and weights.tap == size and taps >= 8  # taps are adjacent: they are the run
-    for axis, count, step, place in (
-        (3 if by_tap else 2, taps if share.order != 0 else 1, weights.tap, share.order * share.tap_bytes),
-        (2 if by_tap else 3, channels, weights.src_channel, 4 * WIDTH),
-    ):
-        counts[axis], steps[axis], to[axis] = count, step, place
+    counts[2], steps[2], to[2] = taps if share.order != 0 else 1, weights.tap, share.order * share.tap_bytes
+    counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * WIDTH
     for g in range(one.groups):
         for tap in range(1 if share.order != 0 else taps):
             number = 0 if share.order > 0 else taps - 1 if share.order < 0 else numbers[tap]
