@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Vector, jit
-from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, stored_size, transpose_panel
+from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, stored_size, transpose_panel, untranspose
 from kernels.forward.records import Call, Pass, Work
 from kernels.pack.panels import Values
 
@@ -66,9 +66,9 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, spare: 
                 while lane_step != size and steps[3] == size and run >= 8 and start < run:
                     start = min(start, run - 8)  # a last block that is not full starts earlier
                     target, origin = place + size * start, source + 4 * start * lanes
-                    whole = valid // 8 * 8 if kind == F32 else 0
+                    whole = valid // 8 * 8
                     if whole > 0:
-                        transpose_panel(F32, target, lane_step, origin, whole // 8, 4 * lanes, 7)
+                        untranspose(kind, target, lane_step, origin, whole // 8, 4 * lanes, 7)
                     for first in range(whole, valid, 8):
                         transpose_panel(F32, spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
                         for lane in range(first, min(first + 8, valid)):
