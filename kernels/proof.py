@@ -24,7 +24,7 @@ from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, TAPS, line_table
 from kernels.emit.register_tiles import Walk
-from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
+from kernels.emit.tile_table import FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
 from kernels.reference import bias_gradient, bias_of, forward, gradients, narrow, single, widen
@@ -63,7 +63,7 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
     """Name what is tried, with what tries it."""
     table = tile_table()
     for kind, rows in tile_entries():
-        stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
+        stored = next((dtype for dtype, row in LANEWISE.items() if row == kind), None)
         tries = partial(_try_taps, stored) if stored else partial(_try_tile, kind)
         yield f"register tile [{kind}][{rows}]", partial(tries, rows, int(table[kind, rows]), rng)
     for name, vectors in micro_entries():
@@ -131,13 +131,12 @@ def _call_tile(address: int, arrays: tuple[npt.NDArray[Any], ...], **walk: Any) 
 def _try_tile(kind: int, rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum a small box of positions and compare (see `kernels.emit.register_tiles`)."""
     width = target().lanes
-    vectors = max(1, kind - FROM_MEMORY if kind > FROM_MEMORY else kind)
+    vectors = kind - FROM_MEMORY if kind > FROM_MEMORY else kind
     lanes, positions = vectors * width, OUTER * ROWS * COLUMNS
     panel = rng.integers(-9, 10, (positions, lanes)).astype(np.float32)
-    scalars = rng.integers(-9, 10, (rows, positions, width if kind == LANEWISE else 1)).astype(np.float32)
+    scalars = rng.integers(-9, 10, (rows, positions)).astype(np.float32)
     sums = rng.integers(-9, 10, (rows, lanes)).astype(np.float32)
-    factors = np.broadcast_to(scalars, (rows, positions, lanes)) if scalars.shape[2] == 1 else scalars
-    products = (panel * factors).sum(1, dtype=np.float32)
+    products = (panel * scalars[:, :, None]).sum(1, dtype=np.float32)
     step = scalars.strides[1]
     offsets = np.arange(rows) * scalars.strides[0]
     expected = sums + products

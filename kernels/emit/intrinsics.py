@@ -16,7 +16,7 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "add_run", "address_of", "all_finite", "by_kind", "call_entry", "copy_panel",
+    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel",
     "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "stored_size",
     "transpose_panel", "untranspose",
 ]  # fmt: skip
@@ -146,28 +146,6 @@ def store_narrow(builder: Any, value: Any, place: Any, kind: str) -> None:
 def load(builder: Any, kind: str, address: Any) -> Any:
     """Read one stored value as f32."""
     return builder.extract_element(load_wide(builder, address, kind, 1), ir.IntType(32)(0))
-
-
-@partial(emitted, result=types.boolean)
-def all_finite(builder: Any, address: Any, count: Any) -> Any:
-    """Return whether `count` (at least 1) vectors of 8 f32 hold neither Inf nor NaN."""
-    lane = ir.VectorType(simd.F32, 8)
-    zero = simd.constant(lane, 0.0)
-
-    def body(carried: list[Any]) -> list[Any]:
-        # a finite number times zero is zero, anything else is NaN, and NaN stays
-        place, *totals = carried
-        for i, total in enumerate(totals):
-            product = builder.fmul(simd.load(builder, builder.add(place, simd.I64(32 * i)), lane), zero)
-            totals[i] = builder.fadd(total, product)
-        return [builder.add(place, simd.I64(32 * len(totals))), *totals]
-
-    # four sums at a time, then those that are left one by one: an addition takes four cycles
-    fours, rest = builder.lshr(count, simd.I64(2)), builder.and_(count, simd.I64(3))
-    many = simd.some(builder, fours, [address, zero, zero, zero, zero], body, "finite")
-    one = simd.some(builder, rest, many[:2], body, "finite.rest")
-    total = builder.fadd(builder.fadd(one[1], many[2]), builder.fadd(many[3], many[4]))
-    return simd.all_set(builder, builder.fcmp_ordered("==", total, zero))
 
 
 @emitted

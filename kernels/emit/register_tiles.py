@@ -94,16 +94,14 @@ def sum_box(
     return simd.loop(builder, outers, [*places, simd.I64(0), *zeros], outer, "outer")[3:]
 
 
-def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead: bool = False) -> Callable[..., None]:
+def fma_tile(rows: int, vectors: int, width: int, ahead: bool = False) -> Callable[..., None]:
     """Make what emits the register tile of `rows` x (`vectors` x `width`) f32 accumulators.
 
     A tile takes five 64-bit integers: the addresses of a `Walk`, the vector panel, the scalar base, `rows`
     int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32.
 
-    A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
-    lanes are groups). The tile starts from zero in registers and adds to memory after every segment of positions or
-    some more, and at the end: sums of sums lose fewer digits than one long sum. One that asks
-    `ahead` is for vectors that are in no cache yet.
+    The tile starts from zero in registers and adds to memory after every segment of positions or some more, and at the
+    end: sums of sums lose fewer digits than one long sum. One that asks `ahead` is for vectors that are not in a cache.
     """
     line = 4 * vectors * width
 
@@ -128,18 +126,13 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
             for place in range(0, line if ahead else 0, 64):
                 simd.prefetch(builder, builder.add(vp, simd.I64(STEPS.panel_ahead_bytes + place)))
             for m in range(rows):
-                place = builder.add(sp, row_offsets[m])
-                scalar = (
-                    simd.load(builder, place, lane)
-                    if lanewise
-                    else simd.splat(builder, simd.load(builder, place, simd.F32), width)
-                )
+                scalar = simd.splat(builder, simd.load(builder, builder.add(sp, row_offsets[m]), simd.F32), width)
                 for j in range(vectors):
                     sums[m * vectors + j] = simd.multiply_add(builder, scalar, loaded[j], sums[m * vectors + j])
             return [builder.add(vp, walk.panel[2]), simd.opaque(builder, builder.add(sp, walk.scalars[2])), *sums]
 
         zero = simd.constant(lane, 0.0)
-        sums = sum_box(builder, walk, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
+        sums = sum_box(builder, walk, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=False)
         add_sums(sums)
 
     return emit

@@ -17,20 +17,17 @@ from kernels.emit.depthwise import LINE_TAPS, lane_taps
 from kernels.emit.register_tiles import fma_tile
 from kernels.target import target
 
-__all__ = ["DIRECT", "FROM_MEMORY", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_entries", "tile_table"]
-
-LANEWISE = 0
-"""Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
+__all__ = ["FROM_MEMORY", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_entries", "tile_table"]
 
 FROM_MEMORY = 2
 """Rows of the table from the tiles of one and two vectors to those of vectors that are in no cache yet."""
 
-DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if target().converts_f16 else {})
-"""Rows of the table with the tiles of `kernels.emit.depthwise.lane_taps`; reading f16 there takes an instruction for
-it."""
+LANEWISE = {"f32": 5, "bf16": 6} | ({"f16": 7} if target().converts_f16 else {})
+"""Rows of the table with the tiles of `kernels.emit.depthwise.lane_taps`, by what they read; of f16 that takes an
+instruction for it."""
 
 LANE_ROWS = 9
-"""Rows of the tallest lanewise tile: a 3x3 kernel."""
+"""Rows of the tallest lanewise tile without kept lines: a 3x3 kernel."""
 
 LINES_KEPT = LANE_ROWS // LINE_TAPS if target().registers == 32 else 0
 """Kernel lines up to which direct tiles keep values in registers, where there are 32; the table has them last."""
@@ -38,21 +35,20 @@ LINES_KEPT = LANE_ROWS // LINE_TAPS if target().registers == 32 else 0
 
 def _entry(kind: int, rows: int) -> Callable[[], int]:
     """List one tile for compiling; return what gives its address."""
-    stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
+    stored = next((dtype for dtype, row in LANEWISE.items() if row == kind), None)
     if stored:
         kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
         emit = lane_taps(taps, target().registers // 16 or 1, target().lanes, stored, kept)
         return emitted_entry(f"taps_{rows}_{stored}", emit, 5)
     ahead = kind > FROM_MEMORY
-    vectors = max(1, kind - FROM_MEMORY * ahead)
-    name = f"tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
-    return emitted_entry(name, fma_tile(rows, vectors, target().lanes, kind == LANEWISE, ahead), 5)
+    vectors = kind - FROM_MEMORY * ahead
+    return emitted_entry(f"tile_{rows}x{vectors}{'_ahead' * ahead}", fma_tile(rows, vectors, target().lanes, ahead), 5)
 
 
 def tile_entries() -> list[tuple[int, int]]:
     """List kind and rows of each tile that this target has."""
     far = {FROM_MEMORY + vectors: rows for vectors, rows in target().rows.items()}
-    most = {LANEWISE: LANE_ROWS, **target().rows, **far, **dict.fromkeys(DIRECT.values(), LANE_ROWS + LINES_KEPT)}
+    most = {**target().rows, **far, **dict.fromkeys(LANEWISE.values(), LANE_ROWS + LINES_KEPT)}
     return [(kind, rows) for kind in sorted(most) for rows in range(1, most[kind] + 1)]
 
 
@@ -63,9 +59,9 @@ _ENTRIES = {entry: _entry(*entry) for entry in tile_entries()}
 def tile_table() -> npt.NDArray[np.int64]:
     """Return the tiles' addresses as [kind][rows], compiling what is missing.
 
-    Kinds are LANEWISE, one vector, two vectors, the latter two FROM_MEMORY, and those of DIRECT.
+    Kinds are one vector, two vectors, both FROM_MEMORY, and those of LANEWISE.
     """
-    table = np.zeros((5 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
+    table = np.zeros((5 + len(LANEWISE), LANE_ROWS + LINES_KEPT + 1), np.int64)
     for entry, address in _ENTRIES.items():
         table[entry] = address()
     return table

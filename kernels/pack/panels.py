@@ -12,12 +12,11 @@ import numpy as np
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
-from kernels.emit.intrinsics import F32, copy_panel, load, store_value, stored_size, transpose_panel
+from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, transpose_panel
 
 __all__ = [
     "Panel",
     "Values",
-    "copy_lines",
     "pack_panels",
     "pack_planes",
     "transpose_run",
@@ -61,12 +60,6 @@ ACROSS = 8
 
 STRIP = STEPS.strip_positions
 """For panels that are fewer, or differ."""
-
-
-@inlined
-def copy_lines(lanes: int, dst: int, src: int, count: int) -> None:
-    """Copy `count` adjacent lines of `lanes` f32 (a multiple of 8)."""
-    copy_panel(F32, 8, dst, 32, src, 32, count * lanes // 8)
 
 
 @jit

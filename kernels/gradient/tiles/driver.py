@@ -8,46 +8,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Floats, Rows, Table, Vector, inlined, jit
+from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.intrinsics import (
     F32,
     address_of,
-    all_finite,
     call_entry,
-    fill_zero,
     load,
     put,
     put_value,
-    store_value,
     stored_size,
     untranspose,
 )
-from kernels.emit.tile_table import FROM_MEMORY, LANEWISE
+from kernels.emit.tile_table import FROM_MEMORY
 from kernels.gradient.tiles.records import (
     Block,
     Box,
     Group,
-    LaneTile,
     Line,
     Packed,
     Range,
     Share,
     Slab,
-    Source,
     Tile,
     TileCall,
     Visit,
     Weights,
 )
-from kernels.pack.panels import PANEL, Panel, Values, copy_lines, pack_panels, pack_planes
+from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add_lanes", "add_slabs", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
 
 WIDTH = target().lanes
+LINE = 4 * WIDTH
+"""Bytes of a vector of f32."""
 
 GROUP, PACKED, VISIT = Group.dtype, Packed.dtype, Visit.dtype
 
@@ -70,36 +67,6 @@ def _pack_vector(share: Share, packed: Packed, box: Box, blocks: Rows[Block], pa
 
 
 @jit
-def _zero_border(share: Share, box: Box, panel: int) -> None:
-    """Write zeros around the box in a panel of scalars; what a line of it covers is left to the packing."""
-    steps, sizes, plane = share.scalar.steps, box.sizes, share.plane
-    front = (box.first[2] - box.held[2]) * steps[2] + (box.first[3] - box.held[3]) * steps[3]
-    if steps[1] != steps[0] or sizes[1] * sizes[2] * sizes[3] == 0:
-        fill_zero(panel, plane)
-        return
-    for n in range(sizes[0]):
-        start = panel + n * steps[0]
-        end = panel + (n + 1) * steps[0] if n + 1 < sizes[0] else panel + plane
-        fill_zero(start, front)
-        for h in range(sizes[2]):
-            done = start + front + h * steps[2] + sizes[3] * steps[3]
-            following = start + front + (h + 1) * steps[2] if h + 1 < sizes[2] else end
-            fill_zero(done, following - done)
-
-
-@jit
-def _set_apart(scalar: Source, box: Box, dense: Vector, source: int, target: int) -> None:
-    """Copy the lines of a panel with `dense` steps, in lines, to where they stand among zeros."""
-    steps = scalar.steps
-    for n in range(box.sizes[0]):
-        for d in range(box.sizes[1]):
-            for h in range(box.sizes[2]):
-                to = target + n * steps[0] + d * steps[1] + h * steps[2]
-                line = source + (n * dense[0] + d * dense[1] + h * dense[2]) * steps[3]
-                copy_lines(steps[3] // 4, to, line, box.sizes[3])
-
-
-@jit
 def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel]) -> int:
     """Bring groups of the scalar tensor to where the tiles read them; return the address of position 0.
 
@@ -108,21 +75,18 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
     source, scratch = packed.source, packed.to
     if share.pack == NATIVE:
         return source
-    scalar, base, first, row = share.scalar, scratch, scratch, 0
+    scalar, base, row = share.scalar, scratch, 0
     steps, sizes, to = scalar.steps, box.sizes, np.empty(4, np.int64)
     for axis in range(4):
         source += box.first[axis] * scalar.strides[axis]
-        base -= box.held[axis] * steps[axis]
-        first += (box.first[axis] - box.held[axis]) * steps[axis]
+        base -= box.first[axis] * steps[axis]
         to[axis] = steps[axis] // steps[3]
     for g in range(packed.count):
         for t in range(lines.shape[0]):
-            panel, part = g * share.scratch_bytes + t * share.plane, parts[row]
-            if share.padded:
-                _zero_border(share, box, scratch + panel)
+            part = parts[row]
             part.lanes, part.valid = steps[3] // 4, min(lines[t].valid, packed.left - g * WIDTH)
-            part.source, part.address = g * scalar.group + lines[t].source, first + panel
-            part.unit = steps[3]
+            part.source, part.unit = g * scalar.group + lines[t].source, steps[3]
+            part.address = scratch + g * share.scratch_bytes + t * share.plane
             row += 1
     src = Values(share.kind, source, scalar.strides[:], scalar.lane, packed.end)
     if share.pack == PLANES:
@@ -130,15 +94,6 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
         for t in range(lines.shape[0]):
             channels += lines[t].valid
         pack_planes(src, channels, scratch, share.plane, sizes[:], steps[:])
-    elif share.padded and packed.count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
-        # short lines that follow each other are transposed as one, then set apart
-        for axis in range(2, -1, -1):
-            to[axis] = to[axis + 1] * sizes[1 + axis]
-        spare = scratch + lines.shape[0] * share.plane
-        for t in range(lines.shape[0]):
-            parts[t].address = spare
-            pack_panels(src, parts[t : t + 1], sizes[:], to)
-            _set_apart(scalar, box, to, spare, first + t * share.plane)
     else:
         pack_panels(src, parts[:row], sizes[:], to)
     return base
@@ -148,7 +103,7 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
 def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], zero: int, visits: Rows[Visit]) -> int:
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; return the number of ranges left.
 
-    `zero` is the line of the slab's panel at which position 0 would be.
+    `zero` is the place in the slab's panel at which position 0 would be, in the unit of its moves.
     """
     count = 0
     block, vector_moves, scalar_moves = share.block, share.vector.moves, share.scalar.moves
@@ -191,7 +146,7 @@ def _visits(share: Share, ranges: int) -> Rows[Visit]:
     for i in range(ranges + 1):
         walk = visits[i].walk
         walk.acc_step, walk.segment = share.acc_step, share.segment
-        walk.groups, walk.group_bytes = share.groups, share.acc_bytes
+        walk.groups, walk.group_bytes = share.vectors, share.acc_bytes
     return visits
 
 
@@ -208,6 +163,7 @@ def _walk(
     zero, low, high, sizes = 0, slab.low, slab.high, share.block
     for axis in range(4):
         zero += slab.vector.first[axis] * share.vector.steps[axis]
+    zero *= LINE if share.lanewise > 0 else 1
     for at[0] in range(low[0], high[0], sizes[0]):
         for at[1] in range(low[1], high[1], sizes[1]):
             for at[2] in range(low[2], high[2], sizes[2]):
@@ -223,9 +179,10 @@ def _walk(
                         for b in range(blocks.shape[0]):
                             block = blocks[b]
                             kind = block.vectors + (FROM_MEMORY if share.in_place else 0)
-                            if share.lane_groups > 0:
-                                kind = LANEWISE
-                            line = 4 * WIDTH * block.vectors
+                            line = LINE * block.vectors
+                            move = line
+                            if share.lanewise > 0:
+                                kind, move = share.lanewise, 1
                             panel, sums = group.panels + block.panel, group.acc + block.acc
                             for step in range(most):
                                 for i in range(start, end):
@@ -233,7 +190,7 @@ def _walk(
                                     if visit.first + step < visit.last:
                                         tile = tiles[visit.first + step]
                                         call_entry(
-                                            table[kind, tile.rows], address_of(visit.walk), panel + visit.line * line,
+                                            table[kind, tile.rows], address_of(visit.walk), panel + visit.line * move,
                                             group.scalars + visit.scalar, address_of(tile.offsets),
                                             sums + (visit.row + tile.row) * line,
                                         )  # fmt: skip
@@ -247,25 +204,20 @@ def add_slabs(
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the groups and lane blocks of the one share.
 
-    `table` holds the tiles' addresses. Ranges that visit all pixels for all taps, over a panel with zeros around it,
-    want finite data where a tap is outside. Sums that are NaN by that are replaced by those over real taps, and all
-    others keep their bits.
+    `table` holds the tiles' addresses.
     """
     share, addresses = shares[0], calls[0]
-    together, padded = share.together, share.padded
+    together = share.together
     visits, packings, groups = _visits(share, ranges.shape[0]), np.empty(2, PACKED), np.empty(1, GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
-    apart = np.empty(share.acc_bytes // 4 if padded else 0, np.float32)
-    real, real_tiles = ranges[: share.ranges], tiles[: share.tiles]
-    every, every_tiles = (ranges[share.ranges :], tiles[share.tiles :]) if padded else (real, real_tiles)
     for i in range(slabs.shape[0]):
         slab, vector, scalar, group = slabs[i], packings[0], packings[1], groups[0]
         vector.end, vector.to = addresses.vector + share.vector.nbytes, addresses.panels
         scalar.end, scalar.to = addresses.scalar + share.scalar.nbytes, addresses.scratch
         for first in range(0, share.groups, together):
             vector.count = scalar.count = min(together, share.groups - first)
-            left = share.lane_groups - first * WIDTH if share.lane_groups > 0 else (2 + vector.count) * WIDTH
+            left = share.lane_groups - first * WIDTH if share.lanewise > 0 else (2 + vector.count) * WIDTH
             vector.left = scalar.left = left
             vector.source = addresses.vector + share.vector.start + first * share.vector.group
             scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
@@ -274,84 +226,9 @@ def add_slabs(
                 _pack_vector(share, packings[0], slab.vector, blocks, vector_parts)
             base = _pack_scalar(share, packings[1], slab.scalar, lines, scalar_parts)
             for g in range(vector.count):
-                sums = addresses.acc + (first + g) * share.acc_bytes
-                group.panels, group.acc = panels + g * share.panel_bytes, sums
+                group.panels, group.acc = panels + g * share.panel_bytes, addresses.acc + (first + g) * share.acc_bytes
                 group.scalars = base + g * (share.scalar.group if share.pack == NATIVE else share.scratch_bytes)
-                whole = True
-                for b in range(blocks.shape[0] if padded else 0):
-                    whole = whole and _finite_border(share, slab.vector, group.panels + blocks[b].panel)
-                if not whole:
-                    group.acc = address_of(apart)
-                    copy_lines(8, group.acc, sums, share.acc_bytes // 32)
-                    _walk(table, share, slab, blocks, real, real_tiles, visits, groups[0])
-                    group.acc = sums
-                _walk(table, share, slab, blocks, every, every_tiles, visits, groups[0])
-                if not whole:
-                    _replace_nan(sums, apart)
-
-
-@inlined
-def _replace_nan(sums: int, others: Floats) -> None:
-    """Take the `others` where sums are NaN."""
-    for i in range(others.size):
-        if np.isnan(load(F32, sums + 4 * i)):
-            store_value(sums + 4 * i, others[i])
-
-
-@jit
-def add_lanes(
-    table: Vector, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], ranges: Rows[Range],
-    tiles: Rows[LaneTile],
-) -> None:  # fmt: skip
-    """Add slabs of pixels to the accumulators of the one share's groups of lanes, reading both tensors where they lie.
-
-    `table` holds the addresses of `kernels.emit.depthwise.lane_taps` by rows. All moves are in bytes.
-    """
-    share, addresses = shares[0], calls[0]
-    vector, scalar = addresses.vector + share.vector.start, addresses.scalar + share.scalar.start
-    visits, at = _visits(share, ranges.shape[0]), np.empty(4, np.int64)
-    sizes = share.block
-    for i in range(slabs.shape[0]):
-        slab = slabs[i]
-        low, high = slab.low, slab.high
-        for at[0] in range(low[0], high[0], sizes[0]):
-            for at[1] in range(low[1], high[1], sizes[1]):
-                for at[2] in range(low[2], high[2], sizes[2]):
-                    for at[3] in range(low[3], high[3], sizes[3]):
-                        count = _clip(at, share, slab, ranges, 0, visits)
-                        for r in range(count):
-                            visit = visits[r]
-                            for t in range(visit.first, visit.last):
-                                call_entry(
-                                    table[tiles[t].rows], address_of(visit.walk), vector + visit.line,
-                                    scalar + visit.scalar, address_of(tiles[t].offsets), addresses.acc,
-                                )  # fmt: skip
-
-
-@jit
-def _finite_border(share: Share, box: Box, panel: int) -> bool:
-    """Return whether all positions of a lanewise panel for which not every tap is inside are finite."""
-    first, sizes, steps, inner_low, inner_high = (
-        box.first,
-        box.sizes,
-        share.vector.steps,
-        share.inner_low,
-        share.inner_high,
-    )
-    low, high = max(first[3], inner_low[2]) - first[3], min(first[3] + sizes[3], inner_high[2]) - first[3]
-    size = 4 * WIDTH
-    for n in range(sizes[0]):
-        for d in range(sizes[1]):
-            for h in range(sizes[2]):
-                start = panel + (n * steps[0] + d * steps[1] + h * steps[2]) * size
-                inside = inner_low[0] <= first[1] + d < inner_high[0] and low < high
-                inside = inside and inner_low[1] <= first[2] + h < inner_high[1]
-                before, after = (low, sizes[3] - high) if inside else (sizes[3], 0)
-                if before > 0 and not all_finite(start, before * WIDTH // 8):
-                    return False
-                if after > 0 and not all_finite(start + high * size, after * WIDTH // 8):
-                    return False
-    return True
+                _walk(table, share, slab, blocks, ranges, tiles, visits, groups[0])
 
 
 @jit

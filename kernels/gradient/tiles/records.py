@@ -11,20 +11,16 @@ from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import LANE_ROWS
 
 __all__ = [
-    "Block", "Box", "Group", "LaneTile", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile",
-    "TileCall", "Visit", "Walk", "Weights",
+    "Block", "Box", "Group", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile", "TileCall", "Visit", "Walk",
+    "Weights",
 ]  # fmt: skip
 
 
 class Box(Record):
-    """The part of a tensor that a slab needs, in its own positions.
-
-    `held` is the first position of the panel that holds it: another one where zeros stand around the box.
-    """
+    """The part of a tensor that a slab needs, in its own positions."""
 
     first: Vector = numbers(4)
     sizes: Vector = numbers(4)
-    held: Vector = numbers(4)
 
 
 class Slab(Record):
@@ -76,17 +72,13 @@ class Range(Record):
 
 
 class Tile(Record):
-    """A register tile: accumulator row counted from the range's, number of rows, byte offsets of their scalars."""
+    """A register tile: accumulator row counted from the range's, number of rows, byte offsets of their scalars.
+
+    One of `kernels.emit.depthwise.lane_taps`, where `rows` is its place in the table, has the accumulator bytes of each
+    row behind the offsets.
+    """
 
     row: int
-    rows: int
-    offsets: Vector = numbers(LANE_ROWS)
-
-
-class LaneTile(Record):
-    """A tile of `kernels.emit.depthwise.lane_taps`: its place in the table, and behind the byte offsets of its rows the
-    accumulator bytes of each."""
-
     rows: int
     offsets: Vector = numbers(2 * LANE_ROWS)
 
@@ -124,17 +116,18 @@ class Source(Record):
 class Share(Record):
     """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
 
-    With `lane_groups` above 0 every lane is a convolution group, that many are left, and tiles run lanewise. Panels of
-    `together` groups are packed at a time, each `panel_bytes` and `scratch_bytes` from the last; `plane` is the bytes
-    of one line's or channel's scalars. A vector tensor that is read `in_place` is its own panel, of which position 0 is
-    the first line. `acc_step` is in accumulator rows, `segment` the logarithm of the positions that are summed in
-    registers. With zeros around the pixels (`padded`) the ranges and tiles behind the first `ranges` and `tiles` visit
-    all of them; every tap is inside from `inner_low` to `inner_high`.
+    Where every lane is a convolution group, `lanewise` is the row of the table with the tiles for them, otherwise 0;
+    `lane_groups` are left, and a tile sums so many `vectors` of them. Panels of `together` groups are packed at a time,
+    each `panel_bytes` and `scratch_bytes` from the last; `plane` is the bytes of one line's or channel's scalars. A
+    vector tensor that is read `in_place` is its own panel, of which position 0 is the first line. `acc_step` is in
+    accumulator rows, `segment` the logarithm of the positions that are summed in registers.
     """
 
     kind: int
     groups: int
+    lanewise: int
     lane_groups: int
+    vectors: int
     pack: int
     together: int
     panel_bytes: int
@@ -143,15 +136,10 @@ class Share(Record):
     acc_bytes: int
     acc_step: int
     segment: int
-    ranges: int
-    tiles: int
     block: Vector = numbers(4)
-    inner_low: Vector = numbers(3)
-    inner_high: Vector = numbers(3)
     vector: Source
     scalar: Source
     in_place: bool
-    padded: bool
 
 
 class TileCall(Record):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kernels.blocks import CACHES, STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.tile_table import DIRECT, LANE_ROWS
+from kernels.emit.tile_table import LANE_ROWS, LANEWISE
 from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
 from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
@@ -28,11 +28,11 @@ from kernels.gradient.tiles.tables import (
     MERGED_TAPS,
     Rows,
     Tables,
+    has_regions,
     merged_tables,
     region_tables,
     split,
     tap_tables,
-    whole_tables,
 )
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import chunks_of
@@ -47,20 +47,14 @@ MOST_SLABS = 1 << 16
 """Slabs up to which laying them out takes no time that is felt."""
 
 
-MERGED_PAIRS = 1 << 14
-"""Taps of a kernel line times channels of a group up to which they are laid out together where lanes are groups."""
-
-PADDED_PAIRS = 1024
-"""Taps times channels of a group up to which all of them are visited together, zeros around the pixels."""
-
-
 @dataclass(frozen=True)
 class Operand:
     """One of the two tensors as the driver reads it.
 
     `steps` are for one of its own positions along (n, d, h, w), `moves` for one narrow position: in panel lines for
-    the vector tensor, in bytes for the scalar one. `points` is the number of positions of a slab's window, `plane`
-    the bytes of one scalar line panel or channel plane, `scratch` the f32 values of all of them.
+    the vector tensor, in bytes for the scalar one, and for both where lanes are groups. `points` is the number of
+    positions of a slab's window, `plane` the bytes of one scalar line panel or channel plane, `scratch` the f32 values
+    of all of them.
     """
 
     tensor: Tensor
@@ -70,7 +64,6 @@ class Operand:
     steps: Ints
     moves: Ints
     points: int
-    padded: bool = False
     plane: int = 0
     scratch: int = 0
 
@@ -85,8 +78,7 @@ class Roles:
     in_place: bool  # the vector tensor is its own panel
     scalar_pack: int
     merged: bool  # taps of a kernel line share register tiles
-    padded: bool  # zeros stand around the scalar tensor, so that all taps visit all pixels
-    regions: Tables | None  # both tensors are read where they lie, by these tables
+    direct: bool  # both tensors are read where they lie
     runs: tuple[Run, ...]  # of scalar channels
     channels: int  # of the scalar tensor, and taps, before folding: each pair is an accumulator row
     taps: int
@@ -98,11 +90,6 @@ class Roles:
     def axes(self) -> tuple[Axis, Axis, Axis, Axis]:
         """The axes (n, d, h, w)."""
         return self.geo.axes
-
-    @property
-    def direct(self) -> bool:
-        """Whether both tensors are read where they lie."""
-        return self.regions is not None
 
     @property
     def lane_tensor(self) -> Tensor:
@@ -125,8 +112,7 @@ class Schedule(Roles):
     together: int  # groups that are packed at a time
     blocks: Records
     lanes: int
-    lay: tuple[Callable[[], Tables], Callable[[], Tables] | None]  # make the tables below
-    inner: Ints  # for (d, h, w), low and high between which every tap is inside
+    lay: Callable[[], Tables]  # makes the tables below
     scalar_lines: Records
     cuts: tuple[Ints, ...]  # of each axis: low and high of its parts; a slab is a part of each
     block: Ints
@@ -139,10 +125,9 @@ class Schedule(Roles):
         return self.channels * self.taps
 
     @cached_property
-    def tables(self) -> tuple[Tables, Tables | None]:
-        """Ranges and tiles, then those with zeros around the pixels: large ones, which only computing needs."""
-        lay, lay_padded = self.lay
-        return lay(), lay_padded() if lay_padded else None
+    def tables(self) -> Tables:
+        """Ranges and tiles: large tables, which only computing needs."""
+        return self.lay()
 
     @cached_property
     def slabs(self) -> Records:
@@ -152,20 +137,17 @@ class Schedule(Roles):
         slabs["low"], slabs["high"] = np.stack(spans, axis=1).transpose(2, 0, 1)
         for name, operand in (("vector", self.vector), ("scalar", self.scalar)):
             boxes = slabs[name]
-            boxes["first"], boxes["sizes"], boxes["held"] = self._boxes(operand)
+            boxes["first"], boxes["sizes"] = self._boxes(operand)
         return slabs
 
     def _boxes(self, operand: Operand) -> Ints:
-        """Give, for each slab and axis, the first position of a tensor's box, its size, and that of its panel."""
+        """Give, for each slab and axis, the first position of a tensor's box, and its size."""
         columns = []
         for axis, parts in zip(self.axes, self.cuts, strict=True):
             low, high = parts.T
-            start = low
             if operand.is_wide:
-                stride, shift = wrapped((axis.stride, axis.shifts[0]))
-                start = low * stride + shift
                 low, high = axis.windows(low, high)
-            columns.append(np.column_stack([low, high - low, start if operand.padded else low]))
+            columns.append(np.column_stack([low, high - low]))
         return np.stack(combined(columns), axis=1).transpose(2, 0, 1)
 
 
@@ -174,24 +156,21 @@ def _roles(problem: ConvProblem) -> Roles:
     geo = geometry(problem)
     wide, narrow, width = geo.wide, geo.narrow, len(geo.axes[3].shifts)
     costs = role_costs(problem, geo)
+    if not has_regions(geo.axes[1:], wide.channels):
+        del costs["groups"]
     lanes_are = min(costs, key=lambda name: costs[name])
     by_group, vector_is_wide = lanes_are == "groups", lanes_are == "wide"
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
-    few = wide.channels < 4 or (by_group and wide.channels * width <= MERGED_PAIRS)
-    merged = 1 < width <= MERGED_TAPS and not vector_is_wide and few
-    padded = by_group and _paddable(geo)
+    merged = 1 < width <= MERGED_TAPS and lanes_are == "narrow" and wide.channels < 4
+    direct = by_group and _adjacent_groups(problem, geo)
     pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
-    regions = None
-    if by_group and _adjacent_groups(problem, geo):
-        size = storage_dtype(problem.dtype).itemsize
-        regions = region_tables(geo.axes[1:], [size * step for step in wide.steps[1:]], LANE_ROWS, 4 * target().lanes)
-    if regions:
-        pack, padded = NATIVE, False
+    if direct:
+        pack = NATIVE
     channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
     runs: tuple[Run, ...] = (Run(0, channels, 0),)
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
     taps_inside = problem.weights_strides[3] == 1 and not merged and not by_group
-    fold = folded(geo) if merged and not by_group else None
+    fold = folded(geo) if merged else None
     if fold:
         geo, runs = fold
         merged, pack, taps_inside = False, LINES, wide.channel != 1
@@ -203,8 +182,7 @@ def _roles(problem: ConvProblem) -> Roles:
         in_place=not by_group and not vector_is_wide and _whole_lines(problem, vector),
         scalar_pack=pack,
         merged=merged,
-        padded=padded,
-        regions=regions,
+        direct=direct,
         runs=runs,
         channels=channels,
         taps=taps,
@@ -274,15 +252,6 @@ def _block_shape(shape: Four, target: int) -> Four:
     return (1, min(d, outer), lines, width) if d > 1 else (min(n, outer), 1, lines, width)
 
 
-def _paddable(geo: Geometry) -> bool:
-    """Whether zeros around the wide tensor would be needed and stay small beside it."""
-    needed = not all(axis.whole for axis in geo.axes)
-    shape = tuple(axis.size for axis in geo.axes)
-    windows = [prod(_window_shape(geo.axes, (shape[0], shape[1], shape[2], shape[3]), True, p)) for p in (False, True)]
-    pairs = prod(len(axis.shifts) for axis in geo.axes) * geo.wide.channels
-    return needed and windows[1] <= 2 * windows[0] + 64 * shape[0] and pairs <= PADDED_PAIRS
-
-
 @cached
 def schedule(problem: ConvProblem) -> Schedule:
     """Lay out the sum for `problem`: roles, register tiles, slabs of pixels and blocks inside them."""
@@ -302,15 +271,17 @@ def schedule(problem: ConvProblem) -> Schedule:
     packed = 0 if roles.in_place else lanes
     if roles.scalar_pack != NATIVE:
         packed += roles.row_tensor.channels * (target().lanes if by_group else 1)
-    shape = _slab_shape(problem, roles, 0 if roles.regions else 4 * packed)
+    shape = _slab_shape(problem, roles, 0 if roles.direct else 4 * packed)
     vectors, scalars, offsets = _operands(problem, roles, list(chain(*cuts)), shape)
     rows = Rows(
         roles.tap_step * taps // prod(len(axis.shifts) for axis in axes), roles.row_step, offsets, limit
     )  # fmt: skip
     steps = [int(step) for step in (vectors if roles.vector_is_wide else scalars).steps[1:]]
     block = _block_shape(shape, _block_positions(problem, roles, taps * channels * lanes))
-    if roles.regions:
-        tables = partial(_ready, roles.regions)
+    if by_group:
+        size = storage_dtype(problem.dtype).itemsize
+        places = [size * step for step in roles.row_tensor.steps[1:]] if roles.direct else steps
+        tables = partial(region_tables, rows, spatial, places, 4 * target().lanes)
     elif roles.merged:
         tables = partial(merged_tables, rows, spatial, steps)
     else:
@@ -329,18 +300,13 @@ def schedule(problem: ConvProblem) -> Schedule:
         together=_together(problem, roles),
         blocks=blocks,
         lanes=lanes,
-        lay=(tables, partial(whole_tables, rows, spatial, steps) if roles.padded else None),
-        inner=np.array([axis.inner for axis in spatial], np.int64),
+        lay=tables,
         scalar_lines=_scalar_lines(problem, roles, cuts),
         cuts=slab_cuts,
         block=np.array(block, np.int64),
         chunks=chunks,
         segment=_segment(points // chunks),
     )
-
-
-def _ready(tables: Tables) -> Tables:
-    return tables
 
 
 def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
@@ -350,9 +316,11 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
     a group lie outside L2, so that they are fetched less often.
     """
     scalar, axes, line = roles.row_tensor, roles.axes, 24
-    if roles.regions:
-        size = storage_dtype(problem.dtype).itemsize
-        return max(1, SUMS.region_bytes // (size * problem.groups * (1 + prod(axis.stride for axis in axes))))
+    if roles.lanes_are_groups:
+        size, lanes = (storage_dtype(problem.dtype).itemsize, problem.groups) if roles.direct else (4, target().lanes)
+        strides = prod(axis.stride for axis in axes)
+        channels = roles.lane_tensor.channels + scalar.channels * strides
+        return max(1, SUMS.region_bytes // (size * lanes * channels))
     step = 4 * axes[3].stride
     if roles.scalar_pack == LINES and not roles.vector_is_wide:
         line = min(128, step * min(scalar.channels, 6))
@@ -380,7 +348,7 @@ def _lines_in_place(vector: Tensor) -> Operand:
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
     """Whether groups follow each other in both tensors, and fill whole vectors."""
     single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
-    return single and problem.groups % target().lanes == 0 and problem.dtype in DIRECT
+    return single and problem.groups % target().lanes == 0 and problem.dtype in LANEWISE
 
 
 def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
@@ -388,25 +356,23 @@ def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
     is_wide = tensor is geo.wide
     steps = [size * step for step in tensor.steps]
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
-    return Operand(tensor, is_wide, 1, target().lanes, wrapped(steps), wrapped(moves), 0)
+    return Operand(tensor, is_wide, 1, target().lanes, np.zeros(4, np.int64), wrapped(moves), 0)
 
 
-def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
-    """Return the largest box of one tensor that a slab of `shape` needs, with the zeros around it if `padded`."""
+def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
+    """Return the largest box of one tensor that a slab of `shape` needs."""
     if not is_wide:
         return shape
     spans = [
-        max(0, (size - 1) * axis.stride + axis.shifts[-1] - axis.shifts[0] + 1)
+        min(axis.wide, max(0, (size - 1) * axis.stride + axis.shifts[-1] - axis.shifts[0] + 1))
         for axis, size in zip(axes, shape, strict=True)
     ]
-    if not padded:
-        spans = [min(axis.wide, span) for axis, span in zip(axes, spans, strict=True)]
     return spans[0], spans[1], spans[2], spans[3]
 
 
-def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
+def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
     """Return the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
-    _, d, h, w = _window_shape(axes, shape, is_wide, padded)
+    _, d, h, w = _window_shape(axes, shape, is_wide)
     return d * h * w, h * w, w, 1
 
 
@@ -414,7 +380,7 @@ def _operands(problem: ConvProblem, roles: Roles, cuts: list[int], shape: Four) 
     """Return the operands of the vector and of the scalar tensor, and the byte offset of each channel of this one."""
     geo, vector = roles.geo, roles.lane_tensor
     scalars, offsets = _scalar_operand(roles, cuts, shape)
-    if roles.regions:
+    if roles.direct:
         size = storage_dtype(problem.dtype).itemsize
         return _in_place(geo, vector, size), _in_place(geo, roles.row_tensor, size), offsets
     if roles.in_place:
@@ -422,18 +388,18 @@ def _operands(problem: ConvProblem, roles: Roles, cuts: list[int], shape: Four) 
     return _operand(roles, vector, _panel_steps(geo.axes, shape, roles.vector_is_wide), shape), scalars, offsets
 
 
-def _operand(
-    roles: Roles, tensor: Tensor, steps: Four, shape: Four, padded: bool = False, plane: int = 0, scratch: int = 0
-) -> Operand:
+def _operand(roles: Roles, tensor: Tensor, steps: Four, shape: Four, plane: int = 0, scratch: int = 0) -> Operand:
     geo = roles.geo
     is_wide = tensor is geo.wide
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
     lane, group = tensor.channel, tensor.group
     if roles.lanes_are_groups:
         lane, group = tensor.group, tensor.group * target().lanes
+        if tensor is roles.lane_tensor:
+            moves = [4 * target().lanes * move for move in moves]
     return Operand(
         tensor, is_wide, lane, group, wrapped(steps), wrapped(moves),
-        prod(_window_shape(geo.axes, shape, is_wide, padded)), padded, plane, scratch,
+        prod(_window_shape(geo.axes, shape, is_wide)), plane, scratch,
     )  # fmt: skip
 
 
@@ -470,9 +436,9 @@ def _scalar_lines(problem: ConvProblem, roles: Roles, cuts: list[list[int]]) -> 
 def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand, Ints]:
     """Return the scalar tensor's operand and the byte offset of each of its channels."""
     scalar, pack, axes = roles.row_tensor, roles.scalar_pack, roles.axes
-    padded, is_wide = roles.padded, not roles.vector_is_wide
+    is_wide = not roles.vector_is_wide
     channels = scalar.channels
-    points = prod(_window_shape(axes, shape, is_wide, padded))
+    points = prod(_window_shape(axes, shape, is_wide))
     if pack == NATIVE:
         n, d, h, w = scalar.steps
         operand = _operand(roles, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape)
@@ -487,7 +453,6 @@ def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand
         sizes = np.array(cuts, np.int64)
         tiles = np.repeat(np.arange(count), sizes)
         offsets = plane * tiles + 4 * (np.arange(channels) - (np.cumsum(sizes) - sizes)[tiles])
-    n, d, h, w = _panel_steps(axes, shape, is_wide, padded)
+    n, d, h, w = _panel_steps(axes, shape, is_wide)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
-    scratch = plane * (count + padded) // 4
-    return _operand(roles, scalar, steps, shape, padded, plane, scratch), offsets
+    return _operand(roles, scalar, steps, shape, plane, plane * count // 4), offsets

@@ -18,12 +18,12 @@ from kernels.emit.compiler import Records
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
 from kernels.gradient.geometry import Axis
-from kernels.gradient.tiles.records import LaneTile, Range, Tile
+from kernels.gradient.tiles.records import Range, Tile
 from kernels.problem import wrapped
 
 __all__ = [
-    "MERGED_TAPS", "Rows", "Tables", "firsts_of", "merged_tables", "region_tables", "register_tiles", "split",
-    "tap_tables", "whole_tables",
+    "MERGED_TAPS", "Rows", "Tables", "firsts_of", "has_regions", "merged_tables", "region_tables", "register_tiles",
+    "split", "tap_tables",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -32,8 +32,8 @@ Tables = tuple[Records, Records]
 MERGED_TAPS = 64
 """Taps of a kernel line up to which register tiles are shared among them."""
 
-REGION_TAPS = 8192
-"""Taps of all regions together up to which each region has its own tiles."""
+REGION_ROWS = 8192
+"""Rows of all regions together, taps or their channels, up to which each region has its own tiles."""
 
 MOST_RANGES = 1 << 16
 """Rows of a table of taps, up to which all tiles need not be one walk: 6 MiB."""
@@ -66,7 +66,7 @@ def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offs
     """
     tiles = np.zeros(len(sizes), Tile.dtype)
     tiles["row"], tiles["rows"] = rows, sizes
-    tiles["offsets"][np.arange(LANE_ROWS) < tiles["rows"][:, None]] = offsets
+    tiles["offsets"][np.arange(2 * LANE_ROWS) < tiles["rows"][:, None]] = offsets
     return tiles
 
 
@@ -154,16 +154,6 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     return ranges.reshape(-1), register_tiles(first_rows, sizes, wrapped(offsets))
 
 
-def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
-    """Run register tiles over all taps and channels for all pixels, as a panel with zeros around it allows."""
-    offsets = (_tap_ranges(axes, steps)["scalar"][:, None] + rows.offsets).reshape(-1)
-    sizes = split(len(offsets), rows.limit)
-    ranges = np.zeros(1, Range.dtype)
-    ranges["high"] = [axis.size for axis in axes]
-    ranges["last"] = len(sizes)
-    return ranges, register_tiles(firsts_of(sizes), sizes, offsets)
-
-
 def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
     """Cut an axis where a tap's range begins or ends: low, high and the taps that are inside between them."""
     edges = sorted({edge for span in axis.ranges for edge in span})
@@ -173,42 +163,44 @@ def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
     return [cut for cut in cuts if cut[2]]
 
 
-def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: int) -> Tables | None:
-    """Visit boxes of pixels for which the same taps are inside, up to `limit` taps in a tile; for tiles that read where
-    the data lie (`kernels.emit.depthwise.lane_taps`).
-
-    `steps` are bytes for one position of the wide tensor along (d, h, w), `line` those of an accumulator row. Gives
-    None where there would be too many.
-    """
+def has_regions(axes: Sequence[Axis], channels: int) -> bool:
+    """Return whether the regions of (d, h, w), with `channels` rows a tap, are few enough for `region_tables`."""
     if max(len(axis.shifts) for axis in axes) > MERGED_TAPS:
-        return None
-    cuts = [_regions(axis) for axis in axes]
-    if prod(sum(len(taps) for _, _, taps in cut) for cut in cuts) > REGION_TAPS:
-        return None
-    sizes = [len(axis.shifts) for axis in axes]
-    line_taps = axes[2].shifts
+        return False
+    return channels * prod(sum(len(taps) for _, _, taps in _regions(axis)) for axis in axes) <= REGION_ROWS
+
+
+def region_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int], line: int) -> Tables:
+    """Visit boxes of pixels for which the same taps are inside, with the tiles of `kernels.emit.depthwise.lane_taps`.
+
+    `steps` are bytes for one position of the wide tensor along (d, h, w), `line` those of an accumulator row.
+    """
+    sizes, line_taps, channels = [len(axis.shifts) for axis in axes], axes[2].shifts, rows.offsets.tolist()
     kept = LINES_KEPT > 0 and axes[2].stride == 1 and [*line_taps] == [*range(line_taps[0], line_taps[0] + LINE_TAPS)]
+    kept = kept and len(channels) == 1
     edges, ends = [], [0]
     heights: list[int] = []
     offsets: list[int] = []
     counts: list[int] = []
-    for box in product(*cuts):
+    for box in product(*map(_regions, axes)):
         taps = list(product(*(inside for _, _, inside in box)))
         places = [sum(axis.shifts[k] * step for axis, k, step in zip(axes, tap, steps, strict=True)) for tap in taps]
-        sums = [line * ((d * sizes[1] + h) * sizes[2] + w) for d, h, w in taps]
+        numbers = [(d * sizes[1] + h) * sizes[2] + w for d, h, w in taps]
+        scalars = [place + channel for place in places for channel in channels]
+        sums = [line * (number * len(channels) + c) for number in numbers for c in range(len(channels))]
         done = 0
-        for size in split(len(taps), limit):
+        for size in split(len(sums), rows.limit):
             part = slice(done, done + size)
             whole = kept and len(box[2][2]) == LINE_TAPS and size % LINE_TAPS == 0
             heights.append(LANE_ROWS + size // LINE_TAPS if whole else size)
-            offsets += [*places[part], *sums[part]]
+            offsets += [*scalars[part], *sums[part]]
             counts.append(2 * size)
             done += size
         edges.append([(low, high) for low, high, _ in box])
         ends.append(len(heights))
-    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(heights), LaneTile.dtype)
+    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(heights), Tile.dtype)
     ranges["low"], ranges["high"] = np.array(edges, np.int64).reshape(-1, 3, 2).transpose(2, 0, 1)
-    ranges["first"], ranges["last"] = ends[:-1], ends[1:]
+    ranges["first"], ranges["last"], ranges["walk"] = ends[:-1], ends[1:], np.arange(len(edges))
     tiles["rows"] = heights
     tiles["offsets"][np.arange(2 * LANE_ROWS) < np.array(counts)[:, None]] = wrapped(offsets)
     return ranges, tiles

@@ -21,8 +21,8 @@ from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.tile_table import DIRECT, tile_table
-from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_lanes, add_slabs, store
+from kernels.emit.tile_table import LANEWISE, tile_table
+from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
@@ -207,12 +207,14 @@ class TilePart(Part):
         self.blocks["panel"] = 4 * self.blocks["first"] if plan.in_place else 4 * lanes * plan.vector.points
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
-        (ranges, tiles), padded = plan.tables
+        groups, stored = self.g1 - self.g0, problem.dtype if plan.direct else "f32"
         self.share = row_of(
             Share,
             kind=KINDS[problem.dtype],
-            groups=self.g1 - self.g0,
+            groups=1 if plan.direct else groups,
+            lanewise=LANEWISE[stored] if plan.lanes_are_groups else 0,
             lane_groups=self.lane_groups,
+            vectors=groups if plan.direct else 1,
             pack=plan.scalar_pack,
             together=together,
             panel_bytes=4 * (plan.vector.group if plan.in_place else panel),
@@ -221,19 +223,12 @@ class TilePart(Part):
             acc_bytes=4 * self.group_floats,
             acc_step=plan.row_step,
             segment=plan.segment,
-            ranges=len(ranges),
-            tiles=len(tiles),
             block=plan.block,
-            inner_low=plan.inner[:, 0],
-            inner_high=plan.inner[:, 1],
             vector=self._source(plan.vector),
             scalar=self._source(plan.scalar),
-            in_place=plan.in_place,
-            padded=padded is not None,
+            in_place=plan.in_place or plan.direct,
         )
-        if padded:
-            ranges, tiles = (np.concatenate(both) for both in zip((ranges, tiles), padded, strict=True))
-        self.ranges, self.tiles, self.lines = ranges, tiles, plan.scalar_lines
+        (self.ranges, self.tiles), self.lines = plan.tables, plan.scalar_lines
 
     def _source(self, operand: Operand) -> tuple[Any, ...]:
         """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
@@ -267,11 +262,7 @@ class TilePart(Part):
             TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
             scratch=arena_address("scalar", self.arenas[1]), acc=address(acc),
         )  # fmt: skip
-        slabs, tiles = self.slabs[some], (self.ranges, self.tiles)
-        if plan.direct:
-            add_lanes(tile_table()[DIRECT[self.problem.dtype]], self.share, call, slabs, *tiles)
-        else:
-            add_slabs(tile_table(), self.share, call, slabs, self.blocks, self.lines, *tiles)
+        add_slabs(tile_table(), self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
 
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
