@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import fill_zero
+from kernels.emit.intrinsics import address_of, fill_zero
 from kernels.forward.output import lay_out
-from kernels.forward.records import Call, Data, GatherShare, Pass, Work
-from kernels.pack.halves import SPREAD, spread1, spread3
+from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
+from kernels.pack.halves import SPREAD, spread1, spread3, transpose16
 from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target
@@ -26,10 +26,29 @@ PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 
 
 @jit
-def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox]) -> int:
+def _unfold(weights: Filter, channels: int, taps: int, rows: int, source: int, to: int) -> None:
+    """Copy the weights of some dst channels, whose taps are adjacent, as [dst channel][tap][src channel].
+
+    There are at least 8 taps and 8 src channels.
+    """
+    for first in range(0, channels, 8):
+        channel = min(first, channels - 8)
+        for row in range(rows):
+            kernels = source + row * weights.dst_channel + channel * weights.src_channel
+            place = to + 2 * (row * taps * channels + channel)
+            for begin in range(0, taps, 8):
+                tap = min(begin, taps - 8)
+                transpose16(place + 2 * tap * channels, 2 * channels, kernels + 2 * tap, weights.src_channel)
+
+
+@jit
+def pack_pairs(
+    shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox], unfolds: bool
+) -> int:
     """Pack panels [tap number][pair of src channels][lanes][2], one for each group and vector of dst channels.
 
-    `taps` are boxes as `kernels.pack.pairs` takes them. Return the smallest exponent among the weights that are not 0.
+    `taps` are boxes as `kernels.pack.pairs` takes them, of weights that are unfolded first if `unfolds`. Return the
+    smallest exponent among the weights that are not 0.
     """
     share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
     weights, packing, blocks = one.weights, packings[0], (one.channels + WIDTH - 1) // WIDTH
@@ -37,11 +56,24 @@ def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call],
     packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
     packing.planes, packing.plane = blocks, share.block_bytes
     whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
+    kernel = taps.shape[0] * share.channels
+    room = np.empty(WIDTH * kernel if unfolds else 0, np.uint16)
+    if unfolds:
+        packing.channel, packing.strides[3], packing.planes = 2 * kernel, 2, 1
     for g in range(one.groups):
         packing.source = call.weights + weights.start + g * weights.group
         packing.target = call.panels + g * blocks * share.block_bytes
-        pack_boxes(packings[0], taps, taps if whole else taps[:0])
-    packings[0].parts = 0  # the table is named once more: that keeps it
+        if not unfolds:
+            pack_boxes(packings[0], taps, taps if whole else taps[:0])
+        for b in range(blocks if unfolds else 0):
+            packing.channels = min(WIDTH, one.channels - b * WIDTH)
+            source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
+            packing.source = address_of(room)
+            _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
+            pack_boxes(packings[0], taps, taps if whole else taps[:0])
+            packing.target += share.block_bytes
+    packings[0].parts = 0  # the tables are named once more: that keeps them
+    room[:1] = 0
     return _exponent(share, call.panels, one.groups * blocks * share.block_bytes // LINE)
 
 

@@ -40,7 +40,7 @@ DOTS = target().dots == "avx512bf16"
 
 if DOTS:
     from kernels.forward.pairs import pack_pairs
-    from kernels.pack.pairs import weight_boxes
+    from kernels.pack.pairs import PackedBox, weight_boxes
 
 __all__ = ["LANES", "Share", "Way", "grouped", "share"]
 
@@ -210,6 +210,7 @@ class _Gather(Share):
         )
         self.axes = tables_of(self.tables, reading.far)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
+        self.unfolds = reading.dots and not compact and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
         self.boxes = self._weight_boxes(words, compact) if reading.dots else None
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
@@ -264,6 +265,11 @@ class _Gather(Share):
     def _weight_boxes(self, words: int, compact: bool) -> Records:
         """Return the boxes of the weights: for a panel of `words` a tap, and for the one of `compact` runs."""
         taps, table = np.arange(len(self.numbers)), self.tables[3]
+        if self.unfolds:
+            boxes = np.zeros(len(taps), PackedBox.dtype)
+            boxes["source"], boxes["place"] = 2 * taps * self.dims.src_channels, 4 * words * self.numbers
+            boxes["sizes"] = 1, 1, 1, self.dims.src_channels
+            return boxes
         boxes = weight_boxes(self.problem, taps, 2 * words * self.numbers, 4)
         if not compact:
             return boxes
@@ -396,7 +402,7 @@ class _Gather(Share):
             if self.boxes is None:
                 pack_weights(self.share, part, call, self.numbers)
             else:
-                least = pack_pairs(self.share, part, call, self.boxes)
+                least = pack_pairs(self.share, part, call, self.boxes, self.unfolds)
             if not pack_bias(self.share, part, call):
                 least = 0
             for band in range(0, self.bands, self.batch):

@@ -17,7 +17,7 @@ from kernels.emit.compiler import emitted, jit
 from kernels.emit.intrinsics import F32, transpose_panel
 from kernels.pack.split import Pixels, below
 
-__all__ = ["SPREAD", "pack_line", "pack_line_pairs", "split_f16", "spread1", "spread3"]
+__all__ = ["SPREAD", "pack_line", "pack_line_pairs", "split_f16", "spread1", "spread3", "transpose16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
