@@ -9,6 +9,13 @@ from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, sto
 from kernels.forward.records import Call, Pass, Work
 from kernels.pack.panels import Values
 
+LINE = 32
+"""Positions that fill lines of memory, of any dtype."""
+
+PAGES = 8192
+"""Bytes: planes whose size is a multiple of it meet in a few sets of the caches. So each line of theirs is written at
+once, for few planes at a time."""
+
 __all__ = ["bring_bias", "fill", "lay_out", "write"]
 
 
@@ -62,13 +69,20 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, spare: 
                 if lane_step == size and kind == F32 and valid % 8 == 0:
                     copy_panel(F32, valid, place, steps[3], source, 4 * lanes, run)
                     continue
-                start = 0
-                while lane_step != size and steps[3] == size and run >= 8 and start < run:
-                    start = min(start, run - 8)  # a last block that is not full starts earlier
+                start, turns = 0, lane_step != size and steps[3] == size and run >= 8
+                whole = valid // 8 * 8 if turns else 0
+                pixels, some = (LINE, 8) if lane_step % PAGES == 0 else (8, whole)
+                for first in range(0, run if whole > 0 else 0, pixels):
+                    for lane in range(0, whole, some):
+                        for pixel in range(first, min(run, first + pixels), 8):
+                            at = min(pixel, run - 8)  # a last block that is not full starts earlier
+                            target, origin = place + size * at + lane * lane_step, source + 4 * (at * lanes + lane)
+                            untranspose(kind, target, lane_step, origin, some // 8, 4 * lanes, 7)
+                if turns and whole == valid:
+                    start = run
+                while turns and start < run:
+                    start = min(start, run - 8)
                     target, origin = place + size * start, source + 4 * start * lanes
-                    whole = valid // 8 * 8
-                    if whole > 0:
-                        untranspose(kind, target, lane_step, origin, whole // 8, 4 * lanes, 7)
                     for first in range(whole, valid, 8):
                         transpose_panel(F32, spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
                         for lane in range(first, min(first + 8, valid)):

@@ -192,6 +192,16 @@ def test_depthwise_lines_of_any_length(taps: int) -> None:
             check(replace(case.mirrored(), op="ConvTranspose"), workers=2)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("spatial", [(64, 64), (512, 8), (1024, 4), (1366, 3)])
+def test_planes_of_whole_pages(spatial: tuple[int, int], dtype: str) -> None:
+    """Planes of a power of two, whose lines meet in few sets of the caches, are written right, and those next to it."""
+    case = Case(op="Convolution", dtype=dtype, n=2, src_channels=3, dst_channels=21, src_spatial=spatial,
+                dst_spatial=spatial, kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1))  # fmt: skip
+    check(case, workers=2)
+    check(replace(case, groups=21, src_channels=21), workers=2)
+
+
 def test_large_kernels_on_small_maps() -> None:
     """If every dst pixel has its own set of taps, the sums are still exact."""
     for groups, channels in ((1, 3), (1, 40), (24, 24)):
