@@ -154,6 +154,8 @@ def _place(name: str) -> dict[str, Any]:
         return place | {"schema": schema, "description": "The only version of every model.", "example": "1"}
     if name == "check":
         return place | {"description": "The id that `POST /v1/checks` returned."}
+    if name == "handle":
+        return place | {"description": "The handle that `POST /v1/tensors` or a tool of /mcp returned."}
     return place | {"description": "A name that the caller chooses.", "example": "example"}
 
 
@@ -193,7 +195,7 @@ def _check(name: str, responses: dict[str, Any]) -> Page:
     method, more = CHECK_METHODS[name], responses.get("200", {})
     content = {_JSON: {"schema": method.result}, **more}
     docs: Page = {"responses": {"200": {"description": method.summary, "content": content}}}
-    if name == "check.drop":
+    if name in ("check.drop", "check.key"):
         return docs
     own = {param: schema for param, schema in method.params.items() if param != "check"}
     required = [param for param in method.required if param in own]

@@ -19,7 +19,19 @@ FORM, BYTES = "multipart/form-data", "application/octet-stream"
 # What differs from one processor or call to the next, and in sealed checks from one check to the next.
 VARIES = {"stats", "plan", "methods"}
 VARIES_IN_CHECKS = {
-    *("check", "key_id", "signature", "begun", "finished", "takes", "cases", "attributes", "inputs", "outputs")
+    *(
+        "check",
+        "key_id",
+        "public_key",
+        "signature",
+        "begun",
+        "finished",
+        "takes",
+        "cases",
+        "attributes",
+        "inputs",
+        "outputs",
+    )
 }
 # Only what they find in their path matters.
 WITHOUT_BODY = {"v2_unload", "v2_unregister", "v2_unregister_all", "drop_check"}
