@@ -186,6 +186,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         metavar="WHAT,..",
         help="kinds of data, traps, layers, issues, large, part of the name of one, or the number of a case",
     )
+    add("--suite", metavar="NAME", help="the fixed problems of backward-40, with a score and seconds beside convgrad's")
     add("--shapes", metavar="FILE", help="the problems of a file of benchdnn, oneDNN's test program, instead")
     add("--skip", action="append", metavar="WHAT,..", help="kinds of data, or relations such as repeat or alignment")
     add("--limit", type=_positive, default=20.0, metavar="S", help="seconds that one call may take (default: 20)")
