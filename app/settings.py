@@ -145,8 +145,9 @@ class Settings(BaseSettings):
     """Memory for the tensors of all calls together, in bytes; 0 means half of the container's."""
     deadline_s: float = Field(default=300.0, gt=0, le=86_400)
     """Longest time of one call, in seconds, whatever deadline it requests."""
-    sealed_key: SecretStr | None = Field(default=None, min_length=16)
-    """Secret that signs the documents of sealed checks; by default random, until the service restarts."""
+    check_key_file: Path | None = None
+    """PEM file with the Ed25519 key that signs sealed checks, made if it is missing; by default the key is random until
+    the service restarts."""
     drain_s: float = Field(default=30.0, ge=0, le=3600)
     """Seconds that running calls have to finish after SIGTERM."""
     listen_when_ready: bool = False

@@ -286,18 +286,19 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         cases: int | None = None,
         label: str | None = None,
+        digest: str | None = None,
         arithmetic: Mapping[str, Any] | None = None,
     ) -> str:
         """Begin a sealed check, whose cases the service draws and judges; return its id.
 
         `takes` is what the kernel takes: lists of `ops`, `dtypes`, `ranks`, `data_formats` and `weights_formats`, and
-        True or False for `strides`, `dilations`, `pads`, `uneven_pads`, `groups`, `bias` and `empty`. `label` is
-        for the signed document. `arithmetic` is what the kernel says of itself, as in `verify`: each case is judged by
-        the members that mean something for it, and the document has them. With `convgrad.local()` the check is a
-        self-test. Raises `InvalidParams` with every broken rule, and `RateLimited` or `Overloaded` when too many checks
-        are open.
+        True or False for `strides`, `dilations`, `pads`, `uneven_pads`, `groups`, `bias` and `empty`. `label` and
+        `digest`, ``sha256:`` and the SHA-256 of the kernel, are for the signed document. `arithmetic` is what the
+        kernel says of itself, as in `verify`: each case is judged by the members that mean something for it, and the
+        document has them. With `convgrad.local()` the check is a self-test. Raises `InvalidParams` with every broken
+        rule, and `RateLimited` or `Overloaded` when too many checks are open.
         """
-        given = {"takes": takes or {}, "cases": cases, "label": label, "arithmetic": arithmetic}
+        given = {"takes": takes or {}, "cases": cases, "label": label, "digest": digest, "arithmetic": arithmetic}
         return str((await self._backend.fetch(CheckMethod("check.begin", given))).get("check"))
 
     async def next_case(self, check: str, *, seed: bool = False) -> SealedCase | None:
@@ -335,6 +336,11 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
     async def drop_check(self, check: str) -> None:
         """Have the service forget a sealed check. Raises `NotFound` and `Forbidden` as `next_case` does."""
         await self._backend.fetch(CheckMethod("check.drop", {"check": check}))
+
+    async def check_key(self) -> dict[str, str]:
+        """Return the public key that signs the documents of checks: `algorithm`, `key_id`, `public_key` in base64."""
+        found: dict[str, str] = await self._backend.fetch(CheckMethod("check.key"))
+        return found
 
     async def verify_signature(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the service whether it signed the document of a sealed check; return `valid`, `reason` and `key_id`.

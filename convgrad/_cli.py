@@ -1,4 +1,4 @@
-"""The command: `convgrad run|validate|verify|tolerance|check|ops|describe|health|bench|serve|keys|completion`."""
+"""The command: `convgrad run|validate|verify|tolerance|check|ops|describe|health|bench|mcp|serve|keys|completion`."""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
     submit_outcome = blocking(BaseClient.submit_outcome)
     finish_check = blocking(BaseClient.finish_check)
     drop_check = blocking(BaseClient.drop_check)
+    check_key = blocking(BaseClient.check_key)
     verify_signature = blocking(BaseClient.verify_signature)
     operations = blocking(BaseClient.operations)
     describe = blocking(BaseClient.describe)

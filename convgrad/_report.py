@@ -78,6 +78,19 @@ class Report:
         lines += [f"  hint: {hint}" for hint in data["hints"]]
         return "\n".join(lines)
 
+    def finding(self) -> str:
+        """Return what to act on, in a few lines: the broken rules with both numbers, the cause, the place, an element.
+
+        Of a result that passes: that, and the errors that would have been found.
+        """
+        lines = self.text().splitlines()
+        if self.passed:
+            return "\n".join([lines[0], f"  {_detection(self.data)}"])
+        kept = ("FAILED", "cause:", "where:", "hint:")
+        return "\n".join(
+            [lines[0], *(line for line in lines[1:] if line.strip().startswith(kept)), *self._worst_lines()]
+        )
+
     def _worst_lines(self) -> list[str]:
         worst = self.data["worst"]
         if worst is None:

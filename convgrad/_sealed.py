@@ -49,6 +49,8 @@ def encoded(method: str, params: Mapping[str, Any]) -> HttpRequest:
             return replace(_post("", rest), repeatable=False)
         case "drop":
             return HttpRequest("DELETE", _path(params["check"], ""))
+        case "key":
+            return HttpRequest("GET", _path(None, "/key"))
         case "verify_signature":
             return _post("/verify-signature", params["document"])
         case name:

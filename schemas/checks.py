@@ -51,6 +51,7 @@ _TAKES = _of(
     additionalProperties=False,
 )
 _LABEL = _of(["string", "null"], "What is checked, for the document.", pattern="^[ -~]{0,200}$")
+_DIGEST = _of(["string", "null"], "SHA-256 of the kernel, for the document.", pattern="^(sha256:[0-9a-f]{64})?$")
 _ARITHMETIC = _of(["object", "null"], "What the kernel says of its products and sums, as in a verification.")
 _KEY_ID = _of("string", "Id of the key that signs.")
 
@@ -58,7 +59,7 @@ CHECK_METHODS: dict[str, CheckMethod] = {
     "check.begin": CheckMethod(
         "Begin a sealed check of a kernel.",
         {"takes": _TAKES, "cases": _CASES | {"type": ["integer", "null"], "maximum": 200}, "label": _LABEL}
-        | {"arithmetic": _ARITHMETIC},
+        | {"digest": _DIGEST, "arithmetic": _ARITHMETIC},
         (),
         {"check": _CHECK, "cases": _CASES, "key_id": _KEY_ID},
     ),
@@ -77,7 +78,7 @@ CHECK_METHODS: dict[str, CheckMethod] = {
         {
             "check": _CHECK,
             "case": _of("integer", "Number of the case.", minimum=0),
-            "inputs": _of(["object", "null"], "The result, under the name of the output."),
+            "inputs": _of(["object", "null"], "The result, under the name of the output or as `result`."),
             "outcome": {"description": "In place of a result.", "enum": ["unsupported", "failed", None]},
         },
         ("check", "case"),
@@ -93,10 +94,16 @@ CHECK_METHODS: dict[str, CheckMethod] = {
             "passed": {"type": "boolean"},
             "counts": _of("object", "Number of cases by status."),
             "cases": _of("array", "Status, seed and SHA-256 of the result of each case.", items={"type": "object"}),
-            "signature": _of("object", "`algorithm`, `key_id` and `value`."),
+            "signature": _of("object", "`algorithm`, `key_id`, `public_key` and `value`."),
         },
     ),
     "check.drop": CheckMethod("Forget a check.", {"check": _CHECK}, ("check",), {"check": _CHECK}),
+    "check.key": CheckMethod(
+        "Return the public key that signs the documents.",
+        {},
+        (),
+        {"algorithm": {"const": "Ed25519"}, "key_id": _KEY_ID, "public_key": _of("string", "Base64 of its 32 bytes.")},
+    ),
     "check.verify_signature": CheckMethod(
         "Say whether this service signed a document.",
         {"document": _of("object", "What check.finish returned.")},

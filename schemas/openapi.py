@@ -56,7 +56,7 @@ _OPERATION_PAGES = {
     "/tolerance": (request_model, "tolerance_", "Return how far honest results of {name} may be from the reference."),
 }
 # What `openapi.json` says about pages for this module only.
-_NOT_SHOWN = ("paths", "problems", "method", "example", "links")
+_NOT_SHOWN = ("paths", "problems", "method", "example", "link", "links")
 _JSON, _FORM = "application/json", "multipart/form-data"
 
 Page = dict[str, Any]
@@ -129,7 +129,8 @@ def _page(given: Page, static: dict[str, Any]) -> Page:
     elif not {"200", "400"} & responses.keys():
         responses = {"200": {"description": "The reply.", "content": {_JSON: {"schema": {}}}}, **responses}
     if "links" in given:
-        places = {"check": "$response.body#/check"}
+        name = given.get("link", "check")
+        places = {name: f"$response.body#/{name}"}
         links = {name: {"operationId": name, "parameters": places} for name in given["links"]}
         responses["200"] = {**responses["200"], "links": links}
     problems = given.get("problems", [])
@@ -154,6 +155,8 @@ def _place(name: str) -> dict[str, Any]:
         return place | {"schema": schema, "description": "The only version of every model.", "example": "1"}
     if name == "check":
         return place | {"description": "The id that `POST /v1/checks` returned."}
+    if name == "handle":
+        return place | {"description": "The handle that `POST /v1/tensors` or a tool of /mcp returned."}
     return place | {"description": "A name that the caller chooses.", "example": "example"}
 
 
@@ -162,6 +165,8 @@ def _page_examples(name: str | None) -> Mapping[str, Example]:
     called = find_operation(EXAMPLE_OPERATION)
     if name is None:
         return {}
+    if name == "tensor":
+        return {"small": Example({"inputs": {"tensor": {"dtype": "f32", "shape": [2], "data": [1.5, -2.0]}}}, None)}
     if name == "infer":
         return {"small": Example(infer_example(called), infer_reply(called))}
     params, result = method_examples()[EXAMPLE_OPERATION if name == "rpc" else name]
@@ -193,7 +198,7 @@ def _check(name: str, responses: dict[str, Any]) -> Page:
     method, more = CHECK_METHODS[name], responses.get("200", {})
     content = {_JSON: {"schema": method.result}, **more}
     docs: Page = {"responses": {"200": {"description": method.summary, "content": content}}}
-    if name == "check.drop":
+    if name in ("check.drop", "check.key"):
         return docs
     own = {param: schema for param, schema in method.params.items() if param != "check"}
     required = [param for param in method.required if param in own]

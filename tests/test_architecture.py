@@ -26,20 +26,36 @@ OURS = {
 # The packages of the service, from the routes down: each imports only those after it.
 LAYERS = ("api", "http", "replies", "calls", "intake", "cluster", "pool", "telemetry")
 OUTSIDE = {
-    "engine": {"numpy", "ml_dtypes"},
+    "engine": {"numpy", "ml_dtypes", "cryptography"},
     "schemas": {"pydantic", "pydantic_core"},
     "verify": {"numpy", "ml_dtypes"},
     "kernels": {"numpy", "numba", "llvmlite"},
-    # matplotlib only where a report is drawn, pytest in the fixture, frameworks in the module of their name
-    "convgrad": {"numpy", "httpx", "ml_dtypes", "shtab", "matplotlib", "pytest", "torch", "jax"},
+    # matplotlib only where a report is drawn, cryptography where one is signed, pytest in the fixture, frameworks and
+    # mcp (with pydantic) in the modules of their names
+    "convgrad": {
+        "numpy",
+        "httpx",
+        "ml_dtypes",
+        "shtab",
+        "matplotlib",
+        "cryptography",
+        "pytest",
+        "torch",
+        "jax",
+        "mcp",
+        "mcp_types",
+        "pydantic",
+    },
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
     "ml-dtypes": {"ml_dtypes"}, "pydantic": {"pydantic", "pydantic_core"}, "numba": {"numba", "llvmlite"},
     "fastapi": {"fastapi", "starlette"}, "httpx": {"httpx", "httpcore", "anyio"},
-    "uvicorn": {"uvicorn", "h11", "click"},
+    "uvicorn": {"uvicorn", "h11", "click"}, "mcp": {"mcp", "mcp_types"},
 }  # fmt: skip
 FRAMEWORKS = ("torch", "jax")
+MCP = ("convgrad._mcp", "app.api.mcp")
+"""The modules of the Model Context Protocol, which are imported only where its package is installed."""
 JIT = {"jit", "inlined", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 
 
@@ -147,16 +163,17 @@ def test_every_outside_package_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     client = project["dependencies"]
     optional = project["optional-dependencies"]
-    lazy = {name for extra in ("ray", "otel", "plot") for line in optional[extra] for name in import_names(line)}
+    lazy = {name for extra in ("ray", "otel", "plot", "mcp") for line in optional[extra] for name in import_names(line)}
     lazy -= {"convgrad"}
     assert {name for extra in FRAMEWORKS for line in optional[extra] for name in import_names(line)} == {*FRAMEWORKS}
-    serves = client + optional["compute"] + optional["server"]
+    serves = client + optional["sign"] + optional["compute"] + optional["server"]
     declared = {name for line in serves for name in import_names(line)} | lazy | {*FRAMEWORKS}
     known = sys.stdlib_module_names | declared | set(PACKAGES)
     strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
                  if i.split(".")[0] not in known}  # fmt: skip
     assert strangers == {"convgrad._pytest imports pytest"}, "pytest imports its plugin"
-    eager = {i for p in ("app", "convgrad") for m in of(p) for i in imports(m, eager=True) if i.split(".")[0] in lazy}
+    others = [m for p in ("app", "convgrad") for m in of(p) if not m.startswith(MCP)]
+    eager = {i for m in others for i in imports(m, eager=True) if i.split(".")[0] in lazy or i.startswith(MCP)}
     assert not eager, "an optional package is imported only where it is used"
 
 
@@ -277,7 +294,8 @@ def test_compiled_functions_do_not_validate() -> None:
 
 def test_async_lives_in_the_service_and_the_async_clients() -> None:
     """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
-    names = ("_async_client", "_base", "_blocking", "_http", "_local", "_process", "_stream")
+    names = ["_async_client", "_base", "_blocking", "_http", "_local", "_process", "_stream"]
+    names += ["_mcp.local", "_mcp.server", "_mcp.tools"]
     clients = {*of("app"), *(f"convgrad.{name}" for name in names)}
     quiet = [m for p in PACKAGES for m in of(p) if m not in clients]
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}

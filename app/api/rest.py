@@ -12,8 +12,9 @@ from app.api.routing import service_of
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
+from app.calls.uploads import DropTensor, KeepTensor, SendTensor
 from app.http.exchange import exchange_of
-from app.replies.formats import EVENTS, FORMATS, JSON, MULTIPART, Format, choose
+from app.replies.formats import EVENTS, FORMATS, JSON, MULTIPART, NPY, Format, choose
 from app.telemetry.context import RequestContext
 from schemas.tables import CalledOperation, find_operation
 
@@ -70,6 +71,9 @@ def _verify_signature(service: Service, context: RequestContext) -> Task:
     return check_task(service, context, "check.verify_signature", lambda body: {"document": body})
 
 
+_add_page("/tensors", KeepTensor, JSON)
+_add_page("/tensors/{handle}", SendTensor, NPY, JSON, decode=decode_optional, method="GET")
+_add_page("/tensors/{handle}", DropTensor, JSON, decode=decode_optional, method="DELETE")
 _add_page("/ops/{op}", _operation(Compute), *FORMATS)
 _add_page("/ops/{op}/validate", _operation(Validate), JSON)
 _add_page("/ops/{op}/verify", _operation(Verify), JSON, EVENTS)
@@ -77,6 +81,7 @@ _add_page("/ops/{op}/tolerance", _operation(Tolerance), JSON, MULTIPART, EVENTS)
 _add_page("/graphs", RunGraph, JSON, MULTIPART, EVENTS)
 _add_page("/graphs/validate", ValidateGraph, JSON)
 _add_page("/checks", _check("check.begin"), JSON, decode=decode_optional)
+_add_page("/checks/key", _check("check.key"), JSON, decode=decode_optional, method="GET")
 _add_page("/checks/verify-signature", _verify_signature, JSON)
 _add_page("/checks/{check}/next", _check("check.next"), JSON, MULTIPART, decode=decode_optional)
 _add_page("/checks/{check}/submit", _check("check.submit"), JSON, EVENTS)

@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
+from app.calls.kept import KeptTensors
 from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease, UploadSlot
 from app.intake.requests import RequestObject
@@ -68,8 +69,8 @@ class Service:
         self.segments = segments
         self.admission = Admission(settings)
         self.cancellations = Cancellations()
-        key = settings.sealed_key
-        self.sealed_checks = SealedChecks(None if key is None else key.get_secret_value(), segments)
+        self.sealed_checks = SealedChecks(settings.check_key_file, segments)
+        self.kept_tensors = KeptTensors(segments)
         self.unfit = unfit
         """Targets whose code does not work on this processor, each with the reason."""
         self.draining = False

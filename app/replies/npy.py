@@ -38,18 +38,18 @@ class ReadyRows:
 
 
 async def send_npy(call: Work, send: Send) -> None:
-    """Run a `Call` and send its one output as a `.npy` file, row by row as it becomes final.
+    """Run work and send its one output as a `.npy` file, that of a `Call` row by row as it becomes final.
 
     Errors are raised; after the first row the body then stays shorter than its Content-Length.
     """
-    assert isinstance(call, Call)
-    (output,) = call.outputs
+    whole = not isinstance(call, Call)
+    (output,) = call.outputs if isinstance(call, Call) else call.result().outputs
     spec = output.spec
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
     headers, length = {"x-tensor-dtype": spec.dtype}, len(header) + output.nbytes
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
-    if output.nbytes <= SMALL:
+    if whole or output.nbytes <= SMALL:
         await finish(call)
         pieces = call.context.timings.each("encode", list[Bytes]((header, output.data)))
         await send_body(send, pieces, MEDIA_TYPE, length, headers=headers)

@@ -52,7 +52,7 @@ HEALTH_PAGES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/
 MONITORED = HEALTH_PAGES | {"/metrics"}
 """Pages that are answered also beyond the limit of connections, without a key, and not logged."""
 
-_APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
+_APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip", "mcp": "mcp"}
 
 # Errors that count as refusals; the others are faults of the request or the service.
 _REFUSALS = (errors.Overloaded, errors.RateLimited, errors.ShuttingDown, errors.TooLarge, errors.Unauthorised)
@@ -174,5 +174,5 @@ def address_of(host: str) -> str:
 
 
 def api_of(path: str) -> str:
-    """Return the API of a path: `rpc`, `rest`, `oip`, or `pages` for all other paths."""
+    """Return the API of a path: `rpc`, `rest`, `oip`, `mcp`, or `pages` for all other paths."""
     return _APIS.get(path[1:].partition("/")[0], "pages")

@@ -77,6 +77,7 @@ class Guarded:
 
 
 _PR_SET_PDEATHSIG = 1
+_JUDGES = ("engine", "convgrad._service")
 _PACKAGE, _STDLIB = str(Path(__file__).parent), str(Path(os.__file__).parent)
 
 
@@ -109,6 +110,8 @@ def main() -> None:
     os.dup2(2, 1)  # what the kernel prints must not be read as a message
     first = pipe.receive()
     assert first is not None
+    if first["alone"]:  # the library that judges must not be the kernel; who wants to deceive can get around this
+        sys.modules |= dict.fromkeys(_JUDGES)  # type: ignore[arg-type] # an import of None raises ImportError
     try:
         kernel = adapter(first["kernel"], first["arrays"], first["takes"], first["api_key"])
     except Exception as error:  # noqa: BLE001 - user code is imported

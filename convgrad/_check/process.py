@@ -71,7 +71,8 @@ class KernelProcess:
         self, kernel: str, *, arrays: str = "numpy", takes: Mapping[str, Any], limit: float, api_key: str | None = None,
         hidden: Collection[str] | None = None,
     ) -> None:  # fmt: skip
-        self._first = {"kernel": kernel, "arrays": arrays, "takes": dict(takes), "api_key": api_key}
+        self._first = {"kernel": kernel, "arrays": arrays, "takes": dict(takes), "api_key": api_key,
+                       "alone": hidden is not None}  # fmt: skip
         self._limit = limit
         self._hidden = hidden
         self._isolates = hidden is not None and not kernel.startswith(("http://", "https://"))

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from convgrad import __version__
 from convgrad._arithmetic import described
+from convgrad._check import suites
 from convgrad._check.examine import FAULTS
 from convgrad._check.issues import ISSUES, link
 from convgrad._check.large import LARGE
@@ -151,6 +152,8 @@ def declaration(data: Data) -> str:
 def text(data: Data, scripts: Mapping[int, str]) -> str:
     """Return the report in some lines; `scripts` are the paths of the reproducers that were written, by fault."""
     lines = [headline(data), *filter(None, [declaration(data)]), ""]
+    if data.get("suite"):
+        lines[1:1] = [f"  {suites.text(data['suite'])}"]
     if data.get("declined"):
         limits = " ".join(f"--takes {each}" for each in data["declined"])
         lines += [f"  the kernel declined all else, so all cases are within {limits}", ""]

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count, islice
 from typing import Any
 
+from convgrad._check import suites
 from convgrad._check.benchdnn import fitting
 from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
 from convgrad._check.evidence import cause, ordinary, telling
@@ -29,7 +30,7 @@ from convgrad._check.shrink import shrunk
 from convgrad._errors import CallerError
 from convgrad._report import Report
 
-__all__ = ["Choice", "check", "chosen", "of_shapes"]
+__all__ = ["Choice", "check", "chosen", "of_shapes", "of_suite"]
 
 _AHEAD = 8
 """Cases by which the kernel may be ahead of the judge."""
@@ -109,6 +110,15 @@ def of_shapes(choice: Choice, shapes: Mapping[str, Mapping[str, Any]]) -> Choice
     if choice.names or choice.listed or choice.large:
         raise ValueError("--shapes chooses the problems: --only may choose kinds of data or the number of a case")
     return replace(choice, listed=partial(fitting, shapes=shapes))
+
+
+def of_suite(choice: Choice, suite: str) -> Choice:
+    """Return the problems of a suite, judged result by result; raises `ValueError` if others are chosen, too."""
+    if choice.names or choice.listed or choice.large:
+        raise ValueError("--suite chooses the problems: it goes with neither --only nor --shapes")
+    suites.problems(suite)
+    listed, skip = partial(suites.listed, suite=suite), (*choice.skip, *RELATIONS)
+    return replace(choice, kinds=suites.KINDS, skip=skip, listed=listed)
 
 
 @dataclass

@@ -12,22 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from convgrad._arithmetic import meaningless, parsed
+from convgrad._check import suites
 from convgrad._check.benchdnn import read_shapes
 from convgrad._check.judge import Judge
 from convgrad._check.page import page
 from convgrad._check.problems import Takes
 from convgrad._check.process import KernelProcess
 from convgrad._check.report import Data, compared, comparison, counts, junit, load, new, text
-from convgrad._check.run import Choice, chosen, of_shapes
+from convgrad._check.run import Choice, chosen, of_shapes, of_suite
 from convgrad._check.run import check as run_check
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
 from convgrad._command.exits import FAILED, say
 from convgrad._command.parser import suggestion
 from convgrad._command.streams import show
+from convgrad._local import LocalClient
 from convgrad._progress import ProgressBar
 
 __all__ = ["check", "check_folders", "progress", "takes_of"]
+
+_WHOLE_S, _SHRINKING_S = 86_400.0, 5.0
+"""Time limits of a suite, whose cases are all tried, and of reducing each of its faults."""
 
 
 def check(options: argparse.Namespace) -> int:
@@ -46,7 +51,9 @@ def check(options: argparse.Namespace) -> int:
     only, skip = (_words(getattr(options, name)) or before["options"].get(name, []) for name in ("only", "skip"))
     said = parsed(options.arithmetic) or before["options"].get("arithmetic")
     shapes = options.shapes or before["options"].get("shapes")
+    suite = options.suite or before["options"].get("suite")
     choice = of_shapes(chosen(only, skip), _shapes(shapes)) if shapes else chosen(only, skip)
+    choice = of_suite(choice, suite) if suite else choice
     with connected(options) as client:
         takes = before["takes"] | takes_of(options, client)
         with KernelProcess(
@@ -55,9 +62,13 @@ def check(options: argparse.Namespace) -> int:
             require_meaning(said, process.takes)
             seed = secrets.randbits(48) if options.seed is None else options.seed
             settings = {"only": only, "skip": skip, "shapes": shapes} | ({"arithmetic": said} if said else {})
+            settings |= {"suite": suite} if suite else {}
             data = resumed or new(kernel, arrays, seed, process.takes, settings)
             try:
                 _run(process, Judge(client, said), data, choice, options)
+                if suite:
+                    own = client if isinstance(client, LocalClient) else None
+                    data["suite"] = suites.score(data, suite, own)
             finally:  # a check that is interrupted has a report, too
                 _write(data, options)
     counted = counts(data)
@@ -97,6 +108,8 @@ def _run(kernel: KernelProcess, judge: Judge, data: Data, choice: Choice, option
     if not options.quiet and not options.json:
         say(f"checking {data['kernel']} with seed {data['seed']}")
     limits: dict[str, Any] = {"choice": choice, "seconds": options.seconds, "cases": options.cases}
+    if data["options"].get("suite"):
+        limits |= {"seconds": _WHOLE_S, "shrinking": _SHRINKING_S}
     with progress(options) as on_progress:
         run_check(kernel, judge, data, **limits, on_progress=on_progress)
 

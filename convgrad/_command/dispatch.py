@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from convgrad._command import calls, check, completion, pages, sealed
+from convgrad._command import calls, check, completion, mcp, pages, sealed
 from convgrad._command.flags import Command, parser
 
 __all__ = ["dispatch"]
@@ -33,5 +33,6 @@ _COMMANDS: dict[str, Command] = {
     "describe": pages.describe,
     "health": pages.health,
     "bench": calls.bench,
+    "mcp": mcp.mcp,
     "completion": completion.completion,
 }

@@ -38,7 +38,7 @@ def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         command = subparsers.add_parser(name, help=help_, description=help_, epilog=_EPILOG)
         command.set_defaults(command=commands[name])
         add_flags(command)
-        if name != "completion":
+        if name not in ("completion", "mcp"):
             _add_connection(command)
     # For the list of commands and completion: these two are handled before parsing, by the service, and the flags of
     # `serve` are its settings.
@@ -186,6 +186,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         metavar="WHAT,..",
         help="kinds of data, traps, layers, issues, large, part of the name of one, or the number of a case",
     )
+    add("--suite", metavar="NAME", help="the fixed problems of backward-40, with a score and seconds beside convgrad's")
     add("--shapes", metavar="FILE", help="the problems of a file of benchdnn, oneDNN's test program, instead")
     add("--skip", action="append", metavar="WHAT,..", help="kinds of data, or relations such as repeat or alignment")
     add("--limit", type=_positive, default=20.0, metavar="S", help="seconds that one call may take (default: 20)")
@@ -207,7 +208,9 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a check whose cases the service at URL draws, judges and signs (50 cases); without one, a self-test",
     )
-    add("--verify-signature", metavar="FILE", help="ask the service whether it signed the report of a sealed check")
+    add("--verify-signature", metavar="FILE", help="verify the signature of the report of a sealed check")
+    text = "the key that must have signed it: base64, or a file with the reply of /v1/checks/key"
+    add("--public-key", metavar="KEY", help=text)
     add("--kernel-api-key", metavar="KEY", help="key of the server that is checked")
     _add_local(command, default=True)
     add("-q", "--quiet", action="store_true", help="print errors only")
@@ -293,6 +296,11 @@ def _variable(name: str) -> str | None:
     return os.environ.get(f"CONVGRAD_{name}") or None
 
 
+def _add_mcp(command: argparse.ArgumentParser) -> None:
+    text = "folder whose .npy files the tools may read, and where they write results (default: none)"
+    command.add_argument("--root", type=Path, metavar="FOLDER", help=text)
+
+
 def _add_nothing(command: argparse.ArgumentParser) -> None:
     """Add no flags."""
 
@@ -307,6 +315,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),
     "health": ("ask whether the service accepts calls", _add_nothing),
     "bench": ("measure a running service with one call, by default of a 3x3 layer", _add_bench),
+    "mcp": ("serve the tools of the Model Context Protocol on standard input and output", _add_mcp),
     "completion": (
         "print a script for completion in a shell, with how to install it",
         _add_completion,

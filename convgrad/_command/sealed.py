@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from convgrad._command.exits import FAILED
 from convgrad._command.streams import show
 from convgrad._errors import ConvgradError, InvalidParams
 from convgrad._sealed import SELF_TEST, SealedCase
+from convgrad._signature import MEMBER, fault_of, read_public_key
 
 __all__ = ["check"]
 
@@ -50,8 +52,8 @@ def check(options: argparse.Namespace) -> int:
             ) as process,
             progress(options) as on_progress,
         ):  # fmt: skip
-            begin: dict[str, Any] = {"cases": options.cases, "label": label, "arithmetic": parsed(options.arithmetic)}
-            check = client.begin_check(process.takes.as_json(), **begin)
+            more: Any = {"label": label, "digest": _digest(options.kernel), "arithmetic": parsed(options.arithmetic)}
+            check = client.begin_check(process.takes.as_json(), cases=options.cases, **more)
             document = _checked(process, client, check, on_progress)
     if options.report:
         Path(options.report).write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -59,6 +61,15 @@ def check(options: argparse.Namespace) -> int:
     if not options.quiet:
         print(f"  {_isolation(process)}", file=sys.stderr if options.json else sys.stdout)
     return status
+
+
+def _digest(kernel: str) -> str | None:
+    """Return the digest of the file that holds a kernel; None if it is no file: a module, a framework, a URL."""
+    named = kernel.removeprefix("command:").split(" ")[0] if kernel.startswith("command:") else kernel
+    for path in (Path(named), Path(named.rpartition(":")[0])):
+        if path.is_file():
+            return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return None
 
 
 def _isolation(process: KernelProcess) -> str:
@@ -70,17 +81,21 @@ def _isolation(process: KernelProcess) -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Ask the service whether it signed a document, and print the document's result."""
+    """Verify the signature of a document, without a service, and print the document's result."""
     document = json.loads(Path(options.verify_signature).read_bytes(), object_pairs_hook=_unique)
-    options.url, options.local = options.sealed or options.url, False
-    with connected(options) as client:
-        found = client.verify_signature(document)
-    if found["valid"]:
-        return _told(document, options, found)
+    if not isinstance(document, dict):
+        raise ValueError(f"{options.verify_signature} must be the JSON object that a sealed check wrote")
+    reason = fault_of(document, None if options.public_key is None else read_public_key(options.public_key))
+    if reason is None:
+        found = {"valid": True, "reason": None, "key_id": document[MEMBER]["key_id"]}
+        status = _told(document, options, found)
+        if options.public_key is None and not (options.json or options.quiet):
+            print(f"  public key {document[MEMBER]['public_key']}: compare it, or give it as --public-key")
+        return status
     if options.json:
-        show(found, options)
+        show({"valid": False, "reason": reason}, options)
     elif not options.quiet:
-        print(f"the signature of {options.verify_signature} is NOT valid: {_REASONS.get(found['reason'])}")
+        print(f"the signature of {options.verify_signature} is NOT valid: {_REASONS[reason]}")
     return FAILED
 
 
@@ -93,8 +108,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _REASONS = {
-    "not_signed": "the document has no signature",
-    "other_key": "it was made with a key that this service does not have",
+    "not_signed": "the document has no Ed25519 signature",
+    "other_key": "it was made with another key",
     "changed": "the document was changed",
 }
 

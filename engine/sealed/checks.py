@@ -1,4 +1,4 @@
-"""The state of sealed checks: cases drawn, results judged, outcomes signed with HMAC-SHA256.
+"""The state of sealed checks: cases drawn, results judged, outcomes signed with Ed25519 (`signing.py`).
 
 Each case is drawn from 128 random bits of its own, so none can be derived from another. A service adds memory for the
 inputs and limits of time (`app/calls/sealed/`); self-tests judge in the caller's process (`selftest.py`).
@@ -6,8 +6,6 @@ inputs and limits of time (`app/calls/sealed/`); self-tests judge in the caller'
 
 from __future__ import annotations
 
-import hmac
-import json
 import math
 import re
 import secrets
@@ -17,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,61 +26,16 @@ from convgrad._check.cases import Case, draw
 from convgrad._check.problems import Takes
 from convgrad._dtypes import dtype
 from convgrad._errors import Forbidden, InvalidParams, NotFound, Overloaded, RateLimited
+from engine.sealed.signing import Signer
 from schemas.broken_rules import BrokenRule, broken_rule, invalid_params, number, safe_key
 from schemas.rows import InputRows
 from schemas.tables import find_operation, operation_names
 
 __all__ = ["RETRY_AFTER_S", "SealedCase", "SealedCheck", "SealedChecks", "choice"]
 
-_MEMBER = "signature"
-_ALGORITHM = "HMAC-SHA256"
-
-
-class Signer:
-    """Signs with a secret key, by default a random one, which ends with the process.
-
-    `key_id` identifies the key without revealing it. The signed message is the document without its signature: JSON in
-    ASCII with sorted names and no spaces.
-    """
-
-    def __init__(self, key: str | None = None) -> None:
-        self._key = secrets.token_bytes(32) if key is None else key.encode()
-        self.key_id = self._digest(b"key id")[:16]
-
-    def signed(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document with its signature."""
-        signature = {"algorithm": _ALGORITHM, "key_id": self.key_id, "value": self._digest(_canonical(document))}
-        return {**document, _MEMBER: signature}
-
-    def verified(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whether the document is one that this key signed, and if not, why: `valid`, `reason`, `key_id`."""
-        reason = self._fault(document)
-        return {"valid": reason is None, "reason": reason, "key_id": self.key_id}
-
-    def _fault(self, document: Mapping[str, Any]) -> str | None:
-        given = document.get(_MEMBER)
-        if not isinstance(given, Mapping) or not isinstance(given.get("value"), str):
-            return "not_signed"
-        if given.get("key_id") != self.key_id or given.get("algorithm") != _ALGORITHM:
-            return "other_key"
-        rest = {name: value for name, value in document.items() if name != _MEMBER}
-        try:  # the whole documents are compared, so that `signature` has no members but its own
-            same = hmac.compare_digest(_canonical(self.signed(rest)), _canonical(document))
-        except TypeError:  # a long string under a tensor's name
-            return "changed"
-        return None if same else "changed"
-
-    def _digest(self, message: bytes) -> str:
-        return hmac.digest(self._key, b"convgrad\n" + message, "sha256").hex()
-
-
-def _canonical(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-
-
 V = TypeVar("V")
 
-FORMAT = "convgrad-sealed-check/3"
+FORMAT = "convgrad-sealed-check/4"
 """The format of the signed document."""
 
 _OUTCOMES = ("unsupported", "failed")
@@ -91,6 +45,7 @@ _CASES, _MOST_CASES = 50, 200
 _MOST_CHECKS = 256
 """Open checks of all owners; as many finished ones are kept."""
 _LABEL = re.compile(r"[ -~]{0,200}")
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{64})?")
 _ID = re.compile(r"[0-9a-f]{32}")
 RETRY_AFTER_S = 5
 _CANONICAL: dict[object, str] = {name: find_operation(name).operation.name for name in operation_names()}
@@ -149,6 +104,8 @@ class SealedCase:
             raise _refused("inputs", "inputs must be an object", "object_type")
         row = find_operation(self.case.problem.op).operation.output
         rows = InputRows(inputs=() if outcome else (row,))
+        if inputs.keys() == {"result"} and not outcome:
+            return outcome, rows, {row.name: inputs["result"]}
         for name in inputs.keys() - rows.input_spellings:
             rule = f"the only input is {row.name}: send it or an outcome, not both"
             raise invalid_params("check", [broken_rule(["inputs", safe_key(name)], rule, "unknown_input")])
@@ -230,6 +187,8 @@ class SealedCheck:
     takes: Takes
     asked: int
     label: str
+    digest: str
+    """SHA-256 of the kernel, as its author gives it."""
     arithmetic: Mapping[str, Any]
     """What the kernel declares of its arithmetic."""
     id: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -295,8 +254,8 @@ class SealedCheck:
         if counted.keys() - {"passed", "unsupported"}:
             verdict = "failed"
         return {
-            "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "key": self.key,
-            "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(),
+            "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "digest": self.digest,
+            "key": self.key, "begun": self.begun, "finished": _now(), "takes": self.takes.as_json(),
             "arithmetic": dict(self.arithmetic), "asked": self.asked,
             "verdict": verdict, "passed": verdict == "passed",
             "counts": {"not_given": self.asked - len(self.cases), **counted},
@@ -307,18 +266,18 @@ class SealedCheck:
 class SealedChecks:
     """The open checks, and finished ones, whose documents can be requested again.
 
-    Documents are signed with `key`, by default a random one. An owner may have `checks` open checks at a time.
+    Documents are signed with the key of `file` (`Signer`). An owner may have `checks` open checks at a time.
     """
 
-    def __init__(self, key: str | None = None, *, checks: int = _MOST_CHECKS) -> None:
-        self.signer = Signer(key)
+    def __init__(self, file: Path | None = None, *, checks: int = _MOST_CHECKS) -> None:
+        self.signer = Signer(file)
         self._most = checks
         self._checks: dict[str, SealedCheck] = {}
         """By id: the open ones, and finished ones in the order in which they were finished."""
 
     def begin(self, given: Mapping[str, Any], owner: str, key: str) -> SealedCheck:
         """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
-        takes, asked, label, arithmetic = _read(given)
+        takes, asked, label, digest, arithmetic = _read(given)
         data = {"reason": "checks", "limit": self._most}
         unfinished = [check for check in self._checks.values() if check.document is None]
         if sum(check.owner == owner for check in unfinished) >= self._most:
@@ -327,7 +286,7 @@ class SealedChecks:
         if len(unfinished) >= _MOST_CHECKS:
             message = f"{_MOST_CHECKS} checks are open, as many as the service keeps"
             raise Overloaded(message, retry_after=RETRY_AFTER_S, data=data | {"limit": _MOST_CHECKS})
-        check = SealedCheck(owner, key, takes, asked, label, arithmetic)
+        check = SealedCheck(owner, key, takes, asked, label, digest, arithmetic)
         self._checks[check.id] = check
         return check
 
@@ -392,8 +351,8 @@ def _refused(member: str, message: str, kind: str) -> InvalidParams:
     return invalid_params("check", [broken_rule([member], message, kind)])
 
 
-def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str, dict[str, Any]]:
-    """Read the parameters of a new check: what the kernel takes, the number of cases, a label, what it declares."""
+def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str, str, dict[str, Any]]:
+    """Read the parameters of a new check: what the kernel takes, cases, its label and digest, what it declares."""
     broken: list[BrokenRule] = []
     takes = _takes(given.get("takes"), broken)
     asked, label = given.get("cases"), given.get("label")
@@ -404,10 +363,13 @@ def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str, dict[str, Any]]:
     label = "" if label is None else label
     if not isinstance(label, str) or not _LABEL.fullmatch(label):
         broken.append(broken_rule(["label"], "label must be at most 200 characters of printable ASCII", "value"))
+    digest = "" if given.get("digest") is None else given["digest"]
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        broken.append(broken_rule(["digest"], "digest must be sha256: and 64 hexadecimal digits", "value"))
     arithmetic = _arithmetic(given.get("arithmetic"), takes, broken)
     if broken or takes is None:
         raise invalid_params("check", broken)
-    return takes, asked, label, arithmetic
+    return takes, asked, label, digest, arithmetic
 
 
 def _arithmetic(given: object, takes: Takes | None, broken: list[BrokenRule]) -> dict[str, Any]:

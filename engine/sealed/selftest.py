@@ -46,6 +46,8 @@ class SelfTests(SealedChecks):
                     return self.finish(self.find(given["check"], SELF_TEST))
                 case "check.drop":
                     return self.forget(given["check"], SELF_TEST)
+                case "check.key":
+                    return self.signer.public
             return self.verify_signature(given["document"])
 
     def _next(self, given: Mapping[str, Any]) -> dict[str, Any]:

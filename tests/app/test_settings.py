@@ -85,10 +85,10 @@ def test_a_refusal_names_the_flag_and_the_rule(flags: str, line: str) -> None:
 
 def test_all_wrong_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong flags and wrong variables are listed in one run, without the values of secrets."""
-    monkeypatch.setenv("CONVGRAD_SEALED_KEY", "secret")
+    monkeypatch.setenv("CONVGRAD_KEYS_FILE", "/nowhere/secret")
     with pytest.raises(UsageError) as caught:
         read_settings(["--port", "x"])
-    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["--port x", "--sealed-key"]
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["--port x", "--keys-file"]
     assert "secret" not in str(caught.value)
 
 
@@ -105,9 +105,9 @@ def test_a_dry_run_prints_the_settings() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         flags = ["--dry-run", "--port", str(port), "--workers", "3"]
-        done = run(*flags, CONVGRAD_SEALED_KEY="0123456789abcdef", CONVGRAD_DRAIN="1")
+        done = run(*flags, CONVGRAD_KEYS=f"team sha256:{'ab' * 32}", CONVGRAD_DRAIN="1")
     assert done.returncode == 0
-    assert {f"port = {port}", "workers = 3", "sealed_key = **********"} <= set(done.stdout.splitlines())
+    assert {f"port = {port}", "workers = 3", "keys = **********"} <= set(done.stdout.splitlines())
     assert "CONVGRAD_DRAIN is not a setting and is ignored; did you mean CONVGRAD_DRAIN_S?" in done.stderr
 
 

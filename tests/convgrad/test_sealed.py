@@ -20,11 +20,13 @@ from convgrad._check.cases import draw
 from convgrad._check.problems import Takes
 from engine.process import Engine
 from engine.sealed.selftest import SelfTests
+from engine.sealed.signing import Signer
 from engine.threads import Stop
 from tests.live import LiveService
 
 Array = npt.NDArray[Any]
 WEIGHTS = {"ops": ["ConvolutionBackwardWeights"], "dtypes": ["f32"]}
+DIGEST = "sha256:" + "5a" * 32
 BIAS = {"ops": ["BiasAdd"], "dtypes": ["f32"], "ranks": [2], "data_formats": ["NCX"], "empty": False}
 
 
@@ -55,7 +57,7 @@ def test_an_honest_kernel_passes(live: Client, seed: bool) -> None:
         "ops": ["Convolution", "BiasAddBackward", "ConvTransposeBackpropFilters"],
         "dtypes": ["f32", "bf16", "f64"],
     }
-    check = live.begin_check(takes, cases=12, label="mine, commit 1234")
+    check = live.begin_check(takes, cases=12, label="mine, commit 1234", digest=DIGEST)
     drawn = []
     while (case := live.next_case(check, seed=seed)) is not None:
         again = live.next_case(check)
@@ -68,7 +70,7 @@ def test_an_honest_kernel_passes(live: Client, seed: bool) -> None:
     document = live.finish_check(check)
     assert document["passed"]
     assert document["counts"] == {"not_given": 0, "passed": 12}
-    assert (document["label"], document["asked"]) == ("mine, commit 1234", 12)
+    assert (document["label"], document["digest"], document["asked"]) == ("mine, commit 1234", DIGEST, 12)
     assert document["key"] == ("(self-test)" if isinstance(live, convgrad.LocalClient) else "-")
     assert live.finish_check(check) == document
     assert live.verify_signature(document)["valid"]
@@ -83,11 +85,12 @@ def test_signatures(live: Client, check: str) -> None:
     """A document is valid where it was signed; if not, it was changed, or signed with another key."""
     document = live.finish_check(check)
     changed = {**document, "passed": True}
-    other = {**document, "signature": {**document["signature"], "key_id": "0" * 16}}
+    other = Signer().signed(document)
     unsigned = {name: value for name, value in document.items() if name != "signature"}
     found = [live.verify_signature(each) for each in (document, changed, other, unsigned)]
     assert [each["valid"] for each in found] == [True, False, False, False]
     assert [each["reason"] for each in found] == [None, "changed", "other_key", "not_signed"]
+    assert live.check_key() == {name: document["signature"][name] for name in ("algorithm", "key_id", "public_key")}
 
 
 def test_a_self_test_is_no_word_of_a_service(service: LiveService) -> None:
@@ -128,7 +131,7 @@ def refusals(client: Client) -> Iterator[Callable[[], object]]:
     yield from [
         lambda: client.begin_check({"ops": ["Conv"]}),
         lambda: client.begin_check({"ranks": [2.0]}),
-        lambda: client.begin_check({"stride": True, "bias": 1}, cases=0, label="\n"),
+        lambda: client.begin_check({"stride": True, "bias": 1}, cases=0, label="\n", digest="md5:0"),
         lambda: client.begin_check([1]),  # type: ignore[arg-type]
         lambda: client.begin_check(cases=201),
         lambda: client.next_case("0" * 32),

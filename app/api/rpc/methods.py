@@ -45,7 +45,7 @@ class TaskMethod:
         else:
             given = bind_params(params, self.params, required=self.required)
         op = given.pop("op", None)
-        return self.make(service, context, _called(op) if self.params[0] == "op" else None), given
+        return self.make(service, context, _called(op) if self.params[:1] == ("op",) else None), given
 
 
 Method = TaskMethod | Callable[[Params], Any]

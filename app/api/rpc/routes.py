@@ -46,8 +46,8 @@ _MAX_CONCURRENT = 4
 _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
 # Longest body that is read without a valid key, to answer under its id.
 _UNKNOWN = 64 << 10
-# The first of these that a request has names its session.
-_SESSION_HEADERS = ("x-session-id", "mcp-session-id")
+# Names the session of a request.
+_SESSION_HEADER = "x-session-id"
 
 router = APIRouter()
 
@@ -94,8 +94,7 @@ class _Message:
     def __init__(self, exchange: Exchange, service: Service, methods: Mapping[str, Method]) -> None:
         self._exchange = exchange
         self._context = exchange.context
-        session = next((exchange.headers[name] for name in _SESSION_HEADERS if name in exchange.headers), "")
-        self._caller = exchange.context.tenant, session
+        self._caller = exchange.context.tenant, exchange.headers.get(_SESSION_HEADER, "")
         self._service = service
         self._methods = methods
         self._one_check = asyncio.Lock()  # requests about checks run in their order

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from app.pool.buffers import SegmentPool
@@ -40,10 +41,9 @@ class SealedLimits:
 class SealedChecks(sealed.SealedChecks):
     """The checks of all keys and addresses; the inputs of their open cases are in shared memory."""
 
-    def __init__(self, secret: str | None, segments: SegmentPool, limits: SealedLimits | None = None) -> None:
-        """Sign with `secret`; None: a random one."""
+    def __init__(self, key_file: Path | None, segments: SegmentPool, limits: SealedLimits | None = None) -> None:
         self.limits = limits or SealedLimits()
-        super().__init__(secret, checks=self.limits.checks)
+        super().__init__(key_file, checks=self.limits.checks)
         self._segments = segments
         self._drawing = asyncio.Lock()
 

@@ -84,6 +84,8 @@ class _CheckTask(Task):
                 return Result(checks.finish(await settled(self._check())))
             case "check.drop":
                 return Result(checks.forget(self._given["check"], context.tenant))
+            case "check.key":
+                return Result(checks.signer.public)
         return Result(checks.verify_signature(self._given["document"]))
 
     async def _next(self) -> Result:

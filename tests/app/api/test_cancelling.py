@@ -46,7 +46,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("request_id", ["mine", 7, 7.5])
-@pytest.mark.parametrize("session", ["", "X-Session-ID", "Mcp-Session-Id"])
+@pytest.mark.parametrize("session", ["", "X-Session-ID"])
 def test_a_cancelled_stream_ends_with_its_error(
     tight: Resident, tight_http: httpx.Client, request_id: Any, session: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -327,7 +328,7 @@ def test_the_command(
 ) -> None:
     """`convgrad check --sealed` passes a right kernel and writes what --verify-signature verifies; cheats fail.
 
-    Without an address it is a self-test, which no service signed.
+    Without an address it is a self-test, which the service's key did not sign.
     """
     monkeypatch.delenv("CONVGRAD_URL", raising=False)
     path, cheats = tmp_path / "check.json", tmp_path / "cheats of Ångström.py"
@@ -336,12 +337,17 @@ def test_the_command(
     flags = ["--cases", "4", "--report", str(path), *where]
     assert main(["check", f"{KERNELS}:right", *flags]) == 0
     assert "passed; 4 of 4 cases passed" in capsys.readouterr().out
-    verify = ["check", "--verify-signature", str(path), "--url", resident.url, "--api-key", KEYS["one"]]
-    assert main(verify) == (not address)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "label": "another"}))
+    document = json.loads(path.read_text())
+    assert document["digest"] == f"sha256:{hashlib.sha256(KERNELS.read_bytes()).hexdigest()}"
+    verify = ["check", "--verify-signature", str(path)]
+    assert main(verify) == 0
+    assert f"public key {document['signature']['public_key']}: compare it" in capsys.readouterr().out
+    with convgrad.Client(resident.url, api_key=KEYS["one"]) as client:
+        (tmp_path / "key.json").write_text(json.dumps(client.check_key()))
+    assert main([*verify, "--public-key", str(tmp_path / "key.json")]) == (not address)
+    path.write_text(json.dumps({**document, "label": "another"}))
     assert main(verify) == 1
-    reason = "the document was changed" if address else "it was made with a key that this service does not have"
-    assert f"NOT valid: {reason}" in capsys.readouterr().out
+    assert "NOT valid: the document was changed" in capsys.readouterr().out
     assert main(["check", *flags, f"{cheats}:honest"]) == 0
     assert ("a self-test: its signature is worth nothing to others" in capsys.readouterr().out) != address
     for cheat in ("untouched", "patched", "early", "changed"):

@@ -1,0 +1,62 @@
+"""Each cheat of `examples/cheats` is found out, by a sealed check or by the relations of a plain one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convgrad._check.relations import RELATIONS
+from convgrad._cli import main
+
+CHEATS = Path(__file__).parents[2] / "examples" / "cheats"
+SEALED = {
+    "zeros": "failed", "input_copies": "failed", "patched_comparison": "failed", "wrong_after_warmup": "failed",
+    "wrong_for_unseen_shapes": "failed", "library_under_test": "failed", "honest": "passed",
+}  # fmt: skip
+"""What a sealed check says of each file."""
+
+PLAIN = {
+    "zeros": {"wrong"},
+    "wrong_after_warmup": {"wrong"},
+    "cached_results": {*RELATIONS},
+    "skipped_work": {*RELATIONS},
+}
+"""What a plain check finds. In a sealed one each case has data of its own, and mostly a shape, so that results that are
+reused are found by chance."""
+
+pytestmark = pytest.mark.heavy
+
+
+def checked(name: str, path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Check a cheat; return the exit status and the report."""
+    status = main(["check", f"{CHEATS / name}.py:kernel", "--local", "-q", "--report", str(path), *flags])
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return status, report
+
+
+def test_every_cheat_is_tested() -> None:
+    """Every file of the folder is in the table."""
+    assert {path.stem for path in CHEATS.glob("*.py")} == SEALED.keys() | PLAIN.keys()
+
+
+@pytest.mark.parametrize(("name", "verdict"), SEALED.items())
+def test_a_sealed_check(name: str, verdict: str, tmp_path: Path) -> None:
+    """The verdict is that of the table; wrong results fail, and the judge's own library can't be loaded."""
+    status, document = checked(name, tmp_path / "report.json", "--sealed", "--cases", "12", "--takes", "ranks=1,2")
+    assert (document["verdict"], status) == (verdict, int(verdict == "failed")), document["counts"]
+    if name == "wrong_after_warmup":
+        assert [case["status"] for case in document["cases"]] == ["passed"] * 3 + ["failed"] * 9
+    if name == "library_under_test":
+        assert document["counts"]["failed"] == 12
+
+
+@pytest.mark.parametrize(("name", "faults"), PLAIN.items())
+def test_a_plain_check(name: str, faults: set[str], tmp_path: Path) -> None:
+    """A kernel that reuses results is not right when its inputs are scaled, exchanged or zero."""
+    flags = ("--cases", "6", "--seed", "3", "--takes", "ranks=1,2", "--skip", "special", "--seconds", "30")
+    status, report = checked(name, tmp_path / "report.json", *flags)
+    assert status == 1
+    assert faults & {fault for case in report["cases"] for fault in case["faults"]}
