@@ -32,9 +32,10 @@ from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
+from app.threads import in_thread_if
 from convgrad._dtypes import dtype
 from convgrad._errors import Forbidden
-from convgrad._mcp.records import seeded
+from convgrad._mcp.records import seeded, seeded_bytes
 from convgrad._mcp.server import make_server
 from convgrad._mcp.tools import OnProgress
 from schemas.tables import find_operation
@@ -43,6 +44,8 @@ __all__ = ["ServiceCalls", "application", "router"]
 
 router = APIRouter()
 
+# Bytes that a seed makes in less than a millisecond.
+_INLINE = 1 << 18
 # The package wants an issuer of tokens; nothing shows this one, as our keys are made by `convgrad keys`.
 _ISSUER = AnyHttpUrl("http://localhost/")
 
@@ -109,17 +112,18 @@ class ServiceCalls:
 
     async def _decode(self, document: Mapping[str, Any], exchange: Exchange, task: Task, lease: Lease) -> RequestObject:
         given = document.get("inputs") or {}
-        inputs = {name: self._tensor(value, lease, exchange.context.tenant) for name, value in given.items()}
+        inputs = {name: await self._tensor(value, lease, exchange.context.tenant) for name, value in given.items()}
         return await (await task.read({**document, "inputs": inputs} if inputs else document)).read()
 
-    def _tensor(self, given: Any, lease: Lease, owner: str) -> Any:
-        """Return a tensor as the requests of all APIs have it."""
+    async def _tensor(self, given: Any, lease: Lease, owner: str) -> Any:
+        """Return a tensor as the requests of all APIs have it; one that a seed makes counts in the memory budget."""
         if not isinstance(given, Mapping) or not given.keys() & {"handle", "path", "seed"}:
             return given
         if "path" in given:
             raise Forbidden("a service reads no files: upload the tensor to /v1/tensors and give its handle")
         if "seed" in given:
-            made = seeded(given)
+            await lease.count(size := seeded_bytes(given))
+            made = await in_thread_if(size > _INLINE, seeded, given)
             return Tensor(dtype(given["dtype"]), made.shape, _Made(made.tobytes()))
         kept = self._service.kept_tensors.find(given["handle"], owner)
         assert isinstance(kept.memory, Segment)

@@ -14,10 +14,10 @@ from convgrad._events import Array
 
 __all__ = [
     "Attributes", "Begun", "Computed", "Described", "Explained", "Inputs", "NextCase", "Signed", "TensorRef",
-    "Validated", "Verdict", "seeded",
+    "Validated", "Verdict", "seeded", "seeded_bytes",
 ]  # fmt: skip
 
-_SEEDED = 1 << 24
+_SEEDED, _DIMS = 1 << 24, 8
 
 
 class TensorRef(BaseModel):
@@ -51,14 +51,21 @@ Inputs = Annotated[
 ]
 
 
-def seeded(given: Mapping[str, Any]) -> Array:
-    """Return the tensor of a seed; raises `InvalidParams`, and `TooLarge` beyond 2**24 elements."""
+def seeded_bytes(given: Mapping[str, Any]) -> int:
+    """Return the bytes of the tensor of a seed; raises `InvalidParams`, and `TooLarge` beyond 2**24 elements."""
     shape, dtype = given["shape"], DTYPES.get(given["dtype"])
-    if dtype is None or min(shape, default=0) < 0:
-        raise InvalidParams("a seed needs a dtype of f32, f16, bf16 or f64, and sizes of at least 0")
+    if dtype is None or min(shape, default=0) < 0 or len(shape) > _DIMS:
+        raise InvalidParams(f"a seed needs a dtype of f32, f16, bf16 or f64, and at most {_DIMS} sizes of at least 0")
     if (count := int(np.prod(shape, dtype=object))) > _SEEDED:
         raise TooLarge(f"a seed may make {_SEEDED} elements, but the shape has {count}", data={"limit": _SEEDED})
-    made: Array = np.random.default_rng(given["seed"]).integers(-8, 9, shape, "int8").astype(dtype.numpy)
+    return count * dtype.numpy.itemsize
+
+
+def seeded(given: Mapping[str, Any]) -> Array:
+    """Return the tensor of a seed; raises as `seeded_bytes` does."""
+    seeded_bytes(given)
+    values = np.random.default_rng(given["seed"]).integers(-8, 9, given["shape"], "int8")
+    made: Array = values.astype(DTYPES[given["dtype"]].numpy)
     return made
 
 

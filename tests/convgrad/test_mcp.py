@@ -113,7 +113,8 @@ async def test_references_that_name_no_tensor(tmp_path: Path) -> None:
     """A reference with two places, none, or a seed without a shape or of too many elements is refused."""
     asked: dict[str, Any] = {"op": OP, "attributes": ATTRIBUTES, "inputs": SEEDS}
     async with Client(make_server(LocalCalls(tmp_path))) as client:
-        for result in ({}, {"seed": 1}, {"seed": 1, "shape": [-1]}, {"path": "a", "handle": "b"}):
+        many = {"seed": 1, "shape": [1] * 65}
+        for result in ({}, {"seed": 1}, {"seed": 1, "shape": [-1]}, many, {"path": "a", "handle": "b"}):
             assert (await failed(client, "verify", **asked, result=result))["code"] == "invalid_params"
         large = {"seed": 1, "shape": [1 << 13, 1 << 13]}
         assert (await failed(client, "verify", **asked, result=large))["code"] == "too_large"
