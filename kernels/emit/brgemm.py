@@ -38,8 +38,8 @@ from kernels.emit.dots import dot_product
 from kernels.target import target
 
 __all__ = [
-    "FLUSH", "FLUSH_FIRST", "LANEWISE", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "micro_entries",
-    "micro_table", "over_vectors",
+    "FLUSH", "FLUSH_FIRST", "LANEWISE", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "grouped",
+    "micro_entries", "micro_table", "over_vectors",
 ]  # fmt: skip
 
 WIDTH = target().lanes
@@ -60,6 +60,11 @@ SKIPS = 3
 
 MASKS = "avx512bw" in target().features
 """Whether the last lanes of a tile can be left unwritten."""
+
+
+def grouped(src_channels: int, dst_channels: int) -> bool:
+    """Return whether groups of so many channels are of the kind ``groups``: a vector has two or more of them."""
+    return 1 < src_channels == dst_channels < WIDTH and WIDTH % dst_channels == 0
 
 
 class Element(Record):

@@ -13,7 +13,7 @@ import numpy as np
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.dtypes import KINDS
-from kernels.emit.brgemm import MASKS, MICRO, ROWS, micro_table
+from kernels.emit.brgemm import MASKS, MICRO, ROWS, grouped, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, line_table, line_taps
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
@@ -42,7 +42,7 @@ if DOTS:
     from kernels.forward.pairs import pack_pairs
     from kernels.pack.pairs import PackedBox, weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "grouped", "share"]
+__all__ = ["LANES", "Share", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -416,11 +416,6 @@ class _Gather(Share):
 def _padded(channels: int) -> int:
     """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
     return channels if channels < 8 else ceil(channels / 8) * 8
-
-
-def grouped(src_channels: int, dst_channels: int) -> bool:
-    """Return whether groups have as many src as dst channels, several, and two groups or more fill a vector."""
-    return 1 < src_channels == dst_channels < WIDTH and WIDTH % dst_channels == 0
 
 
 def _compact(table: AxisTable, channels: int) -> bool:

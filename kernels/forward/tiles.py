@@ -17,7 +17,8 @@ import numpy as np
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
-from kernels.forward.share import LANES, Share, Way, grouped, share
+from kernels.emit.brgemm import grouped
+from kernels.forward.share import LANES, Share, Way, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
