@@ -40,7 +40,7 @@ DOTS = target().dots == "avx512bf16"
 
 if DOTS:
     from kernels.forward.pairs import pack_pairs
-    from kernels.pack.pairs import PackedBox, weight_boxes
+    from kernels.pack.pairs import unfolded_boxes, weight_boxes
 
 __all__ = ["LANES", "Share", "Way", "share"]
 
@@ -266,10 +266,7 @@ class _Gather(Share):
         """Return the boxes of the weights: for a panel of `words` a tap, and for the one of `compact` runs."""
         taps, table = np.arange(len(self.numbers)), self.tables[3]
         if self.unfolds:
-            boxes = np.zeros(len(taps), PackedBox.dtype)
-            boxes["source"], boxes["place"] = 2 * taps * self.dims.src_channels, 4 * words * self.numbers
-            boxes["sizes"] = 1, 1, 1, self.dims.src_channels
-            return boxes
+            return unfolded_boxes(self.dims.src_channels, 4 * words * self.numbers)
         boxes = weight_boxes(self.problem, taps, 2 * words * self.numbers, 4)
         if not compact:
             return boxes

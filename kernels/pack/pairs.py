@@ -14,7 +14,7 @@ from kernels.pack.halves import pack_line, pack_line_pairs
 from kernels.pack.split import Pixels, split_line, split_line_pairs
 from kernels.problem import ConvProblem, storage_dtype
 
-__all__ = ["PackedBox", "Packing", "pack_boxes", "weight_boxes"]
+__all__ = ["PackedBox", "Packing", "pack_boxes", "unfolded_boxes", "weight_boxes"]
 
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
 
@@ -64,6 +64,14 @@ def weight_boxes(problem: ConvProblem, taps: Vector, places: Vector, step: int) 
     boxes["place"], boxes["sizes"] = 2 * (places + firsts[:, None]), 1
     boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
     return boxes.reshape(-1)
+
+
+def unfolded_boxes(channels: int, places: Vector) -> Records:
+    """Return a box for each tap of 16-bit weights that lie as [tap][src channel], and its place in bytes."""
+    boxes = np.zeros(len(places), PackedBox.dtype)
+    boxes["source"], boxes["place"] = 2 * channels * np.arange(len(places)), places
+    boxes["sizes"] = 1, 1, 1, channels
+    return boxes
 
 
 @jit
