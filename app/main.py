@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.util import find_spec
 
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from app.api import pages as ops_pages
 from app.api import rest, web
+from app.api.jobs import Runner
 from app.api.oip import routes as oip
 from app.api.oip.request import HEAD_LENGTH
 from app.api.routing import Application, Routes
@@ -61,7 +62,8 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.engine.start()
         try:
-            yield
+            async with nullcontext() if service.jobs is None else Runner(service, service.jobs):
+                yield
         finally:
             await service.stop()
             await telemetry.tracing.close()
@@ -84,7 +86,8 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=[
-                *("x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse", HEAD_LENGTH)
+                *("x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse", HEAD_LENGTH),
+                *("location", "preference-applied"),
             ],
         )
     app.stack = stack
