@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
 from contextlib import aclosing, suppress
 from functools import partial
@@ -103,7 +102,7 @@ class Runner:
             self._jobs.changed.clear()
             try:
                 await self._tick()
-            except (OSError, sqlite3.Error, SpoolFull) as error:
+            except Exception as error:  # noqa: BLE001 - such as a full disk: the next time it may work
                 _log.error("the spool fails: %s", error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._jobs.changed.wait(), _TICK_S)

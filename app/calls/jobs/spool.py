@@ -118,11 +118,12 @@ CREATE UNIQUE INDEX IF NOT EXISTS repeated ON jobs (owner, idempotency_key) WHER
 CREATE INDEX IF NOT EXISTS waiting ON jobs (state, number);
 CREATE INDEX IF NOT EXISTS turns ON jobs (owner, started);
 """
-# Owners take turns: the next job is the oldest one of the owner that has had no turn for the longest time.
-_NEXT = """
-SELECT {columns} FROM jobs WHERE state = 'queued' OR (state = 'running' AND lease NOT BETWEEN :now AND :now + :lease)
+# Owners take turns: the next job is the oldest one of the owner that has had no turn for the longest time. A claim that
+# seems to last for much longer than claims do is from before the machine was restarted, when its clock began anew.
+_NEXT = f"""
+SELECT {_COLUMNS} FROM jobs WHERE state = 'queued' OR (state = 'running' AND lease NOT BETWEEN ? AND ? + {10 * LEASE_S})
 ORDER BY (SELECT MAX(started) FROM jobs AS other WHERE other.owner = jobs.owner), number LIMIT 1
-"""
+"""  # noqa: S608 -- our own names
 
 
 class Spool:
@@ -240,11 +241,10 @@ class Spool:
 
     def claim(self) -> tuple[Job, bool] | None:
         """Claim the next job, and return it with whether another replica had begun it; None if there is none."""
-        query, now = _NEXT.format(columns=_COLUMNS), time.monotonic()
-        if self._index.execute(query, {"now": now, "lease": LEASE_S}).fetchone() is None:
+        if self._index.execute(_NEXT, (now := time.monotonic(), now)).fetchone() is None:
             return None
         with self._transaction():
-            row = self._index.execute(query, {"now": now, "lease": LEASE_S}).fetchone()
+            row = self._index.execute(_NEXT, (now := time.monotonic(), now)).fetchone()
             if row is None:
                 return None
             found = Job(*row)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.calls.jobs.spool import Job, NewJob, Spool, SpoolLimits
+from app.calls.jobs.spool import LEASE_S, Job, NewJob, Spool, SpoolLimits
 from convgrad import InternalError, InvalidParams, NotFound
 from convgrad._errors import SpoolFull
 
@@ -94,6 +94,15 @@ def test_only_the_last_claim_ends_a_job(spool: Spool, tmp_path: Path) -> None:
     assert files(tmp_path) == [other.result_path(second).name]
     assert other.result_path(spool.find(job.id, "key a")).read_bytes() == b"right"
     other.close()
+
+
+def test_clocks(spool: Spool) -> None:
+    """A claim renewed after another replica has looked at the clock is valid; one from before a restart is not."""
+    added(spool)
+    claimed(spool)
+    for ahead, is_valid in ((1.5 * LEASE_S, True), (100 * LEASE_S, False)):
+        spool._index.execute("UPDATE jobs SET lease = ?", (time.monotonic() + ahead,))
+        assert (spool.claim() is None) is is_valid
 
 
 def test_a_job_that_ends_its_replicas_fails(spool: Spool) -> None:
