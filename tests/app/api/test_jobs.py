@@ -42,7 +42,7 @@ PATH = f"/v1/ops/{SMALL.op}"
 SLOW: dict[str, Any] = {"reference": True}
 LIMIT = 128 << 20
 # Seconds of work for one worker with the reference kernel, in 40 MB.
-LASTING = square(16, 64, 64, 64, 32)
+LASTING = square(16, 128, 128, 40, 20)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_cancelling_a_running_job(http: httpx.Client, resident: Resident) -> Non
 
 def test_a_failed_job(http: httpx.Client) -> None:
     """A job that fails while it runs has the error of its call, as its state and as its result."""
-    path = post(http, LASTING, LASTING.floats(), headers=ASYNC, deadline_ms=1, **SLOW).headers["location"]
+    path = post(http, LASTING, LASTING.floats(), headers=ASYNC, deadline_ms=500, **SLOW).headers["location"]
     wait_for(lambda: http.get(path).json()["state"] == "failed")
     assert http.get(path).json()["error"]["code"] == "deadline_exceeded"
     problem(http.get(f"{path}/result"), 504, "deadline_exceeded")
