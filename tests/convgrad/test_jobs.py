@@ -108,10 +108,9 @@ def test_errors(jobs: Client) -> None:
     inputs, attributes = SMALL.inputs(), SMALL.attributes()
     with pytest.raises(convgrad.InvalidParams, match="strides"):
         jobs.submit(SMALL.op, inputs, attributes | {"strides": [0, 0]})
-    with Client(str(jobs._async._backend._url), retry=None) as once:  # type: ignore[attr-defined]
-        with pytest.raises(convgrad.Overloaded, match="DELETE /v1/jobs") as full:
-            once.submit("BiasAddBackward", {"diff_dst": np.zeros((1, 1, 1, 17 << 20), np.float32)}, {})
-        assert full.value.data["reason"] == "spool_key"
+    with pytest.raises(convgrad.Overloaded, match="DELETE /v1/jobs") as full:
+        jobs.submit("BiasAddBackward", {"diff_dst": np.zeros((1, 1, 1, 17 << 20), np.float32)}, {})
+    assert full.value.data["reason"] == "spool_key"
     late = jobs.submit(LASTING.op, LASTING.floats(), LASTING.attributes(), reference=True, deadline=0.5)
     with pytest.raises(convgrad.DeadlineExceeded):
         late.result()
@@ -144,6 +143,14 @@ def test_where_there_are_no_jobs(server: Server, client: Client) -> None:
         client.submit("Op", {"src": SRC}, {})
     with convgrad.local() as here, pytest.raises(convgrad.NotFound, match="has no jobs"):
         here.submit("BiasAddBackward", {"diff_dst": SRC}, {})
+
+
+def test_a_full_spool_is_not_retried(server: Server, client: Client) -> None:
+    """A spool that is full stays full for a while: the error is raised at once."""
+    server.script.append(lambda handler, _: handler.problem(507, "overloaded", reason="spool_key"))
+    with pytest.raises(convgrad.Overloaded):
+        client.submit("Op", {"src": SRC}, {})
+    assert len(server.received) == 1
 
 
 def test_a_lost_reply(server: Server, client: Client) -> None:

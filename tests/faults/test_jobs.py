@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.app.samples import JSON, SMALL, document, post, read, same_bits, square, wait_for
+from tests.app.samples import JSON, SMALL, document, doubled, post, problem, read, same_bits, square, wait_for
 from tests.faults.soak_jobs import Attempt, attempts, overlapping, soak, summary
 from tests.live import running_service
 
 ASYNC = {"prefer": "respond-async"}
+# Half a megabyte, with a result of two.
+WIDE = doubled(256, 2, 2)
 # Seconds of work for one worker with the reference kernel.
 LASTING = square(16, 128, 128, 40, 20)
 
@@ -85,6 +88,39 @@ def test_a_drained_service(tmp_path: Path) -> None:
         wait_for(lambda: http.get(path).json()["state"] == "running")
         assert not any("taken over" in line for line in service.log)
         http.delete(path)
+
+
+@pytest.mark.heavy(minutes=1)
+def test_a_full_disk(tmp_path: Path) -> None:
+    """Without room for a result its job fails, without room for a request it is refused; then the next one works."""
+    mount = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=12m spool {tmp_path} && exec "$@"', "sh"]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    inputs = WIDE.inputs()
+    with (
+        running_service("--spool", str(tmp_path), "--workers", "1", under=mount) as service,
+        httpx.Client(base_url=service.url, timeout=60) as http,
+    ):
+        spool, done = Path(f"/proc/{service.pid}/root{tmp_path}"), []
+        while True:
+            path = post(http, WIDE, inputs, headers=ASYNC).headers["location"]
+            wait_for(lambda path=path: http.get(path).json()["state"] not in ("queued", "running"))  # type: ignore[misc]
+            state = http.get(path).json()
+            if state["state"] == "failed":
+                break
+            done.append(path)
+        assert state["error"]["data"]["reason"] == "spool_disk"
+        assert "DELETE /v1/jobs" in problem(http.get(f"{path}/result"), 507, "overloaded")["detail"]
+        refused = post(http, LASTING, LASTING.floats(), headers=ASYNC)
+        assert problem(refused, 507, "overloaded")["reason"] == "spool_disk"
+        assert all(each.stat().st_size > WIDE.expected(inputs).nbytes for each in (spool / "results").iterdir())
+        assert len([*(spool / "results").iterdir()]) == len(done)
+        assert not [*(spool / "requests").iterdir()]
+        for path in done:
+            assert same_bits(read(http.get(f"{path}/result")), WIDE.expected(inputs))
+        http.delete(done[0])
+        path = post(http, WIDE, inputs, headers=ASYNC).headers["location"]
+        wait_for(lambda: http.get(path).json()["state"] == "done")
 
 
 @pytest.mark.heavy(minutes=3)

@@ -19,7 +19,7 @@ from app.calls.work import Answered, Result, Work
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.telemetry.context import ANYONE, RequestContext
-from convgrad._errors import InvalidRequest, NotFound, error_from_code
+from convgrad._errors import InvalidRequest, NotFound, SpoolFull, error_from_code
 from engine.graphs import PreparedGraph, result_bytes
 from engine.planning import Prepared
 from schemas.rows import InputRows
@@ -148,6 +148,8 @@ class GetResult(JobTask):
         job = await self._jobs.call(self._jobs.spool.find, str(self._job), _owner(self.context))
         if job.error is not None:
             found = json.loads(job.error)
+            if found["data"].get("reason") == "spool_disk":
+                raise SpoolFull(found["message"], data=found["data"])
             raise error_from_code(found["code"], found["message"], data=found["data"])
         if job.state != "done":
             message = f"the job has no result: it is {job.state}"
