@@ -38,8 +38,8 @@ FROM ${PYTHON_IMAGE}
 # Nothing installs packages in a running container.
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad \
  && PYTHONDONTWRITEBYTECODE=1 pip uninstall --quiet --yes --root-user-action=ignore pip && rm -r /usr/local/lib/python3.*/ensurepip \
- # A new volume gets the owner of the folder that it is mounted on: compose keeps the token of a Ray cluster there.
- && install -d -o convgrad -m 700 /run/ray
+ # A new volume gets the owner of the folder that it is mounted on: compose keeps the token of a Ray cluster there, and jobs.
+ && install -d -o convgrad -m 700 /run/ray /var/lib/convgrad
 COPY --from=packages /opt/convgrad /opt/convgrad
 # Owned by root, whom every user trusts: a container that runs as any user takes the code from here.
 COPY --from=code /var/cache/convgrad /var/cache/convgrad

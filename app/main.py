@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 
 from fastapi import APIRouter, FastAPI
@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from app.api import pages as ops_pages
 from app.api import rest, web
+from app.api.jobs import Runner
 from app.api.oip import routes as oip
 from app.api.oip.request import HEAD_LENGTH
 from app.api.routing import Application, Routes
@@ -65,7 +66,11 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.engine.start()
         try:
-            async with nullcontext() if mounted is None else mounted.router.lifespan_context(mounted):
+            async with AsyncExitStack() as stack:
+                if mounted is not None:
+                    await stack.enter_async_context(mounted.router.lifespan_context(mounted))
+                if service.jobs is not None:
+                    await stack.enter_async_context(Runner(service, service.jobs))
                 yield
         finally:
             await service.stop()
@@ -90,7 +95,8 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=[
-                *("x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse", HEAD_LENGTH)
+                *("x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse", HEAD_LENGTH),
+                *("location", "preference-applied"),
             ],
         )
     app.stack = stack

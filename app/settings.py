@@ -148,6 +148,17 @@ class Settings(BaseSettings):
     check_key_file: Path | None = None
     """PEM file with the Ed25519 key that signs sealed checks, made if it is missing; by default the key is random until
     the service restarts."""
+    spool: Path | None = None
+    """Folder on a disk of this machine for the requests and results of jobs; replicas may share it. Without it there
+    are no jobs, and nothing is written."""
+    spool_limit: Size = Field(default=ByteSize(10 * _GIB), ge=1)
+    """Bytes that all jobs may take in the spool."""
+    spool_key_limit: Size = Field(default=ByteSize(4 * _GIB), ge=1)
+    """Bytes that the jobs of a key, or without keys of an address, may take."""
+    spool_key_jobs: Count = Field(default=1000, ge=1)
+    """Jobs that a key or address may have in the spool, those that have ended included."""
+    spool_keep_s: float = Field(default=86_400.0, gt=0)
+    """Seconds that results are kept."""
     drain_s: float = Field(default=30.0, ge=0, le=3600)
     """Seconds that running calls have to finish after SIGTERM."""
     listen_when_ready: bool = False

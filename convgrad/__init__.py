@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from convgrad._async_client import AsyncClient
     from convgrad._client import Client
     from convgrad._events import Event, Health, Progress, Result, Tile
+    from convgrad._jobs import AsyncJob, Job
     from convgrad._local import AsyncLocalClient, LocalClient, local
     from convgrad._operations import Attributes, TransposeAttributes
     from convgrad._report import Report
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AsyncJob",
     "AsyncLocalClient",
     "AsyncStream",
     "Attributes",
@@ -76,6 +78,7 @@ __all__ = [
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
+    "Job",
     "LocalClient",
     "MethodNotAllowed",
     "NotAcceptable",
@@ -113,6 +116,7 @@ _MODULES = {
     "_async_client": ["AsyncClient"],
     "_client": ["Client"],
     "_events": ["Event", "Health", "Progress", "Result", "Tile"],
+    "_jobs": ["AsyncJob", "Job"],
     "_local": ["AsyncLocalClient", "LocalClient", "local"],
     "_operations": ["Attributes", "TransposeAttributes"],
     "_report": ["Report"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,6 +13,7 @@ from convgrad._core import Algorithm
 from convgrad._errors import ConvgradError
 from convgrad._events import Array, Health, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of
+from convgrad._jobs import AsyncJob
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._requests import (
@@ -19,6 +21,7 @@ from convgrad._requests import (
     CheckMethod,
     Compute,
     Describe,
+    GetJob,
     GetTolerance,
     Inputs,
     ListOperations,
@@ -26,6 +29,7 @@ from convgrad._requests import (
     OnUpload,
     Request,
     RunGraph,
+    SubmitJob,
     SubmitResult,
     Validate,
     ValidateGraph,
@@ -279,6 +283,75 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         options = core.options(False, None, reproducible=reproducible, algorithm=algorithm)
         found: dict[str, Any] = await self._backend.fetch(ValidateGraph(graph, options))
         return found
+
+    async def submit(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+        reference: bool = False,
+        reproducible: bool = False,
+        algorithm: Algorithm = "direct",
+        deadline: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncJob:
+        """Have the service keep the call and compute it, whether or not anybody waits; return the job.
+
+        The arguments are those of `run_detailed`; `deadline` counts from when the job begins to run. A request with the
+        `idempotency_key` of an earlier one is the same job. Raises what the call would raise before it is queued,
+        `Overloaded` if the service has no room for the job, `InvalidParams` if the key was used for another request,
+        and `NotFound` for a service without jobs.
+        """
+        options = core.options(reference, deadline, outputs, reproducible=reproducible, algorithm=algorithm)
+        return await self._submit(Compute(op, inputs, attributes or {}, options), idempotency_key)
+
+    async def submit_verification(
+        self,
+        op: str,
+        inputs: Inputs,
+        result: Tensor,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        output: str | None = None,
+        fast: bool | None = None,
+        arithmetic: Mapping[str, Any] | None = None,
+        deadline: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncJob:
+        """Have the service keep a verification, with the arguments of `verify`; return the job, as `submit` does."""
+        name = output or core.output_of(op, await self.operations())
+        options = core.options(False, deadline, fast=fast, arithmetic=arithmetic)
+        return await self._submit(Verify(op, {**inputs, name: result}, attributes or {}, options), idempotency_key)
+
+    async def submit_graph(
+        self,
+        graph: Dump,
+        inputs: GraphInputs,
+        outputs: Sequence[int] | None = None,
+        *,
+        reference: bool = False,
+        reproducible: bool = False,
+        algorithm: Algorithm = "direct",
+        deadline: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncJob:
+        """Have the service keep a graph, with the arguments of `run_graph`; return the job, as `submit` does."""
+        options = core.options(reference, deadline, reproducible=reproducible, algorithm=algorithm)
+        return await self._submit(RunGraph(graph, inputs, outputs, options), idempotency_key)
+
+    async def _submit(self, request: Compute | Verify | RunGraph, key: str | None) -> AsyncJob:
+        return AsyncJob(self._backend, await self._backend.fetch(SubmitJob(request, key or secrets.token_hex(16))))
+
+    async def job(self, job: str) -> AsyncJob:
+        """Return the job with an id; raises `NotFound` if there is none, or it is another key's."""
+        return AsyncJob(self._backend, await self._backend.fetch(GetJob("get", job)))
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        """Return the states of the jobs of this key, or without keys of this address, the newest first."""
+        listed = core.object_of(await self._backend.fetch(GetJob("list"))).get("jobs")
+        return core.objects_of(listed)
 
     async def begin_check(
         self,

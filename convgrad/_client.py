@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from convgrad._base import BaseClient
 from convgrad._blocking import Blocking, blocking, complete
 from convgrad._events import Array
+from convgrad._jobs import blocking_job
 from convgrad._operations import Operations
 from convgrad._retry import DEFAULT_TIMEOUT, Retry, Timeout
 from convgrad._stream import blocking_stream
@@ -71,6 +72,11 @@ class Client(Blocking[BaseClient], Operations[Array]):
     run_graph = blocking(BaseClient.run_graph)
     verify_graph = blocking(BaseClient.verify_graph)
     validate_graph = blocking(BaseClient.validate_graph)
+    submit = blocking_job(BaseClient.submit)
+    submit_verification = blocking_job(BaseClient.submit_verification)
+    submit_graph = blocking_job(BaseClient.submit_graph)
+    job = blocking_job(BaseClient.job)
+    jobs = blocking(BaseClient.jobs)
     begin_check = blocking(BaseClient.begin_check)
     next_case = blocking(BaseClient.next_case)
     submit_result = blocking(BaseClient.submit_result)

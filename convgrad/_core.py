@@ -62,8 +62,8 @@ __all__ = [
     "multipart_call",
     "not_ready",
     "object_of",
+    "objects_of",
     "operations",
-    "operations_of",
     "options",
     "output_of",
     "readiness",
@@ -273,8 +273,8 @@ def object_of(value: Any) -> dict[str, Any]:
     return value
 
 
-def operations_of(value: Any) -> list[dict[str, Any]]:
-    """Return the operations in the reply that lists them."""
+def objects_of(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list; raises `ProtocolError` when it is none."""
     if not isinstance(value, list):
         raise ProtocolError("the reply must be a JSON list")
     return [object_of(entry) for entry in value]

@@ -12,7 +12,7 @@ ConvgradError                     error
 |  |- Unsupported                 unsupported             the dtype or layout is not supported
 |  |- Unauthorised                unauthorised            the API key is missing or not valid
 |  |- Forbidden                   forbidden               the host name, the web origin or the key is not allowed
-|  |- NotFound                    not_found               no such page, sealed check or shared memory
+|  |- NotFound                    not_found               no such page, sealed check, job or shared memory
 |  `- MethodNotAllowed            method_not_allowed      the page does not support the HTTP method
 |- ServiceError                   service_error           the call is right and may succeed later
 |  |- Overloaded                  overloaded              the queue or the memory is full
@@ -57,6 +57,7 @@ __all__ = [
     "RateLimited",
     "ServiceError",
     "ShuttingDown",
+    "SpoolFull",
     "Starting",
     "TimedOut",
     "TooLarge",
@@ -179,7 +180,7 @@ class Forbidden(CallerError):
 
 
 class NotFound(CallerError):
-    """There is no such page, check or shared-memory region."""
+    """There is no such page, check, job or shared-memory region."""
 
     code = "not_found"
 
@@ -221,6 +222,10 @@ class Overloaded(_RetryLater):
 
 class Starting(Overloaded):
     """The service is compiling or loading its kernels; clients get it as `Overloaded` with `data["progress"]`."""
+
+
+class SpoolFull(Overloaded):
+    """No room for another job in the spool, or on its disk; clients get it as `Overloaded`."""
 
 
 class RateLimited(_RetryLater):

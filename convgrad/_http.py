@@ -12,9 +12,11 @@ from typing import Any, Protocol
 import httpx
 
 from convgrad import _core as core
+from convgrad import _frames
+from convgrad import _jobs as jobs
 from convgrad import _sealed as sealed
 from convgrad._core import Decoder, HttpRequest
-from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
+from convgrad._errors import PROBLEM_JSON, BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
 from convgrad._events import Event, Progress
 from convgrad._graphs import outputs_of
 from convgrad._keys import checked_key
@@ -23,11 +25,14 @@ from convgrad._requests import (
     CheckMethod,
     Compute,
     Describe,
+    GetJob,
+    GetJobResult,
     GetTolerance,
     ListOperations,
     NextCase,
     Request,
     RunGraph,
+    SubmitJob,
     SubmitResult,
     Validate,
     ValidateGraph,
@@ -41,6 +46,8 @@ from convgrad._transport import translated
 __all__ = ["ONCE", "AsyncNetwork", "BlockingNetwork", "Http", "Network"]
 
 ONCE = Retry(attempts=1)
+
+_FRAMES, _FORM = (f"{kind}, {PROBLEM_JSON}" for kind in (_frames.MEDIA_TYPE, "multipart/form-data"))
 
 
 class Network(Protocol):
@@ -154,6 +161,11 @@ class Http:
             case RunGraph():
                 response = await self._send(self._encoded(request), Budget(self._retry, deadline))
                 return outputs_of(response.headers.get("content-type", ""), await self._read(response))[1]
+            case SubmitJob():
+                response = await self._send(self._encoded(request), Budget(self._retry))
+                return jobs.accepted(response.status_code, core.json_of(await self._read(response)))
+            case GetJobResult():
+                return await self._job_result(request)
             case NextCase():
                 response = await self._send(self._encoded(request), Budget(self._retry))
                 return sealed.case_of(response.headers.get("content-type", ""), await self._read(response))
@@ -163,8 +175,19 @@ class Http:
                 except (Overloaded, ShuttingDown) as error:
                     return core.health_of(error)
             case ListOperations():
-                return core.operations_of(await self._fetch(core.operations()))
+                return core.objects_of(await self._fetch(core.operations()))
         return core.object_of(await self._fetch(self._encoded(request)))
+
+    async def _job_result(self, request: GetJobResult) -> Any:
+        budget = Budget(self._retry)
+        match request.kind:
+            case "compute":
+                async with self._opened(jobs.job_request("result", request.job, _FRAMES), budget) as stream:
+                    return await stream.details()
+            case "graph":
+                response = await self._send(jobs.job_request("result", request.job, _FORM), budget)
+                return outputs_of(response.headers.get("content-type", ""), await self._read(response))[1]
+        return core.object_of(await self._fetch(jobs.job_request("result", request.job)))
 
     async def result(
         self,
@@ -216,6 +239,12 @@ class Http:
                 return core.graph_validation(graph, options)
             case Describe(op):
                 return core.description(op)
+            case SubmitJob(Compute(op, inputs, attributes, options), key):
+                return jobs.submitted(core.multipart_call(op, inputs, attributes, options=options), key)
+            case SubmitJob(called, key):
+                return jobs.submitted(self._encoded(called), key)
+            case GetJob(what, job):
+                return jobs.job_request(what, job)
             case CheckMethod(method, params):
                 return sealed.encoded(method, params)
             case NextCase(check, seed):

@@ -27,9 +27,12 @@ class Body:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:
-    """Build a body of the JSON `request` and a `.npy` part for each tensor, named like it."""
-    boundary = f"convgrad-{secrets.token_hex(16)}"
+def multipart(request: bytes, parts: Mapping[str, Part], mark: str | None = None) -> Body:
+    """Build a body of the JSON `request` and a `.npy` part for each tensor, named like it.
+
+    `mark` makes its boundary, which by default is random; the parts must not contain it.
+    """
+    boundary = f"convgrad-{mark or secrets.token_hex(16)}"
     heads = [_head(boundary, "request", "application/json") + request]
     heads += [b"\r\n" + _head(boundary, checked(name), "application/x-npy") for name in parts]
     tail = f"\r\n--{boundary}--\r\n".encode()

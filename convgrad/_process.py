@@ -18,7 +18,7 @@ import numpy as np
 
 from convgrad import _core as core
 from convgrad._dtypes import DTYPES
-from convgrad._errors import ConvgradError
+from convgrad._errors import ConvgradError, NotFound
 from convgrad._events import Array, Event, Health, Progress, Result, Tile
 from convgrad._graphs import dump_of
 from convgrad._inference import json_bytes
@@ -27,12 +27,15 @@ from convgrad._requests import (
     CheckMethod,
     Compute,
     Describe,
+    GetJob,
+    GetJobResult,
     GetTolerance,
     Inputs,
     ListOperations,
     NextCase,
     Request,
     RunGraph,
+    SubmitJob,
     SubmitResult,
     Validate,
     ValidateGraph,
@@ -131,6 +134,8 @@ class Process:
                 return engine.describe(op)
             case CheckHealth():
                 return Health(True, {"status": "ready", "target": engine.target})
+            case SubmitJob() | GetJob() | GetJobResult():
+                raise NotFound("convgrad.local() has no jobs: a service with CONVGRAD_SPOOL has")
             case NextCase(check, seed):
                 sent = {"check": check, "send": "seed" if seed else "tensors"}
                 return case_in(self._checked("check.next", sent, stop), {})

@@ -16,6 +16,8 @@ __all__ = [
     "CheckMethod",
     "Compute",
     "Describe",
+    "GetJob",
+    "GetJobResult",
     "GetTolerance",
     "Inputs",
     "ListOperations",
@@ -23,6 +25,7 @@ __all__ = [
     "OnUpload",
     "Request",
     "RunGraph",
+    "SubmitJob",
     "SubmitResult",
     "Validate",
     "ValidateGraph",
@@ -135,6 +138,30 @@ class SubmitResult:
     result: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """Have the service keep a request and compute it later; with the same key it is the same job."""
+
+    request: Compute | Verify | GetTolerance | RunGraph
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetJob:
+    """Return the state of a job (`get`), cancel or delete one (`cancel`), or list one's own (`list`)."""
+
+    what: str
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GetJobResult:
+    """Return the result of a job of this kind: `compute`, `verify`, `tolerance` or `graph`."""
+
+    job: str
+    kind: str
+
+
 Request = (
     Compute
     | Verify
@@ -148,4 +175,7 @@ Request = (
     | CheckMethod
     | NextCase
     | SubmitResult
+    | SubmitJob
+    | GetJob
+    | GetJobResult
 )

@@ -78,7 +78,8 @@ class Budget:
             return wait
         self._made += 1
         wait = max(self._backoff(), getattr(error, "retry_after", None) or 0.0)
-        final = not isinstance(error, _RETRIED) or self._made >= self._retry.attempts
+        is_full = str(error.data.get("reason")).startswith("spool")  # until jobs are deleted, or expire
+        final = not isinstance(error, _RETRIED) or is_full or self._made >= self._retry.attempts
         if final or self._clock() + wait > self._last_start:
             raise error
         return wait

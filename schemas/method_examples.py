@@ -54,6 +54,7 @@ def method_examples() -> Mapping[str, Example]:
         "ops.verify": Example(op | verified_example(called), report | {"resolved": reply["resolved"]}),
         "ops.tolerance": Example(op | call_example(called), tolerance | _exactly(reply)),
         **_of_graphs(),
+        **_of_jobs(called),
         **{name: Example(**parts) for name, parts in static.items()},
         "rpc.discover": Example({}, {"openrpc": "1.3.2", "info": {"title": "convgrad"}, "methods": []}),
     }
@@ -65,6 +66,27 @@ def _exactly(reply: Mapping[str, Any]) -> dict[str, Any]:
     zeros = json.loads(re.sub(r"[\d.]+", "0.0", json.dumps(reference["data"])))
     outputs = {"reference": reference, "tolerance": reference | {"data": zeros}}
     return {"outputs": outputs, "resolved": reply["resolved"]}
+
+
+def _of_jobs(called: CalledOperation) -> dict[str, Example]:
+    """Return the examples of a job: a call that is submitted and, when it is done, forgotten."""
+    job, day = {"job": "5d41402abc4b2a76b9719d911017c592"}, "2026-11-29T0"
+    state = {"kind": "compute", "op": called.called_as, "created": f"{day}2:00:00.000+00:00"}
+    queued = {**job, "state": "queued", **state, "place": 1}
+    done = {
+        **job,
+        "state": "done",
+        **state,
+        "finished": f"{day}2:00:01.000+00:00",
+        "expires": "2026-11-30T02:00:01.000+00:00",
+    }
+    return {
+        "jobs.submit": Example({"method": called.called_as, "params": call_example(called)}, queued),
+        "jobs.get": Example(job, done),
+        "jobs.result": Example(job, reply_example(called)),
+        "jobs.list": Example({}, {"jobs": [done]}),
+        "jobs.cancel": Example(job, done),
+    }
 
 
 def _of_graphs() -> dict[str, Example]:

@@ -2,8 +2,9 @@
 
 `openapi.json` has the document's components, and `pages`: for each its paths and what the document says about them.
 `problems` lists the statuses whose replies are problem objects (`call` stands for those of every call, `check` for
-those of a sealed check), or is `oip`, for the errors of that protocol. `example` names the method whose example is that
-of the page too, and `method` the JSON-RPC method of a sealed check, which describes the page as well.
+those of a sealed check, `job` for those of a job), or is `oip`, for the errors of that protocol. `example` names the
+method whose example is that of the page too, and `method` the JSON-RPC method of a sealed check or a job, which
+describes the page as well. `jobs` marks the pages whose calls may be jobs.
 
 A body of an operation's path has the plain form of a call, which generated clients can type: the names of the new
 edition, no wrapped values. The service accepts the others too, and OpenRPC describes them.
@@ -26,6 +27,7 @@ from convgrad._errors import PROBLEM_JSON
 from schemas.checks import CHECK_METHODS
 from schemas.describe import example
 from schemas.examples import infer_example, infer_reply, verified_example
+from schemas.jobs import JOB_METHODS
 from schemas.method_examples import EXAMPLE_OPERATION, Example, method_examples
 from schemas.rows import Operation
 from schemas.tables import OPERATIONS, find_operation, verified
@@ -56,7 +58,7 @@ _OPERATION_PAGES = {
     "/tolerance": (request_model, "tolerance_", "Return how far honest results of {name} may be from the reference."),
 }
 # What `openapi.json` says about pages for this module only.
-_NOT_SHOWN = ("paths", "problems", "method", "example", "link", "links")
+_NOT_SHOWN = ("paths", "problems", "method", "example", "link", "links", "jobs")
 _JSON, _FORM = "application/json", "multipart/form-data"
 
 Page = dict[str, Any]
@@ -79,14 +81,15 @@ def openapi_document(version: str) -> dict[str, Any]:
         for method, path in map(str.split, page["paths"]):
             name = made["operationId"] + ("_version" if "{version}" in path else "")
             places = [_place(place) for place in re.findall(r"{(\w+)}", path)]
-            own = {"operationId": name, "parameters": [*places, static["parameter"]]}
+            headers = [static["parameter"], *(static["job_parameters"] if "jobs" in page else ())]
+            own = {"operationId": name, "parameters": [*places, *headers]}
             paths.setdefault(path, {})[method] = made | own
     names = {name: None for row in OPERATIONS for name in verified(find_operation(row.name)).operation.input_spellings}
     for suffix in _OPERATION_PAGES:
         general = paths[f"/v1/ops/{{op}}{suffix}"]["post"]
         general["requestBody"]["content"][_FORM] = _form(names)
         for row in OPERATIONS:
-            parameters = [static["parameter"]]
+            parameters = [each for each in general["parameters"] if each["in"] == "header"]
             page = {"tags": general["tags"], "responses": deepcopy(general["responses"]), "parameters": parameters}
             paths[f"/v1/ops/{row.name}{suffix}"] = {"post": page | _operation_page(row, suffix)}
     for page in static["pages"]:
@@ -140,6 +143,8 @@ def _page(given: Page, static: dict[str, Any]) -> Page:
     else:
         content = {PROBLEM_JSON: {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
         statuses = problems if isinstance(problems, list) else static["problems"][problems]
+        if "jobs" in given:
+            statuses, responses = [*statuses, 507], {**responses, "202": static["accepted"]}
         errors = {str(status): static["statuses"][str(status)] for status in statuses}
     errors = {status: {"description": text, "content": content} for status, text in errors.items()}
     return page | {"responses": dict(sorted((errors | responses).items()))}
@@ -153,6 +158,8 @@ def _place(name: str) -> dict[str, Any]:
     if name == "version":
         schema = {"type": "string", "enum": ["1"]}
         return place | {"schema": schema, "description": "The only version of every model.", "example": "1"}
+    if name == "job":
+        return place | {"description": "The id in the reply to the call that became a job."}
     if name == "check":
         return place | {"description": "The id that `POST /v1/checks` returned."}
     if name == "handle":
@@ -176,7 +183,7 @@ def _page_examples(name: str | None) -> Mapping[str, Example]:
         reply = {"jsonrpc": "2.0", "result": result, "id": 1}
         others = {"jsonrpc": "2.0", "result": method_examples()["ops.list"].result, "id": 2}
         return {"call": Example(asked, reply), "batch": Example([asked, listed], [reply, others])}
-    body = {param: value for param, value in params.items() if param not in ("op", "check")}
+    body = {param: value for param, value in params.items() if param not in ("op", "check", "job")}
     return {"small": Example(body["document"] if name == "check.verify_signature" else body, result)}
 
 
@@ -194,11 +201,11 @@ def _add_examples(page: Page, examples: Mapping[str, Example]) -> None:
 
 
 def _check(name: str, responses: dict[str, Any]) -> Page:
-    """Describe the body and the replies of a method of a sealed check; `responses` has other forms of the reply."""
-    method, more = CHECK_METHODS[name], responses.get("200", {})
+    """Describe body and replies of a method of a sealed check or a job; `responses` has other forms of the reply."""
+    method, more = (CHECK_METHODS | JOB_METHODS)[name], responses.get("200", {})
     content = {_JSON: {"schema": method.result}, **more}
     docs: Page = {"responses": {"200": {"description": method.summary, "content": content}}}
-    if name in ("check.drop", "check.key"):
+    if name in ("check.drop", "check.key") or name in JOB_METHODS:
         return docs
     own = {param: schema for param, schema in method.params.items() if param != "check"}
     required = [param for param in method.required if param in own]

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.checks import CHECK_METHODS, CheckMethod
+from schemas.jobs import JOB_METHODS
 from schemas.method_examples import Example, method_examples
 from schemas.rows import Operation
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
@@ -43,7 +44,7 @@ RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
     (-32005, "Unauthorised", "Unauthorised"),
     (-32006, "ShuttingDown", "Shutting down"),
     (-32007, "WorkerLost", "Worker lost"),
-    (-32008, "NotFound", "No such sealed check"),
+    (-32008, "NotFound", "No such sealed check or job"),
 )
 
 _REF = "#/components/schemas/{model}"
@@ -163,7 +164,7 @@ def _service_methods() -> list[dict[str, Any]]:
             _graph_params(anything),
             anything,
         ),
-        *(_check_method(name, method) for name, method in CHECK_METHODS.items()),
+        *(_check_method(name, method) for name, method in (JOB_METHODS | CHECK_METHODS).items()),
         _method("rpc.discover", "Return this document.", [], anything),
     ]
 

@@ -294,7 +294,7 @@ def test_compiled_functions_do_not_validate() -> None:
 
 def test_async_lives_in_the_service_and_the_async_clients() -> None:
     """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
-    names = ["_async_client", "_base", "_blocking", "_http", "_local", "_process", "_stream"]
+    names = ["_async_client", "_base", "_blocking", "_http", "_jobs", "_local", "_process", "_stream"]
     names += ["_mcp.local", "_mcp.server", "_mcp.tools"]
     clients = {*of("app"), *(f"convgrad.{name}" for name in names)}
     quiet = [m for p in PACKAGES for m in of(p) if m not in clients]

@@ -34,7 +34,8 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
     request that fails.
     """
     service = task.service
-    with service.admit(task.context), service.lease(task.context, exchange.direct_body) as lease:
+    limited = task.limited
+    with service.admit(task.context, limited), service.lease(task.context, exchange.direct_body, limited) as lease:
         request = await decode(exchange, task, lease)
         lease.received()
         work = await task.work(request, lease)

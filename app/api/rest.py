@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fastapi import APIRouter, Request
 
 from app.api.answer import Decode, answer, decode, decode_optional
 from app.api.documents import OPERATION_LIST, description_of
+from app.api.jobs import send_accepted, send_stored, submission
 from app.api.routing import service_of
+from app.calls.jobs.tasks import GetResult, JobTask
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
@@ -44,8 +47,11 @@ def _add_page(
 
     async def page(request: Request, **parameters: str) -> None:
         exchange = exchange_of(request.scope)
-        chosen = by_type[choose(exchange.headers.get("accept", ""), types)]
         task = make(service_of(request), exchange.context, **parameters)
+        if (submitted := submission(exchange, task)) is not None:
+            await answer(exchange, submitted, decode, send_accepted)
+            return
+        chosen = by_type[choose(exchange.headers.get("accept", ""), types)]
         task.check_options = chosen.check
         await answer(exchange, task, decode, chosen.send)
 
@@ -67,6 +73,18 @@ def _check(method: str) -> Callable[..., Task]:
     return make
 
 
+def _job(what: str) -> Callable[..., Task]:
+    return lambda service, context, job=None: JobTask(service, context, what, job)
+
+
+@router.get("/jobs/{job}/result")
+async def result_of_job(request: Request, job: str) -> None:
+    """Send the result of a job, in any format of its call."""
+    exchange = exchange_of(request.scope)
+    encode = partial(send_stored, exchange.headers.get("accept", ""))
+    await answer(exchange, GetResult(service_of(request), exchange.context, job), decode_optional, encode)
+
+
 def _verify_signature(service: Service, context: RequestContext) -> Task:
     return check_task(service, context, "check.verify_signature", lambda body: {"document": body})
 
@@ -80,6 +98,9 @@ _add_page("/ops/{op}/verify", _operation(Verify), JSON, EVENTS)
 _add_page("/ops/{op}/tolerance", _operation(Tolerance), JSON, MULTIPART, EVENTS)
 _add_page("/graphs", RunGraph, JSON, MULTIPART, EVENTS)
 _add_page("/graphs/validate", ValidateGraph, JSON)
+_add_page("/jobs", _job("list"), JSON, decode=decode_optional, method="GET")
+_add_page("/jobs/{job}", _job("get"), JSON, decode=decode_optional, method="GET")
+_add_page("/jobs/{job}", _job("cancel"), JSON, decode=decode_optional, method="DELETE")
 _add_page("/checks", _check("check.begin"), JSON, decode=decode_optional)
 _add_page("/checks/key", _check("check.key"), JSON, decode=decode_optional, method="GET")
 _add_page("/checks/verify-signature", _verify_signature, JSON)

@@ -57,8 +57,11 @@ class Admission:
         return context.calls_limit or self._queue_length
 
     @contextmanager
-    def request(self, context: RequestContext) -> Iterator[None]:
-        """Count a request while the ``with`` block runs; raises as `check` does before that."""
+    def request(self, context: RequestContext, limited: bool = True) -> Iterator[None]:
+        """Count a request while the ``with`` block runs; raises as `check` does before that.
+
+        One that is not `limited` is only counted among the open requests.
+        """
         tenant = context.tenant
         # Accepted or not: from now on others leave it a place.
         if tenant != self._latest:
@@ -66,10 +69,11 @@ class Admission:
         self._latest_at = time.monotonic()
         # Without keys the clients behind one address can't be told apart, so requests that are still being received do
         # not count towards its limit of calls.
-        if context.key != ANYONE:
+        if context.key != ANYONE and limited:
             self._check_limit(self._requests, context)
         self._check_room(self._requests, self._most_requests, context)
-        self.check(context)
+        if limited:
+            self.check(context)
         # The first request of a tenant may take as much memory as a call can need; the others share.
         context.owner = tenant if self._requests[tenant] and self._shares(context) else ""
         self._idle.clear()

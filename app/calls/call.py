@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Call(Work):
     queue, leaves its results in segments, for workers to read.
     """
 
-    streams: ClassVar[Streams] = "tiles"
+    streams: Streams = "tiles"
 
     def __init__(
         self,

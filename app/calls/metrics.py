@@ -69,6 +69,12 @@ class ServiceMetrics:
         yield _gauge("shared_memory_peak_bytes", "Largest amount of shared memory so far.", stats.peak)
         refused = "Refused requests for tensor memory."
         yield CounterMetricFamily("convgrad_shared_memory_refused", refused, value=stats.refused)
+        if (jobs := service.jobs) is not None:
+            yield _states("jobs", "Jobs in the spool, by state.", jobs.counts)
+            yield _gauge("spool_bytes", "Bytes of the jobs in the spool, of all replicas that share it.", jobs.size)
+            yield _gauge("spool_limit_bytes", "Limit on these bytes.", jobs.spool.limits.total)
+            taken = "Jobs taken over from a replica that has ended."
+            yield CounterMetricFamily("convgrad_jobs_taken_over", taken, value=jobs.taken_over)
         if (cluster := engine.get("cluster")) is not None:
             yield from _cluster(cluster)
 

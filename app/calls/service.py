@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from app.calls.admission import Admission
 from app.calls.cancel import Cancellations
+from app.calls.jobs.jobs import Jobs
 from app.calls.kept import KeptTensors
 from app.calls.sealed.checks import SealedChecks
 from app.intake.lease import Lease, UploadSlot
@@ -71,6 +72,8 @@ class Service:
         self.cancellations = Cancellations()
         self.sealed_checks = SealedChecks(settings.check_key_file, segments)
         self.kept_tensors = KeptTensors(segments)
+        self.jobs = Jobs.of(settings)
+        """The jobs, if the settings name a spool."""
         self.unfit = unfit
         """Targets whose code does not work on this processor, each with the reason."""
         self.draining = False
@@ -125,8 +128,10 @@ class Service:
         self._planner.shutdown(wait=False, cancel_futures=True)
         self.segments.close()
 
-    def admit(self, context: RequestContext) -> AbstractContextManager[None]:
+    def admit(self, context: RequestContext, limited: bool = True) -> AbstractContextManager[None]:
         """Admit a request before its body is read; `drain` waits for the end of the ``with`` block.
+
+        One that is not `limited` computes nothing, and does not wait for calls.
 
         Raises `ShuttingDown` when `admitting` is false, `Overloaded` while the kernels compile or the queue is full,
         and `RateLimited` when the key has reached its limit of calls.
@@ -135,13 +140,14 @@ class Service:
             raise shutting_down()
         if not self.engine.ready:
             raise self.starting() if self.engine.failure is None else no_workers()
-        return self.admission.request(context)
+        return self.admission.request(context, limited)
 
-    def lease(self, context: RequestContext, direct_body: DirectBody | None = None) -> Lease:
+    def lease(self, context: RequestContext, direct_body: DirectBody | None = None, limited: bool = True) -> Lease:
         """Return the lease of a request, which owns its tensors; large ones wait for an upload slot."""
 
         def slot() -> UploadSlot:
-            return UploadSlot(self._upload_slots, lambda: self.admission.check(context), lambda: context.received)
+            check = (lambda: self.admission.check(context)) if limited else (lambda: None)
+            return UploadSlot(self._upload_slots, check, lambda: context.received)
 
         return Lease(self.segments, context, direct_body, slot)
 

@@ -40,6 +40,8 @@ class Task(ABC):
     need_data: ClassVar[bool] = True
     """Whether a tensor needs its data, and not just dtype and shape. If not, no worker is needed: `prepare` returns the
     `Work`, which is done."""
+    limited: ClassVar[bool] = True
+    """Whether it is rejected if the queue is full or its key has reached its limit of calls."""
 
     def __init__(self, service: Service, context: RequestContext) -> None:
         self.service = service
@@ -76,6 +78,14 @@ class Task(ABC):
     async def work(self, request: RequestObject, lease: Lease) -> Work:
         """Return the work of a request that has arrived, to be entered with ``async with`` at once.
 
+        Raises what `arrived` raises.
+        """
+        prepared, tensors = await self.arrived(request, lease)
+        return self.open(prepared, tensors, lease) if self.need_data else cast("Work", prepared)
+
+    async def arrived(self, request: RequestObject, lease: Lease) -> tuple[Any, dict[str, Memory]]:
+        """Check and plan a request that has arrived, and decode its tensors.
+
         Raises what `prepare` raises, and `InvalidParams` for tensors without data.
         """
         try:
@@ -85,8 +95,7 @@ class Task(ABC):
             raise
         here = not self.need_data or (isinstance(prepared, Prepared) and prepared.tiny)
         with self.context.timings.measure("decode"):
-            tensors = await collect_tensors(request.inputs, lease, here=here, need_all=self.need_data)
-        return self.open(prepared, tensors, lease) if self.need_data else cast("Work", prepared)
+            return prepared, await collect_tensors(request.inputs, lease, here=here, need_all=self.need_data)
 
 
 def _may_come(found: BrokenRule, rows: InputRows) -> bool:

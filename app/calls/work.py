@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +170,7 @@ class Work(ABC):
 
     context: RequestContext
     """That of the request."""
-    streams: ClassVar[Streams]
+    streams: Streams
     """What a stream of messages has before the result, which after tiles has checksums instead of data."""
 
     async def __aenter__(self) -> Self:

@@ -49,6 +49,7 @@ MAPPING: dict[type[ConvgradError], ErrorCodes] = {
     errors.MethodNotAllowed: ErrorCodes(-32601, 405, "Method not allowed"),
     errors.ServiceError: ErrorCodes(-32603, 500, "Service error"),
     errors.Overloaded: ErrorCodes(-32000, 503, "Overloaded"),
+    errors.SpoolFull: ErrorCodes(-32000, 507, "Spool full"),
     errors.Starting: ErrorCodes(-32000, 503, "Starting"),
     errors.RateLimited: ErrorCodes(-32000, 429, "Too many requests"),
     errors.ShuttingDown: ErrorCodes(-32006, 503, "Shutting down"),

@@ -13,7 +13,6 @@ from typing import Any
 
 from starlette.types import Send
 
-from app.calls.call import Call
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
 from app.replies.body import Stream, send_body, send_piece, slices
 from app.telemetry.context import RequestContext, Timings
@@ -30,21 +29,20 @@ _GATHER = 1 << 16
 _LINGER_S = 0.002
 
 
-async def send_frames(call: Work, send: Send) -> None:
-    """Run a `Call` and send its frames; an idle stream repeats its last progress.
+async def send_frames(work: Work, send: Send) -> None:
+    """Run work that has tiles and send its frames; an idle stream repeats its last progress.
 
     Errors are raised before the first frame is sent; after it they become the last frame, of type `error`.
     """
-    assert isinstance(call, Call)
-    async with _FrameStream(send, call.context.timings) as stream:
+    async with _FrameStream(send, work.context.timings) as stream:
         try:
-            async with aclosing(call.events()) as events:
+            async with aclosing(work.events()) as events:
                 async for event in events:
-                    await stream.put(await _header(call, event), event)
+                    await stream.put(await _header(work, event), event)
         except Exception as caught:
             if not stream.started or isinstance(caught, Cancelled):
                 raise
-            await stream.put(_error(call.context, caught))
+            await stream.put(_error(work.context, caught))
 
 
 class _FrameStream(Stream):
@@ -92,21 +90,21 @@ class _FrameStream(Stream):
             await send_body(self._send, [rest], MEDIA_TYPE, len(rest), headers=_HEADERS)
 
 
-async def _header(call: Call, event: Event) -> dict[str, Any]:
+async def _header(work: Work, event: Event) -> dict[str, Any]:
     match event:
         case Begin(output):
-            op = call.prepared.op
-            header = {"type": "begin", "op": op.called_as, "output": output.name, **output.describe()}
-            header |= {"tiles": output.tiles, "resolved": call.prepared.resolved}
-            if len(call.outputs) > 1:
-                header["outputs"] = [each.name for each in call.outputs]
-            return header | op.reply_warnings
+            document, names = work.result().document, [each.name for each in work.result().outputs]
+            header = {"type": "begin", "op": document["op"], "output": output.name, **output.describe()}
+            header |= {"tiles": output.tiles, "resolved": document["resolved"]}
+            if len(names) > 1:
+                header["outputs"] = names
+            return header | {name: document[name] for name in ("warnings",) if name in document}
         case Progress(done, total):
             return {"type": "progress", "done": done, "total": total}
         case TileReady(_, seq, offset, shape):
             return {"type": "tile", "seq": seq, "offset": list(offset), "shape": list(shape)}
         case End(output, stats):
-            with call.context.timings.measure("encode"):
+            with work.context.timings.measure("encode"):
                 checksum = await output.sha256()
             return {"type": "end", "tiles": output.tiles, "sha256": checksum, "stats": stats}
 

@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 from starlette.types import Send
 
-from app.calls.call import Call
 from app.calls.work import TileReady, Work, finish
 from app.replies.body import SMALL, send_body, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
@@ -37,29 +36,28 @@ class ReadyRows:
         return self.rows
 
 
-async def send_npy(call: Work, send: Send) -> None:
-    """Run work and send its one output as a `.npy` file, that of a `Call` row by row as it becomes final.
+async def send_npy(work: Work, send: Send) -> None:
+    """Run work and send its one output as a `.npy` file, one with tiles row by row as it becomes final.
 
     Errors are raised; after the first row the body then stays shorter than its Content-Length.
     """
-    whole = not isinstance(call, Call)
-    (output,) = call.outputs if isinstance(call, Call) else call.result().outputs
+    (output,) = work.result().outputs
     spec = output.spec
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
     headers, length = {"x-tensor-dtype": spec.dtype}, len(header) + output.nbytes
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
-    if whole or output.nbytes <= SMALL:
-        await finish(call)
-        pieces = call.context.timings.each("encode", list[Bytes]((header, output.data)))
+    if work.streams != "tiles" or output.nbytes <= SMALL:
+        await finish(work)
+        pieces = work.context.timings.each("encode", list[Bytes]((header, output.data)))
         await send_body(send, pieces, MEDIA_TYPE, length, headers=headers)
         return
     ready, sent = ReadyRows(spec.shape), 0
-    async with aclosing(call.events()) as events:
+    async with aclosing(work.events()) as events:
         async for event in events:
             if not isinstance(event, TileReady):
                 continue
-            with call.context.timings.measure("encode"):
+            with work.context.timings.measure("encode"):
                 final = ready.add(event.offset, event.shape) * row_bytes
             if final and not sent:
                 await send_head(send, MEDIA_TYPE, length=length, headers=headers)

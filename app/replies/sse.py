@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Send
 
-from app.calls.call import Call
 from app.calls.work import Progress, TileReady, Work
 from app.replies.body import Stream, json_bytes
 from app.replies.errors import rpc_error
@@ -63,21 +62,20 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
     `request_id` is the `id` of the JSON-RPC request, or another name of the call. Errors before the first message are
     raised.
     """
-    call = cast("Call", work) if work.streams == "tiles" else None
-    wrap = partial(rpc_response, request_id)
+    tiles, wrap = work.streams == "tiles", partial(rpc_response, request_id)
     try:
         async with aclosing(work.events()) as events:
             async for event in events:
                 if isinstance(event, Progress):
                     await stream.message([_progress(request_id, event)])
-                elif isinstance(event, TileReady) and call is not None:
-                    tile = _tile(event, request_id, call.prepared.options.encoding)
-                    await stream.message(call.context.timings.each("encode", tile))
-        if call is None:
+                elif isinstance(event, TileReady) and tiles:
+                    tile = _tile(event, request_id, work.result().encoding)
+                    await stream.message(work.context.timings.each("encode", tile))
+        if tiles:
+            await stream.message([json_bytes(wrap(await _result(work)))])
+        else:
             pieces, _ = await json_text(work.result(), wrap)
             await stream.message(pieces)
-        else:
-            await stream.message([json_bytes(wrap(await _result(call)))])
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
@@ -110,10 +108,11 @@ def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[byte
     return spliced(text, b"data", [base64_pieces(tile.pieces())], quoted=True)
 
 
-async def _result(call: Call) -> dict[str, Any]:
-    listed = call.prepared.options.encoding == "list"
-    with call.context.timings.measure("encode"):
+async def _result(work: Work) -> dict[str, Any]:
+    result = work.result()
+    listed = result.encoding == "list"
+    with work.context.timings.measure("encode"):
         outputs = {
-            output.name: output.describe() | {"sha256": await output.sha256(listed=listed)} for output in call.outputs
+            output.name: output.describe() | {"sha256": await output.sha256(listed=listed)} for output in result.outputs
         }
-    return {**call.result().document, "outputs": outputs}
+    return {**result.document, "outputs": outputs}

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,6 +71,18 @@ class Tracing:
         """Record a call that ends now and took `seconds`, as a child of the current request's span; if `enabled`."""
         end, attributes = time.time_ns(), {f"convgrad.{name}": value for name, value in facts.items()}
         self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=attributes).end(end)
+
+    @contextmanager
+    def job(self, facts: Mapping[str, Any]) -> Iterator[None]:
+        """Record the attempt at a job in the block, with the calls in it; it gets the facts known at the end."""
+        if not self.enabled:
+            yield
+            return
+        with self._tracer.start_as_current_span("job") as span:
+            try:
+                yield
+            finally:
+                span.set_attributes({f"convgrad.{name}": value for name, value in facts.items()})
 
 
 def _described(app: ASGIApp) -> ASGIApp:

@@ -50,6 +50,8 @@ _BENCH = CallSpec(
 
 def run(options: argparse.Namespace) -> int:
     """Compute an operation, or a graph, and write its outputs to files."""
+    if options.detach:
+        return _detach(options)
     if options.graph is not None:
         return _run_graph(options)
     options.output = options.output[-1] if options.output else None
@@ -99,11 +101,39 @@ def _reproducible(spec: CallSpec, options: argparse.Namespace) -> bool:
     return bool(options.reproducible) or spec.options.get("reproducible") is True
 
 
-def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
-    op = _op_of(spec)
+def _detach(options: argparse.Namespace) -> int:
+    """Have the service keep a call, or a graph, and print the id of the job."""
+    source, key = Source(options.dtype), {"idempotency_key": options.idempotency_key}
+    if options.graph is not None:
+        graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
+        wanted = [_numbered(text)[0] for text in options.output or []]
+        with connected(options) as client:
+            job = client.submit_graph(graph, inputs, wanted or None, **_graph_settings(options), **key)
+    else:
+        spec = _spec_of(options, source)
+        with connected(options) as client:
+            job = client.submit(_op_of(spec), spec.inputs, spec.attributes, **_settings(spec, options), **key)
+    if options.json:
+        show(job.state, options)
+    else:
+        print(job.id)
+    return 0
+
+
+def _settings(spec: CallSpec, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what a call takes besides its inputs and attributes."""
     settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
     settings |= {"outputs": _outputs_of(spec, options), "algorithm": _algorithm_of(spec, options)}
-    settings["reproducible"] = _reproducible(spec, options)
+    return settings | {"reproducible": _reproducible(spec, options)}
+
+
+def _graph_settings(options: argparse.Namespace) -> dict[str, Any]:
+    settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+    return settings | {"algorithm": options.algorithm or "direct", "reproducible": options.reproducible}
+
+
+def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
+    op, settings = _op_of(spec), _settings(spec, options)
     # Without a progress bar the call can be retried when its reply breaks off.
     if not draws(options):
         return client.run_detailed(op, spec.inputs, spec.attributes, **settings)
@@ -123,9 +153,7 @@ def _run_graph(options: argparse.Namespace) -> int:
         check_output(path)
     graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
     with connected(options) as client:
-        settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
-        settings |= {"algorithm": options.algorithm or "direct", "reproducible": options.reproducible}
-        found = client.run_graph(graph, inputs, list(files) or None, **settings)
+        found = client.run_graph(graph, inputs, list(files) or None, **_graph_settings(options))
     for number, array in found.items():
         path = files.get(number, f"{number}.npy")
         write(path, array)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from convgrad._command import calls, check, completion, mcp, pages, sealed
+from convgrad._command import calls, check, completion, jobs, mcp, pages, sealed
 from convgrad._command.flags import Command, parser
 
 __all__ = ["dispatch"]
@@ -29,6 +29,7 @@ _COMMANDS: dict[str, Command] = {
     "verify": calls.verify,
     "tolerance": calls.tolerance,
     "check": _check,
+    "jobs": jobs.jobs,
     "ops": pages.ops,
     "describe": pages.describe,
     "health": pages.health,

@@ -64,6 +64,18 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     add("--reference", action="store_true", help="use the slow kernel that accumulates in float64")
     _add_reproducible(command)
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
+    add("--detach", action="store_true", help="have the service keep the call as a job, and print its id")
+    add("--idempotency-key", metavar="KEY", help="of a job: the same key with the same call is the same job")
+    add("-q", "--quiet", action="store_true", help="print errors only")
+
+
+def _add_jobs(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("job", metavar="JOB", nargs="?", help="id of a job (default: list them)")
+    add(
+        "-o", "--output", metavar="FILE", help="wait, and write the result: .npy, .npz of several, or .json of a report"
+    )
+    add("--cancel", action="store_true", help="cancel the job, or delete one that has ended")
     add("-q", "--quiet", action="store_true", help="print errors only")
 
 
@@ -311,6 +323,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "verify": ("compare a result of your own with the float64 reference", _add_verify),
     "tolerance": ("say how far honest results may be from the float64 reference", _add_tolerance),
     "check": ("check a whole kernel on problems of all kinds", _add_check),
+    "jobs": ("list jobs, wait for the result of one, or cancel it", _add_jobs),
     "ops": ("list the operations", _add_nothing),
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),
     "health": ("ask whether the service accepts calls", _add_nothing),

@@ -135,10 +135,16 @@ def document(
 
 
 def post(
-    http: httpx.Client, case: Case, inputs: dict[str, Array], accept: str = JSON, **options: Any
+    http: httpx.Client,
+    case: Case,
+    inputs: dict[str, Array],
+    accept: str = JSON,
+    headers: dict[str, str] | None = None,
+    **options: Any,
 ) -> httpx.Response:
     """Post a case as multipart."""
-    return http.post(f"/v1/ops/{case.op}", files=parts(case, inputs, **options), headers={"accept": accept})
+    sent = {"accept": accept, **(headers or {})}
+    return http.post(f"/v1/ops/{case.op}", files=parts(case, inputs, **options), headers=sent)
 
 
 def read_npy(body: bytes, dtype: str) -> Array:

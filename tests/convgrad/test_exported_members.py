@@ -49,7 +49,12 @@ def test_errors_survive_pickling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocking", "asynchronous"), [(convgrad.Client, convgrad.AsyncClient), (convgrad.Stream, convgrad.AsyncStream)]
+    ("blocking", "asynchronous"),
+    [
+        (convgrad.Client, convgrad.AsyncClient),
+        (convgrad.Stream, convgrad.AsyncStream),
+        (convgrad.Job, convgrad.AsyncJob),
+    ],
 )
 def test_both_clients_have_the_same_methods(blocking: type, asynchronous: type) -> None:
     """Names, parameters and docstrings agree, and every method has a docstring; only closing is called `aclose`."""

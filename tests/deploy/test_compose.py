@@ -63,6 +63,22 @@ def test_stopping_takes_longer_than_draining(name: str) -> None:
     assert grace >= float(drain) + 10
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_jobs_are_kept_in_a_volume(name: str) -> None:
+    """The spool is in a volume, in a folder of the image that its user owns; the replicas share one."""
+    service = SERVICES[name]
+    spool = re.fullmatch(r"\$\{CONVGRAD_SPOOL-(\S+)\}", service["environment"].get("CONVGRAD_SPOOL", ""))
+    if name == "convgrad-ray":
+        assert spool is None
+        return
+    assert spool
+    (volume,) = service["volumes"]
+    shared, _, folder = volume.partition(":")
+    assert (shared, folder) == ("spool" if name == "convgrad" else "replicas-spool", spool[1])
+    assert shared in COMPOSE["volumes"]
+    assert re.search(rf"install -d -o convgrad .*{folder}", (ROOT / "Dockerfile").read_text("utf-8"))
+
+
 @pytest.mark.parametrize("name", RAY)
 def test_the_cluster_has_a_token(name: str) -> None:
     """Nodes start once there is a token; they can read it, not write it, and it is in no variable."""

@@ -63,7 +63,7 @@ def quantity(text: str) -> int:
     return int(text[:-2]) << {"Mi": 20, "Gi": 30}[text[-2:]]
 
 
-both = pytest.mark.parametrize("name", ["base", "ray"])
+both = pytest.mark.parametrize("name", ["base", "ray", "spool"])
 
 
 @both
@@ -71,7 +71,8 @@ def test_manifests_are_valid(name: str) -> None:
     """What Kustomize builds passes the schemas of Kubernetes, and so do the pods of the Ray cluster."""
     manifests = built(name)
     kinds = {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"}
-    kinds |= {"HorizontalPodAutoscaler"} if name == "base" else {"RayCluster"}
+    kinds |= {"RayCluster"} if name == "ray" else {"HorizontalPodAutoscaler"}
+    kinds |= {"PersistentVolumeClaim"} if name == "spool" else set()
     assert {kind for kind, _ in manifests} == kinds
     for (kind, _), manifest in manifests.items():
         if kind not in _FOREIGN:
@@ -88,7 +89,8 @@ def test_pods_are_restricted(name: str) -> None:
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         # OpenShift assigns users and groups, and rejects pods that name their own.
-        assert not spec["securityContext"].keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+        own = {"runAsUser", "runAsGroup"} | (set() if name == "spool" else {"fsGroup"})
+        assert not spec["securityContext"].keys() & own
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in spec["containers"]:
             context = container["securityContext"]
@@ -111,6 +113,22 @@ def test_pods_have_time_to_drain(name: str) -> None:
     assert spec["terminationGracePeriodSeconds"] > drain + delay + 5
     probe = container["readinessProbe"]
     assert delay > probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_pods_share_the_spool() -> None:
+    """All pods run on the node of the volume, which holds the spool and more bytes than it may take."""
+    (volume,) = documents(FOLDER / "spool" / "volume.yaml")
+    (patch,) = documents(FOLDER / "spool" / "jobs.yaml")
+    spec = patch["spec"]["template"]["spec"]
+    (term,) = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    (container,) = spec["containers"]
+    values = {each["name"]: each["value"] for each in container["env"]}
+    (mount,) = container["volumeMounts"]
+    assert Path(mount["mountPath"]) in Path(values["CONVGRAD_SPOOL"]).parents
+    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    limit = Settings(spool_limit=values["CONVGRAD_SPOOL_LIMIT"]).spool_limit
+    assert limit < quantity(volume["spec"]["resources"]["requests"]["storage"])
 
 
 def test_rays_ports_are_closed() -> None:

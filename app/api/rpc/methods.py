@@ -1,4 +1,4 @@
-"""The JSON-RPC methods: every operation under every name, `ops.*`, `graph.*`, `check.*` and `rpc.discover`."""
+"""The JSON-RPC methods: every operation under every name, `ops.*`, `graph.*`, `jobs.*`, `check.*`, `rpc.discover`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.api.documents import OPENRPC, OPERATION_LIST, description_of
+from app.calls.jobs.tasks import GetResult, JobTask, Submit, is_job
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
@@ -48,6 +49,23 @@ class TaskMethod:
         return self.make(service, context, _called(op) if self.params[:1] == ("op",) else None), given
 
 
+class _SubmitMethod(TaskMethod):
+    """A method whose params are another method and the params of that, which becomes a job."""
+
+    def read(self, service: Service, context: RequestContext, params: Params) -> tuple[Task, Mapping[str, Any]]:
+        """Return the task and the request object of the other method; raises `InvalidParams`."""
+        given = bind_params(params, self.params, required=self.required)
+        method = METHODS.get(given["method"]) if isinstance(given["method"], str) else None
+        task, document = (
+            method.read(service, context, given["params"]) if isinstance(method, TaskMethod) else (None, {})
+        )
+        if task is None or not is_job(task):
+            rule = "method must be an operation, ops.verify, ops.tolerance or graph.run"
+            raise invalid_params("params", [broken_rule(["method"], rule, "method")])
+        key = given.get("idempotency_key")
+        return Submit(task, key if key is None else str(key)), document
+
+
 Method = TaskMethod | Callable[[Params], Any]
 """A method with a task, or a function that returns a JSON value, its text, or an awaitable of one of them."""
 
@@ -86,12 +104,20 @@ def _of_graph(task: Callable[[Service, RequestContext], Task]) -> TaskMethod:
     return TaskMethod(lambda service, context, _: task(service, context), graphs.MEMBERS, ("graph",))
 
 
+def _job(what: str, *params: str) -> TaskMethod:
+    return TaskMethod(lambda service, context, _: JobTask(service, context, what), params, params)
+
+
 def _check(name: str) -> TaskMethod:
     return TaskMethod(
         lambda service, context, _: check_task(service, context, name),
         tuple(CHECK_METHODS[name].params),
         CHECK_METHODS[name].required,
     )
+
+
+def _nothing(service: Service, context: RequestContext, _: object) -> Task:
+    raise NotImplementedError
 
 
 METHODS: dict[str, Method] = {
@@ -103,6 +129,11 @@ METHODS: dict[str, Method] = {
     "ops.tolerance": _of_named(Tolerance),
     "graph.run": _of_graph(RunGraph),
     "graph.validate": _of_graph(ValidateGraph),
+    "jobs.submit": _SubmitMethod(_nothing, ("method", "params", "idempotency_key"), ("method", "params")),
+    "jobs.get": _job("get", "job"),
+    "jobs.result": TaskMethod(lambda service, context, _: GetResult(service, context), ("job",), ("job",)),
+    "jobs.cancel": _job("cancel", "job"),
+    "jobs.list": _job("list"),
     **{name: _check(name) for name in CHECK_METHODS},
     "rpc.discover": _plain(OPENRPC.content),
 }

@@ -12,12 +12,13 @@ import httpx
 import pytest
 
 from schemas.tables import OPERATIONS, operation_names
-from tests.app.samples import JSON
+from tests.app.samples import JSON, SMALL, post, wait_for
 from tests.live import running_service
 
 FORM, BYTES = "multipart/form-data", "application/octet-stream"
 # What differs from one processor or call to the next, and in sealed checks from one check to the next.
 VARIES = {"stats", "plan", "methods"}
+VARIES_IN_JOBS = {"job", "state", "place", "created", "finished", "expires"}
 VARIES_IN_CHECKS = {
     *(
         "check",
@@ -34,15 +35,18 @@ VARIES_IN_CHECKS = {
     )
 }
 # Only what they find in their path matters.
-WITHOUT_BODY = {"v2_unload", "v2_unregister", "v2_unregister_all", "drop_check", "drop_tensor"}
+WITHOUT_BODY = {
+    *("v2_unload", "v2_unregister", "v2_unregister_all", "drop_check", "drop_tensor", "cancel_job"),
+}
 OBJECT = Path("/dev/shm/convgrad_example")
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service that has every page, and the object that the example of a region names."""
     OBJECT.write_bytes(bytes(36))
-    flags = ("--workers", "1", "--oip-shared-memory", "true")
+    spool = str(tmp_path_factory.mktemp("spool"))
+    flags = ("--workers", "1", "--oip-shared-memory", "true", "--spool", spool)
     with running_service(*flags) as service, httpx.Client(base_url=service.url, timeout=60) as client:
         yield client
     OBJECT.unlink()
@@ -91,9 +95,16 @@ def examples_of(described: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
                 yield kind, shown["value"], replies.get(label, {}).get("value")
 
 
+def wait_until_done(http: httpx.Client, job: str) -> str:
+    """Wait for a job, and return its id."""
+    wait_for(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "done")
+    return job
+
+
 def test_every_page_has_an_example_that_is_right(http: httpx.Client) -> None:
     """Each page answers its examples, in every form, with 200 and the reply that is stated, in the order listed."""
-    known: dict[str, str] = {}
+    reply = post(http, SMALL, SMALL.inputs(), headers={"prefer": "respond-async"})
+    known = {"job": wait_until_done(http, reply.json()["job"]), "Prefer": "wait=1"}
     pages = [(path, *each) for path, page in http.get("/openapi.json").json()["paths"].items() for each in page.items()]
     for path, verb, described in pages:
         name, responses = described["operationId"], described["responses"]
@@ -117,18 +128,21 @@ def test_every_page_has_an_example_that_is_right(http: httpx.Client) -> None:
 
 def test_every_method_has_an_example_that_is_right(http: httpx.Client) -> None:
     """Each method answers its example with the result that is stated, in the order listed."""
-    check = ""
+    known: dict[str, str] = {}
     for method in http.get("/openrpc.json").json()["methods"]:
         name = method["name"]
         assert method["examples"], f"{name} has no example"
         for shown in method["examples"]:
             values = {param["name"]: param["value"] for param in shown["params"]}
-            values |= {"check": check} if "check" in values else {}
+            values |= {name: value for name, value in known.items() if name in values}
             reply = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": name, "params": values}).json()
-            but = VARIES | VARIES_IN_CHECKS if name.startswith("check.") else VARIES
             assert "result" in reply, (name, reply)
+            but = VARIES | {"check": VARIES_IN_CHECKS, "jobs": VARIES_IN_JOBS}.get(name.partition(".")[0], set())
             assert same(shown["result"]["value"], reply["result"], but), (name, reply)
-            check = reply["result"]["check"] if name == "check.begin" else check
+            if name == "check.begin":
+                known["check"] = reply["result"]["check"]
+            elif name == "jobs.submit":
+                known["job"] = wait_until_done(http, reply["result"]["job"])
 
 
 def schemas_of(node: Any) -> Iterator[dict[str, Any]]:

@@ -79,10 +79,11 @@ def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
     verb = openapi["paths"]["/v1/ops/{op}"]["post"]
     assert set(verb["requestBody"]["content"]) == {JSON, "multipart/form-data"}
     assert set(verb["responses"]["200"]["content"]) == {each.media_type for each in FORMATS}
-    name, _ = verb["parameters"]
+    name, *headers = verb["parameters"]
+    assert [each["name"] for each in headers] == ["X-Request-ID", "Prefer", "Idempotency-Key"]
     assert name["schema"]["enum"] == [row.name for row in OPERATIONS]
     for status, answer in verb["responses"].items():
-        assert status == "200" or set(answer["content"]) == {"application/problem+json"}
+        assert status in ("200", "202") or set(answer["content"]) == {"application/problem+json"}
 
 
 def test_an_inference_has_its_forms(openapi: dict[str, Any]) -> None:

@@ -7,18 +7,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.app.samples import SMALL, post
+from tests.app.samples import SMALL, post, wait_for
 from tests.live import running_service
 
 pytestmark = pytest.mark.heavy
 
 pytest.importorskip("opentelemetry.instrumentation.asgi")
 
+_STEPS = ("job queued", "job running", "job done")
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -59,6 +61,26 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 def attributes(span: Any) -> dict[str, Any]:
     """Return a span's attributes."""
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
+
+
+def test_a_job_is_a_span_above_its_call(tmp_path: Path) -> None:
+    """An attempt at a job has a span with its outcome, whose child is the call; its lines in the log have the id."""
+    with (
+        collector() as (endpoint, spans),
+        running_service("--spool", str(tmp_path), OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=endpoint) as service,
+        httpx.Client(base_url=service.url) as http,
+    ):
+        reply = post(http, SMALL, SMALL.inputs(), headers={"prefer": "respond-async"})
+        job = reply.json()["job"]
+        wait_for(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "done")
+    by_name = {span.name: span for span in spans}
+    assert by_name[SMALL.op].parent_span_id == by_name["job"].span_id
+    found = attributes(by_name["job"])
+    assert (found["convgrad.job"], found["convgrad.outcome"], found["convgrad.attempt"]) == (job, "done", 1)
+    assert found["convgrad.ms"] > 0
+    lines = [line for line in service.log if f"job={job}" in line]
+    assert tuple(next(each for each in _STEPS if each in line) for line in lines) == _STEPS
+    assert f"request_id={reply.headers['x-request-id']}" in lines[-1]
 
 
 def test_a_call_is_a_span_below_its_caller() -> None:

@@ -1,0 +1,1 @@
+"""Jobs: requests that are kept in a folder and computed later, whether or not anybody waits for them."""
