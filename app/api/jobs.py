@@ -184,9 +184,10 @@ class _Run:
             error = as_convgrad_error(caught)
             if isinstance(error, InternalError):
                 _log.error("internal error", exc_info=caught, extra={"facts": {"job": job.id}})
+            error = error.with_traceback(None)  # whose frames hold the memory of the call, and this one the error
         if isinstance(error, Overloaded | RateLimited | ShuttingDown) and not isinstance(error, SpoolFull):
             return _RELEASED
-        if self._cancelled.is_set() or not await jobs.call(jobs.spool.fail, job, error.with_traceback(None)):
+        if self._cancelled.is_set() or not await jobs.call(jobs.spool.fail, job, error):
             return "cancelled"
         return "failed"
 
