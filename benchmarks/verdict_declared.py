@@ -229,7 +229,7 @@ def main() -> None:
         share = m["measured"] / m["limit"] if m["limit"] else 0.0
         plain = report.get("arithmetic", {}).get("plain")
         table[name][what] = f"{'ok' if report['passed'] else 'FAIL'} {share:.2f}/{rules['largest']['measured']:.2f}" + (
-            "" if plain is None else f" ({'p' if plain['passed'] else 'F'} {plain['errors']:.2g})"
+            "" if plain is None else f" ({'p' if plain['passed'] else 'F'} {float(plain['errors']):.2g})"
         )
         passed, count = passed + report["passed"], count + 1
     for name, row in table.items():
