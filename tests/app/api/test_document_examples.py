@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import httpx
@@ -44,12 +46,14 @@ OBJECT = Path("/dev/shm/convgrad_example")
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service that has every page, and the object that the example of a region names."""
-    OBJECT.write_bytes(bytes(36))
     spool = str(tmp_path_factory.mktemp("spool"))
     flags = ("--workers", "1", "--oip-shared-memory", "true", "--spool", spool)
-    with running_service(*flags) as service, httpx.Client(base_url=service.url, timeout=60) as client:
-        yield client
-    OBJECT.unlink()
+    with (Path(gettempdir()) / "convgrad-examples.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes have the object under the same name
+        OBJECT.write_bytes(bytes(36))
+        with running_service(*flags) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+            yield client
+        OBJECT.unlink()
 
 
 def same(stated: Any, got: Any, but: set[str]) -> bool:
