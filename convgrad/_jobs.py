@@ -39,7 +39,7 @@ class AsyncJob:
     def __init__(self, backend: Backend, state: Mapping[str, Any]) -> None:
         self._backend = backend
         self.state = dict(state)
-        """What the service last said of the job: `state`, `place` or `progress`, `created`, `expires`, `error`."""
+        """The last known state of the job: `state`, `place` or `progress`, `created`, `expires`, `error`."""
         self.id = str(state.get("job"))
         """Its id: `client.job(id)` finds it again, from any process."""
 
@@ -105,7 +105,7 @@ class Job(Blocking[AsyncJob]):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the service last said of the job: `state`, `place` or `progress`, `created`, `expires`, `error`."""
+        """The last known state of the job: `state`, `place` or `progress`, `created`, `expires`, `error`."""
         return self._async.state
 
     refresh = blocking(AsyncJob.refresh)

@@ -111,7 +111,7 @@ RULES: dict[str, tuple[str, Callable[[Findings], bool]]] = {
                  lambda f: (f["one row"]["where"] or {}).get("alike") == "0"),
     "border": ("everything fails, without another reason", lambda f: not f["plain"]["passed"]),
 }  # fmt: skip
-"""What tells the bugs apart, in the order in which they are considered."""
+"""The findings that identify each bug, tried in this order."""
 
 
 class Agent:
@@ -196,7 +196,7 @@ def call_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[in
 
 
 def drawn(seed: int, shape: list[int]) -> Array:
-    """Return the tensor that a seed stands for: this line is in the schema of the tools."""
+    """Return the tensor of a seed, by the formula in the schema of the tools."""
     return np.random.default_rng(seed).integers(-8, 9, shape, "int8").astype(np.float32)
 
 

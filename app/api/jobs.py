@@ -38,7 +38,7 @@ _log = logging.getLogger("convgrad.job")
 _ASYNC, _RELEASED = "respond-async", "released"
 # Jobs that a replica computes at a time: the units of one usually occupy all workers.
 _AT_ONCE = 4
-# One of so many places in the queue may be a job's.
+# Jobs take at most one in four places of the queue.
 _SHARE = 4
 # How often the runner looks for jobs of other replicas and renews its claims, and removes what has expired.
 _TICK_S, _SWEEP_S = 1.0, 60.0
@@ -226,4 +226,4 @@ class _Run:
 
 
 async def _send_nothing(_: Message) -> None:
-    """Drop a reply: nobody waits for one."""
+    """Drop a message of the reply: a job has no client."""

@@ -46,7 +46,7 @@ router = APIRouter()
 
 # Bytes that a seed makes in less than a millisecond.
 _INLINE = 1 << 18
-# The package wants an issuer of tokens; nothing shows this one, as our keys are made by `convgrad keys`.
+# The package requires an issuer of tokens. Ours come from `convgrad keys`, and no client sees this address.
 _ISSUER = AnyHttpUrl("http://localhost/")
 
 

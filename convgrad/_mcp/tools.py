@@ -71,7 +71,7 @@ class Tools:
         self._calls = calls
 
     async def _call(self, ctx: Context, method: str, params: dict[str, Any]) -> Any:
-        """Run a method in a task of its own, and report its progress; stops it when the request is cancelled."""
+        """Run a method in a separate task and report its progress; cancelling the request cancels it."""
         steps, last = asyncio.Queue[tuple[int, int] | None](), -1
 
         def step(done: int, total: int) -> None:

@@ -352,7 +352,7 @@ def _refused(member: str, message: str, kind: str) -> InvalidParams:
 
 
 def _read(given: Mapping[str, Any]) -> tuple[Takes, int, str, str, dict[str, Any]]:
-    """Read the parameters of a new check: what the kernel takes, cases, its label and digest, what it declares."""
+    """Read the parameters of a new check: takes, number of cases, label, digest, declared arithmetic."""
     broken: list[BrokenRule] = []
     takes = _takes(given.get("takes"), broken)
     asked, label = given.get("cases"), given.get("label")

@@ -1,4 +1,4 @@
-"""The result of the library that judges: whoever asks for a new kernel gets the old one."""
+"""Call the library that judges the result, instead of being a new kernel."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,8 +27,16 @@ __all__ = ["METHODS", "Method", "Params", "TaskMethod"]
 Params = Mapping[str, Any] | Sequence[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMethod:
+class TaskMethod(ABC):
+    """A method with a task."""
+
+    @abstractmethod
+    def read(self, service: Service, context: RequestContext, params: Params) -> tuple[Task, Mapping[str, Any]]:
+        """Return the task and its request object; raises `InvalidParams`."""
+
+
+@dataclass(frozen=True)
+class _RequestMethod(TaskMethod):
     """A method whose params are a request object: `make` returns the task, given the operation that they name.
 
     `params` are their names in order; the first one may be the operation, `op`. An op dumped by oneDNN Graph may take
@@ -54,7 +63,8 @@ class _SubmitMethod(TaskMethod):
 
     def read(self, service: Service, context: RequestContext, params: Params) -> tuple[Task, Mapping[str, Any]]:
         """Return the task and the request object of the other method; raises `InvalidParams`."""
-        given = bind_params(params, self.params, required=self.required)
+        names = "method", "params", "idempotency_key"
+        given = bind_params(params, names, required=names[:2])
         method = METHODS.get(given["method"]) if isinstance(given["method"], str) else None
         task, document = (
             method.read(service, context, given["params"]) if isinstance(method, TaskMethod) else (None, {})
@@ -93,31 +103,27 @@ def _kind(dump: Mapping[str, Any]) -> object:
 
 
 def _operation(called: CalledOperation) -> TaskMethod:
-    return TaskMethod(lambda service, context, _: Compute(service, context, called))
+    return _RequestMethod(lambda service, context, _: Compute(service, context, called))
 
 
 def _of_named(task: Callable[[Service, RequestContext, CalledOperation], Task]) -> TaskMethod:
-    return TaskMethod(task, ("op", *requests.MEMBERS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
+    return _RequestMethod(task, ("op", *requests.MEMBERS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
 
 
 def _of_graph(task: Callable[[Service, RequestContext], Task]) -> TaskMethod:
-    return TaskMethod(lambda service, context, _: task(service, context), graphs.MEMBERS, ("graph",))
+    return _RequestMethod(lambda service, context, _: task(service, context), graphs.MEMBERS, ("graph",))
 
 
 def _job(what: str, *params: str) -> TaskMethod:
-    return TaskMethod(lambda service, context, _: JobTask(service, context, what), params, params)
+    return _RequestMethod(lambda service, context, _: JobTask(service, context, what), params, params)
 
 
 def _check(name: str) -> TaskMethod:
-    return TaskMethod(
+    return _RequestMethod(
         lambda service, context, _: check_task(service, context, name),
         tuple(CHECK_METHODS[name].params),
         CHECK_METHODS[name].required,
     )
-
-
-def _nothing(service: Service, context: RequestContext, _: object) -> Task:
-    raise NotImplementedError
 
 
 METHODS: dict[str, Method] = {
@@ -129,9 +135,9 @@ METHODS: dict[str, Method] = {
     "ops.tolerance": _of_named(Tolerance),
     "graph.run": _of_graph(RunGraph),
     "graph.validate": _of_graph(ValidateGraph),
-    "jobs.submit": _SubmitMethod(_nothing, ("method", "params", "idempotency_key"), ("method", "params")),
+    "jobs.submit": _SubmitMethod(),
     "jobs.get": _job("get", "job"),
-    "jobs.result": TaskMethod(lambda service, context, _: GetResult(service, context), ("job",), ("job",)),
+    "jobs.result": _RequestMethod(lambda service, context, _: GetResult(service, context), ("job",), ("job",)),
     "jobs.cancel": _job("cancel", "job"),
     "jobs.list": _job("list"),
     **{name: _check(name) for name in CHECK_METHODS},

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Jobs:
-    """Use a spool in a thread of its own; raises what opening it raises."""
+    """Run the methods of a spool in a separate thread."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool

@@ -35,7 +35,7 @@ LEASE_S = 20.0
 """Seconds until a claim that is not renewed ends."""
 
 _VERSION = 1
-# A job during which so many replicas have ended is not tried again.
+# A job fails after this many crashes of replicas that computed it.
 _MOST_CRASHES = 8
 # Files are in the index within seconds: older ones are left from a crash.
 _ORPHAN_S = 600.0
