@@ -167,6 +167,8 @@ def test_rpc(http: httpx.Client) -> None:
     inputs = SMALL.inputs()
     params = document(SMALL, inputs)
     first = rpc(http, "jobs.submit", method=SMALL.op, params=[params["attributes"], params["inputs"]]).json()["result"]
+    # the key may have one call at a time, and a job that runs is one
+    wait_for(lambda: rpc(http, "jobs.get", job=first["job"]).json()["result"]["state"] == "done")
     again: dict[str, Any] = {
         "jsonrpc": "2.0",
         "id": 2,
