@@ -275,10 +275,6 @@ class Steps:
     """Bytes that packing asks memory for before it needs them, of each row: by itself the processor asks too late where
     rows are many."""
 
-    panel_ahead_bytes: int = 4096
-    """How far before it needs them a register tile asks for vectors that lie in memory: a page, where the processor's
-    own asking begins anew."""
-
 
 SUMS = Sums()
 STEPS = Steps()

@@ -17,14 +17,11 @@ import numpy.typing as npt
 from kernels.chains.geometry import Part
 from kernels.chains.units import arrange
 from kernels.dtypes import DTYPES
-from kernels.emit.brgemm import FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import LANEWISE as LANE_KINDS
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
-from kernels.emit.compiler import row_of
-from kernels.emit.depthwise import LINE_TAPS
+from kernels.emit.depthwise import LANE_DTYPES, LANE_ROWS, LINE_TAPS, lane_entries, lane_table
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, TAPS, line_table
-from kernels.emit.register_tiles import Walk
-from kernels.emit.tile_table import FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
 from kernels.reference import bias_gradient, bias_of, forward, gradients, narrow, single, widen
@@ -35,21 +32,18 @@ __all__ = ["prove"]
 
 Sums = npt.NDArray[np.float64]
 
-SEGMENT_LOG = 6
-"""Logarithm of the positions that a tile sums in registers."""
-
 _BATCH = ctypes.CFUNCTYPE(None, ctypes.c_int64)
-_TILE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+_LANES = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
-OUTER, ROWS, COLUMNS = 2, 2, 5
-"""Positions that each tile visits."""
+POSITIONS = 5
+"""Pixels of a line that a tile of a depthwise gradient sums."""
 
 PROBLEMS = 60
 """Random problems of each operation, some hundred microseconds each."""
 
 
 def prove() -> Iterator[str]:
-    """Run each register tile, then problems of every operation; yield the name of each before it runs.
+    """Run each micro-kernel, then problems of every operation; yield the name of each before it runs.
 
     Raises ArithmeticError for the first wrong result.
     """
@@ -61,11 +55,9 @@ def prove() -> Iterator[str]:
 
 def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Name what is tried, with what tries it."""
-    table = tile_table()
-    for kind, rows in tile_entries():
-        stored = next((dtype for dtype, row in LANEWISE.items() if row == kind), None)
-        tries = partial(_try_taps, stored) if stored else partial(_try_tile, kind)
-        yield f"register tile [{kind}][{rows}]", partial(tries, rows, int(table[kind, rows]), rng)
+    for dtype, rows in lane_entries():
+        address = int(lane_table()[LANE_DTYPES.index(dtype), rows])
+        yield f"depthwise gradient in {dtype}, tile {rows}", partial(_try_taps, dtype, rows, address, rng)
     for name, vectors in micro_entries():
         address = int(micro_table()[MICRO[name] + vectors - 1])
         for rows in range(1, MICRO_ROWS[name][vectors] + 1):
@@ -122,37 +114,13 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> S
     return values.astype(np.float16).view(np.uint16) if dtype == "f16" else (values.view(np.uint32) >> 16).astype("u2")
 
 
-def _call_tile(address: int, arrays: tuple[npt.NDArray[Any], ...], **walk: Any) -> None:
-    """Call a register tile with a `Walk` and the addresses of panel, scalars, offsets and sums."""
-    values = {"acc_step": 1, "segment": SEGMENT_LOG, "groups": 0, "group_bytes": 0, **walk}
-    _TILE(address)(*(each.ctypes.data for each in (row_of(Walk, **values), *arrays)))
-
-
-def _try_tile(kind: int, rows: int, address: int, rng: np.random.Generator) -> bool:
-    """Sum a small box of positions and compare (see `kernels.emit.register_tiles`)."""
-    width = target().lanes
-    vectors = kind - FROM_MEMORY if kind > FROM_MEMORY else kind
-    lanes, positions = vectors * width, OUTER * ROWS * COLUMNS
-    panel = rng.integers(-9, 10, (positions, lanes)).astype(np.float32)
-    scalars = rng.integers(-9, 10, (rows, positions)).astype(np.float32)
-    sums = rng.integers(-9, 10, (rows, lanes)).astype(np.float32)
-    products = (panel * scalars[:, :, None]).sum(1, dtype=np.float32)
-    step = scalars.strides[1]
-    offsets = np.arange(rows) * scalars.strides[0]
-    expected = sums + products
-    _call_tile(
-        address, (panel, scalars, offsets, sums), panel=(ROWS * COLUMNS, COLUMNS, 1),
-        scalars=(ROWS * COLUMNS * step, COLUMNS * step, step), counts=(OUTER, ROWS, COLUMNS),
-    )  # fmt: skip
-    return np.array_equal(sums, expected)
-
-
-def _call_batch(address: int, elements: npt.NDArray[np.void], **values: int) -> None:
-    """Call a micro-kernel with a `Batch` of elements."""
+def _call_batch(address: int, elements: npt.NDArray[np.void], *others: npt.NDArray[np.int64], **values: int) -> None:
+    """Call a micro-kernel with a `Batch` of elements, and the addresses of other arrays."""
     batch = np.zeros(1, Batch.dtype)
     for name, value in {"elements": elements.ctypes.data, "count": len(elements), **values}.items():
         batch[name] = value
-    _BATCH(address)(batch.ctypes.data)
+    kind = _LANES if others else _BATCH
+    kind(address)(*(each.ctypes.data for each in (batch, *others)))
 
 
 def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> bool:
@@ -187,9 +155,10 @@ def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.
                 element["steps"], element["case"], element["flush"] = steps, case * number, flush * (1 - number)
             _call_batch(
                 address, elements, rows=rows, a=stored[0].ctypes.data, a_row=stored[0].strides[1],
-                b=stored[1].ctypes.data, b_vector=stored[1].strides[1], c=sums.ctypes.data, c_row=sums.strides[0],
-                start=start.ctypes.data, totals=totals.ctypes.data if flush else 0, apart=int(flush > 0),
-                valid=target().lanes, vectors=1, last=0, step=4 * lanes,
+                b=stored[1].ctypes.data, b_vector=stored[1].strides[1], b_step=stored[1].strides[2],
+                a_step=0 if kind == "groups" else stored[0].strides[2], c=sums.ctypes.data, c_row=sums.strides[0],
+                next=sums.ctypes.data, start=start.ctypes.data, totals=totals.ctypes.data if flush else 0,
+                totals_row=totals.strides[0], apart=int(flush > 0), valid=target().lanes, vectors=1,
             )  # fmt: skip
             expected = start + products[0]
             expected[left] += products[1][left]
@@ -212,7 +181,7 @@ def _try_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: 
         _call_batch(
             address, elements, rows=rows, a=src.ctypes.data, a_row=src.strides[1], b=weights.ctypes.data,
             c=sums.ctypes.data, c_row=sums.strides[0], start=start.ctypes.data, vectors=2, last=4 * target().lanes,
-            step=weights.strides[1], taps=taps,
+            b_step=weights.strides[1], taps=taps,
         )  # fmt: skip
         expected = np.tile(start, (rows, 1))
         for line, row, tap in np.ndindex(2, rows, taps):
@@ -228,18 +197,20 @@ def _try_taps(dtype: str, rows: int, address: int, rng: np.random.Generator) -> 
     kept = rows > LANE_ROWS
     taps = LINE_TAPS * (rows - LANE_ROWS) if kept else rows
     lanes, lines = 3 * target().lanes, -(-taps // LINE_TAPS)
-    narrow = _integers(rng, (COLUMNS, lanes), dtype)
-    wide = _integers(rng, (lines, COLUMNS + LINE_TAPS, lanes), dtype)
+    narrow = _integers(rng, (POSITIONS, lanes), dtype)
+    wide = _integers(rng, (lines, POSITIONS + LINE_TAPS, lanes), dtype)
     sums = np.zeros((taps, lanes), np.float32)
     places = np.array([divmod(tap, LINE_TAPS) for tap in range(taps)])
     expected = np.array(
-        [(single(narrow, dtype) * single(wide, dtype)[h, w : w + COLUMNS]).sum(0) for h, w in places], np.float32
+        [(single(narrow, dtype) * single(wide, dtype)[h, w : w + POSITIONS]).sum(0) for h, w in places], np.float32
     )
     offsets = np.concatenate([places @ np.array(wide.strides[:2]), np.arange(taps) * sums.strides[0]]).astype(np.int64)
-    line = narrow.strides[0]
-    _call_tile(
-        address, (narrow, wide, offsets, sums), panel=(0, 0, line), scalars=(0, 0, line), counts=(1, 1, COLUMNS),
-        groups=3, group_bytes=4 * target().lanes,
+    elements = np.zeros(2, Element.dtype)
+    elements["steps"], elements["flush"] = (2, POSITIONS - 2), (FLUSH, 0)
+    elements["a"][1] = elements["b"][1] = 2 * narrow.strides[0]
+    _call_batch(
+        address, elements, offsets, a=wide.ctypes.data, a_step=wide.strides[1], b=narrow.ctypes.data,
+        b_step=narrow.strides[0], c=sums.ctypes.data, c_row=4 * target().lanes, vectors=3,
     )  # fmt: skip
     return np.array_equal(sums, expected)
 

@@ -1,11 +1,13 @@
-"""Micro-kernels of the forward operations: batch-reduce products that keep a tile of sums in registers.
+"""Micro-kernels of all sums: batch-reduce products that keep a tile of sums in registers.
 
     c[m, :] = start + sum over elements e of the batch, over k < steps of e:  a[e][m, k] * b[e][k, :]
 
-A batch lists what a tile of dst pixels sums: kernel taps, or runs of taps and channels that follow each other in memory
-(batch-reduce GEMM: Georganas et al., https://arxiv.org/abs/1906.06440). `a` is read where it lies: a row is a pixel,
-`a_row` bytes from the one before. `b` is packed in lines of one vector. So rank, stride, dilation, phase and border are
-addresses of the list alone. A tap that is outside for the first or the last rows of a tile leaves these rows out.
+A batch lists what a tile sums (batch-reduce GEMM: Georganas et al., https://arxiv.org/abs/1906.06440). Rows of forward
+operations are dst pixels, and an element is a kernel tap, or a run of taps and channels that follow each other in
+memory. Rows of weight gradients are channels, or taps of a line, and an element is a run of pixels. `a` is read where
+it lies, `a_row` bytes from a row to the next one. `b` is packed in lines of one vector. So rank, stride, dilation,
+phase and border are addresses of the list alone. A tap that is outside for the first or the last rows of a tile leaves
+these rows out.
 
 There are five kinds of products (`MICRO`):
 
@@ -89,14 +91,15 @@ FLUSH, FLUSH_FIRST = 1, 2
 class Batch(Record):
     """A tile, and the address of the `count` (at least 1) elements that it sums.
 
-    `b_vector` leads from a line to that of the next vector, `c_row` from a row of dst to the next one. Sums begin with
-    the lines at `start`, `start_row` bytes apart; or at zero where they are formed `apart`, and those lines are added
-    at the first flush, or at the end. Sums that go on, whose `start_row` is not 0, have been flushed before. `totals`
-    has the address of a second set of sums, or 0 where no element flushes. Of the last vector `valid` lanes are written
-    (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
+    A step leads `a_step` and `b_step` bytes on; `b_vector` leads from a line to that of the next vector, `c_row` from a
+    row of sums to the next one. Sums begin with the lines at `start`, `start_row` bytes apart; or at zero where they
+    are formed `apart`, and those lines are added at the first flush, or at the end. Sums that go on, whose `start_row`
+    is not 0, have been flushed before. `totals` has the address of a second set of sums, whose rows are `totals_row`
+    apart, or 0 where no element flushes. Of the last vector `valid` lanes are written (all, without `MASKS`). With
+    `rounds` (dots and pairs only) sums are written as bf16, otherwise as f32. The rows from `next` on are likely to be
+    written next.
 
-    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
-    step leads `step` bytes on in `b`, and in `a` unless its lines have whole groups.
+    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most.
     Only `kernels.emit.depthwise_lines` reads the `taps` of a line, and prefetches src for the pixels below:
     `ahead_lines` lines, `ahead` bytes from `a` on and `ahead_row` apart.
     """
@@ -104,21 +107,24 @@ class Batch(Record):
     rows: int
     a: int
     a_row: int
+    a_step: int
     b: int
     b_vector: int
+    b_step: int
     elements: int
     count: int
     c: int
     c_row: int
+    next: int
     start: int
     start_row: int
     apart: int
     totals: int
+    totals_row: int
     valid: int
     rounds: int
     vectors: int
     last: int
-    step: int
     taps: int
     ahead: int
     ahead_row: int
@@ -150,31 +156,42 @@ class _Tile:
             made, inside = make(), self.builder.block
         return simd.join(self.builder, otherwise, here, made, inside)
 
-    def _total(self, index: int) -> Any:
-        return self.builder.add(self.batch.totals, simd.I64(_LINE * index))
+    def _lines(self, *place: Any) -> list[Any]:
+        """Return the addresses of the tile's lines, from the address of the first one and the bytes between rows."""
+        base, row = (simd.opaque(self.builder, each, here=True) for each in place)
+        return [
+            self.builder.add(simd.nth(self.builder, base, row, m), simd.I64(_LINE * j))
+            for m in range(self.rows)
+            for j in range(self.vectors)
+        ]
 
-    def _start(self, m: int, j: int) -> Any:
-        builder, batch = self.builder, self.batch
-        place = builder.add(simd.nth(builder, batch.start, batch.start_row, m), simd.I64(_LINE * j))
-        return simd.load(builder, place, _FLOATS)
+    def _start(self) -> list[Any]:
+        lines = self._lines(self.batch.start, self.batch.start_row)
+        return [simd.load(self.builder, line, _FLOATS) for line in lines]
+
+    def _put_totals(self, sums: list[Any]) -> list[Any]:
+        """Make the second set of sums what is given, and give new sums."""
+        for line, value in zip(self._lines(self.batch.totals, self.batch.totals_row), sums, strict=True):
+            simd.store(self.builder, value, line)
+        return [_ZERO] * len(sums)
 
     def _begin(self) -> list[Any]:
         """Return the first values of the sums; sums that go on are their own second set, if there is one."""
         builder, batch = self.builder, self.batch
         together = builder.sub(simd.I64(1), batch.apart)
-        sums = self._when(together, [_ZERO] * len(self.places), lambda: [self._start(*place) for place in self.places])
+        sums = self._when(together, [_ZERO] * len(self.places), self._start)
         goes_on = builder.icmp_signed("!=", batch.start_row, simd.I64(0))
         with builder.if_then(builder.and_(goes_on, builder.icmp_signed("!=", batch.totals, simd.I64(0)))):
-            for index, place in enumerate(self.places):
-                simd.store(builder, self._start(*place), self._total(index))
+            self._put_totals(self._start())
         return sums
 
     def _add_start(self, sums: list[Any]) -> list[Any]:
-        return [self.builder.fadd(self._start(*place), value) for place, value in zip(self.places, sums, strict=True)]
+        return [self.builder.fadd(start, value) for start, value in zip(self._start(), sums, strict=True)]
 
     def _add_totals(self, sums: list[Any]) -> list[Any]:
-        builder = self.builder
-        return [builder.fadd(simd.load(builder, self._total(i), _FLOATS), value) for i, value in enumerate(sums)]
+        builder, lines = self.builder, self._lines(self.batch.totals, self.batch.totals_row)
+        totals = [simd.load(builder, line, _FLOATS) for line in lines]
+        return [builder.fadd(total, value) for total, value in zip(totals, sums, strict=True)]
 
     def _steps(self, element: Any, sums: list[Any], low: int, high: int) -> list[Any]:
         """Add the products of an element to the rows from `low` to `high`.
@@ -204,10 +221,8 @@ class _Tile:
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
                     sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
-            on = simd.I64(0) if groups else batch.step if lanes else simd.I64(4)
-            following = [simd.opaque(builder, builder.add(place, on)) for place in places]
-            line = builder.add(line, batch.step if lanes else simd.I64(_LINE))
-            return [*following, line, builder.add(number, _I32(1)), *sums]
+            following = [simd.opaque(builder, builder.add(place, batch.a_step)) for place in places]
+            return [*following, builder.add(line, batch.b_step), builder.add(number, _I32(1)), *sums]
 
         begin, first = [simd.nth(builder, a, batch.a_row, 3 * head) for head in heads], len(heads) + 2
         return simd.loop(builder, element.steps, [*begin, b, _I32(0), *sums], step, "step", rolled=True)[first:]
@@ -234,12 +249,10 @@ class _Tile:
             first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
             with builder.if_else(first) as (begins, goes_on):
                 with begins:
-                    for index, value in enumerate(self._add_start(joined)):
-                        simd.store(builder, value, self._total(index))
+                    self._put_totals(self._add_start(joined))
                 with goes_on:
-                    for index, value in enumerate(self._add_totals(joined)):
-                        simd.store(builder, value, self._total(index))
-            return [_ZERO] * len(joined)
+                    sums = self._put_totals(self._add_totals(joined))
+            return sums
 
         sums = self._when(element.flush, joined, flush)
         return [builder.add(place, simd.I64(Element.dtype.itemsize)), *sums]
@@ -247,11 +260,8 @@ class _Tile:
     def emit(self) -> list[Any]:
         """Emit the tile, which gives no values."""
         builder, batch = self.builder, self.batch
-        for m in range(self.rows, 2 * self.rows):  # those of the tile that is likely next
-            for line in range(0, _LINE * self.vectors, 64):
-                simd.prefetch(
-                    builder, builder.add(simd.nth(builder, batch.c, batch.c_row, m), simd.I64(line)), write=True
-                )
+        for line in self._lines(batch.next, batch.c_row)[:: min(self.vectors, max(1, 64 // _LINE))]:
+            simd.prefetch(builder, line, write=True)
         start = [batch.elements, *self._begin()]
         _, *sums = simd.loop(builder, batch.count, start, self._element, "element", rolled=True)
         flushed = builder.icmp_signed("!=", batch.totals, simd.I64(0))
@@ -299,14 +309,14 @@ def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) 
 def _emit(kind: str, vectors: int, builder: Any, place: Any) -> None:
     """Emit the tiles of a kind and number of vectors, and the choice between them by their rows."""
     batch = simd.fields(builder, place, Batch)
-    places = batch.a, batch.b, batch.c, batch.start
+    places = batch.a, batch.b, batch.c, batch.start, batch.next
 
     def tiles() -> None:
         all_rows = [_Tile(builder, kind, 1 + rows, vectors, batch).emit for rows in range(ROWS[kind][vectors])]
         simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), all_rows)
 
     def vector(at: Any) -> None:
-        batch.a, batch.b, batch.c, batch.start = (builder.add(place, at) for place in places)
+        batch.a, batch.b, batch.c, batch.start, batch.next = (builder.add(place, at) for place in places)
         tiles()
 
     if kind in LANEWISE:

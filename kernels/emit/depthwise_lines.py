@@ -95,7 +95,7 @@ def _sums(builder: Any, line: tuple[str, int, int], batch: Any, places: tuple[An
     (dtype, taps, stride), (a, b), rows = line, places, len(first)
     columns = (rows - 1) * stride + taps
     steps = [builder.mul(batch.a_row, simd.I64(column)) for column in range(columns)]
-    lines = [builder.mul(batch.step, simd.I64(tap)) for tap in range(taps)]
+    lines = [builder.mul(batch.b_step, simd.I64(tap)) for tap in range(taps)]
 
     def add(place: Any, weights: list[Any], column: int, sums: list[Any]) -> list[Any]:
         """Add the products of a column."""

@@ -192,13 +192,14 @@ def switch(builder: Any, number: Any, cases: Sequence[Callable[[], list[Any]]]) 
     return joined
 
 
-def opaque(builder: Any, value: Any) -> Any:
+def opaque(builder: Any, value: Any, *, here: bool = False) -> Any:
     """Hide from LLVM where an address comes from.
 
     It would unroll the loop with one moving address for every row, more than there are registers; so the rows stay
-    offsets, in registers, of one address.
+    offsets, in registers, of one address. What is computed from an address that is only known `here` is not computed
+    before, where it would have to be kept in memory.
     """
-    nothing = ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0")
+    nothing = ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", side_effect=here)
     return builder.call(nothing, [value])
 
 

@@ -323,9 +323,9 @@ def gather(
         np.empty(64, np.float32),
     )
     batch, work = batches[0], works[0]  # below the loops the tables are named too: that keeps them
-    batch.totals, batch.step, batch.rounds = call.products if share.flushes else 0, share.line, 1 if direct else 0
-    batch.apart = 1 if share.flushes else 0
-    batch.b_vector = share.block_bytes
+    batch.totals, batch.totals_row = call.products if share.flushes else 0, 8 * WIDTH
+    batch.apart, batch.rounds = 1 if share.flushes else 0, 1 if direct else 0
+    batch.a_step, batch.b_step, batch.b_vector = 0 if share.grouped else share.word, share.line, share.block_bytes
     step = share.lanes if lanewise else 2 * WIDTH * share.together
     for item in range(first, last):
         _cut_band(share, tables, works[0], counts, item)

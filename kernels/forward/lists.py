@@ -116,9 +116,10 @@ def _sum_tiles(
                     for _ in range(work.repeat):
                         if begun:
                             batch.start, batch.start_row = batch.c, c_row
+                        batch.next = batch.c + batch.rows * c_row
                         call_entry(call, address_of(batch))
                         batch.a += batch.rows * a_row
-                        batch.c += batch.rows * c_row
+                        batch.c = batch.next
     batch.b, batch.start = b, start
 
 

@@ -136,7 +136,8 @@ def scatter(
     batch.elements, batch.count, batch.valid = address_of(elements), elements.shape[0], WIDTH
     zeros = np.zeros(2 * WIDTH, np.float32)
     batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
-    batch.b_vector, batch.c_row = 4 * WIDTH * channels, 8 * WIDTH * used
+    batch.a_step, batch.b_step, batch.b_vector = 4, 4 * WIDTH, 4 * WIDTH * channels
+    batch.c_row, batch.totals_row = 8 * WIDTH * used, 8 * WIDTH
     batch.totals = call.products + limit * used * 8 * WIDTH if channels > chunk else 0
     for axis in range(1, 4):
         counts[axis] = high[axis] - low[axis]
@@ -174,7 +175,7 @@ def scatter(
                 batch.rows, batch.a = rows, base + h * steps[2] + x * steps[3]
                 for b in range(used):
                     batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
-                    batch.c = call.products + b * 8 * WIDTH
+                    batch.c = batch.next = call.products + b * 8 * WIDTH
                     call_entry(table[1], address_of(batch))
                 _add_tile(share, columns, live[:count], x, rows, call.products)
         if item % (chunks * depth) == chunks * depth - 1:

@@ -7,6 +7,7 @@ from math import ceil
 import numpy as np
 
 from kernels.costs import COSTS
+from kernels.emit.brgemm import ROWS
 from kernels.emit.compiler import Records
 from kernels.gradient.geometry import Geometry, Tensor
 from kernels.gradient.tiles.records import Block
@@ -14,7 +15,7 @@ from kernels.gradient.tiles.tables import MERGED_TAPS, split
 from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["channel_blocks", "lane_blocks", "lines_cost", "role_costs", "tile_rows"]
+__all__ = ["channel_blocks", "lane_blocks", "lines_cost", "merges", "role_costs", "tile_rows"]
 
 COSTED_TILES = 4096
 """Register tiles whose cycles are added up one by one."""
@@ -27,8 +28,8 @@ def _tile_cost(rows: int, vectors: int) -> float:
 
 def tile_rows(count: int, vectors: int) -> int:
     """Return the rows of the tallest tile: no more than 8, which fill lines of scalars, unless `count` asks for it."""
-    most = target().rows[vectors]
-    return most if count % most == 0 else min(8, most)
+    most = ROWS["f32"][vectors]
+    return most if count % most == 0 or count < most else min(8, most)
 
 
 def channel_blocks(channels: int, lanes: int) -> Records:
@@ -53,13 +54,19 @@ def role_costs(problem: ConvProblem, geo: Geometry) -> dict[str, float]:
     """Estimate the cycles of one pixel of one group: with narrow or wide channels as lanes, or groups."""
     wide, narrow, width = geo.wide, geo.narrow, len(geo.axes[3].shifts)
     return {
-        "narrow": lines_cost(narrow.channels, wide.channels, width, True),
+        "narrow": lines_cost(narrow.channels, wide.channels, width, merges(geo)),
         "wide": lines_cost(wide.channels, narrow.channels, width, False),
         "groups": _groups_cost(problem, wide, narrow, width),
     }
 
 
-def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
+def merges(geo: Geometry) -> bool:
+    """Whether taps of a kernel line share tiles where wide channels, few of them, are rows: all at one step."""
+    shifts, channels = geo.axes[3].shifts, geo.wide.channels
+    return 1 < len(shifts) <= MERGED_TAPS and channels < 4 and (channels == 1 or shifts[1] - shifts[0] == 1)
+
+
+def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merged: bool) -> float:
     """Return the cycles for one pixel and all taps of one (d, h)."""
     total = 0.0
     whole, rest = divmod(vector_channels, 2 * target().lanes)
@@ -67,7 +74,6 @@ def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, me
     for vectors, blocks in ((2, twos), (1, whole + (rest > 0) - twos)):
         if blocks == 0:
             continue
-        merged = merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS
         count, times = (scalar_channels * kernel_width, 1) if merged else (scalar_channels, kernel_width)
         limit = tile_rows(count, vectors)
         # beyond that many rows a tile more or less decides nothing

@@ -79,26 +79,17 @@ class Target:
         return "avx512bf16" if "avx512bf16" in self.features | self.imitated else ""
 
     @cached_property
-    def rows(self) -> dict[int, int]:
-        """Rows of the tallest register tile, by vectors a row.
+    def batch_rows(self) -> dict[int, int]:
+        """Rows of the tallest tile of `kernels.emit.brgemm`, by vectors a row.
 
         Sums, one row of vectors and one scalar stay within the registers; without AVX, products take one more.
         """
         if self.registers == 32:
-            return {1: 9, 2: 9}
-        if self.arch == "aarch64":
-            # 6 rows of two vectors are 24 sums, 4 registers of the panel and one of scalars, which `fmla` takes by
-            # lane: 10 registers are loaded for 24 `fmla`, and none is spilled; with 7 rows some are. Four lanes and 12
-            # rows would load 14 for as many. 9 rows of one vector, the taps of a 3x3 kernel, hide the latency.
-            return {1: 9, 2: 6}
-        return {1: 8, 2: 6} if self.registers == 16 else {1: 5, 2: 3}
-
-    @cached_property
-    def batch_rows(self) -> dict[int, int]:
-        """Rows of the tallest tile of `kernels.emit.brgemm`, by vectors a row; they fit as those of `rows` do."""
-        if self.registers == 32:
             return {1: 12, 2: 12}
         if self.arch == "aarch64":
+            # 6 rows of two vectors are 24 sums, 4 registers of a line of vectors and one of scalars, which `fmla` takes
+            # by lane: 10 registers are loaded for 24 `fmla`, and none is spilled; with 7 rows some are. Four lanes and
+            # 12 rows would load 14 for as many. 9 rows of one vector, the taps of a 3x3 kernel, hide the latency.
             return {1: 9, 2: 6}
         return {1: 12, 2: 6} if self.registers == 16 else {1: 5, 2: 3}
 

@@ -18,20 +18,19 @@ from tests.app.samples import NPY, post, read, same_bits
 from tests.live import LiveService, running_service
 from tests.problems import random_case
 
-# Python imports a module of this name first. It puts a fault into one register tile of one target.
+# Python imports a module of this name first. It puts a fault into one tile of a micro-kernel of one target.
 HOOK = """
 import os
-import re
 from llvmlite import ir
-import kernels.emit.register_tiles as tiles
+from kernels.emit.brgemm import _Tile
 from kernels.target import target
 
-right = tiles.sum_box
+right = _Tile.emit
 
-def sum_box(builder, walk, places, sums, *others, **options):
-    if not re.search("_tile_3x2(?!_)", builder.function.name) or str(target()) != os.environ["FAULTY"]:
-        return right(builder, walk, places, sums, *others, **options)
-    fault = os.environ["FAULT"]
+def emit(tile):
+    if (tile.kind, tile.rows, tile.vectors) != ("f32", 3, 2) or str(target()) != os.environ["FAULTY"]:
+        return right(tile)
+    builder, fault = tile.builder, os.environ["FAULT"]
     if fault == "crashes":
         long = ir.IntType(64)
         builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
@@ -40,9 +39,9 @@ def sum_box(builder, walk, places, sums, *others, **options):
         function = ir.Function(builder.module, ir.FunctionType(lanes, [lanes]), "llvm.x86.xop.vfrcz.ps")
         place = builder.inttoptr(long(8), lanes.as_pointer())
         builder.store(builder.call(function, [builder.load(place)]), place)
-    return sums
+    return []
 
-tiles.sum_box = sum_box
+_Tile.emit = emit
 """
 
 NARROWER = narrower(target())
@@ -66,7 +65,7 @@ def _with_fault(folders: list[Path], tmp_path: Path, fault: str) -> dict[str, st
         shutil.copytree(folder, cache / folder.name)
     mine = cache / folders[0].name
     (mine / VERDICT).unlink()
-    for file in mine.rglob("*_tile_3x2-*"):
+    for file in mine.rglob("*_batch_f32_2-*"):
         file.unlink()
     (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     return {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}

@@ -38,7 +38,7 @@ LOOPS = {
     },
     "neoverse-n1": {
         "f32 1": (18, 0, 10, 3, 0), "f32 2": (24, 0, 8, 2, 0), "lanes 1": (18, 0, 10, 0, 0),
-        "groups 1": (12, 0, 8, 2, 0),
+        "groups 1": (12, 0, 7, 1, 0),
     },
 }  # fmt: skip
 """By target, kind and vectors: products, those with a folded factor, other loads, moves, accesses to the stack."""

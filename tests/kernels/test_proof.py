@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kernels import compute, proof
-from kernels.emit.tile_table import tile_entries, tile_table
+from kernels.emit.brgemm import MICRO, micro_entries, micro_table
+from kernels.emit.depthwise import LANE_DTYPES, lane_entries, lane_table
 from kernels.target import target
 
 _NOTHING = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)(lambda *_: None)
@@ -34,13 +35,15 @@ def test_a_fault_of_the_reference_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         list(proof.prove())
 
 
-@pytest.mark.parametrize("entry", tile_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
-def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[int, int]) -> None:
-    """Each register tile is tested by itself, and the error names it."""
-    table = tile_table().copy()
-    table[entry] = _nothing()
-    monkeypatch.setattr(proof, "tile_table", lambda: table)
-    with pytest.raises(ArithmeticError, match=rf"register tile \[{entry[0]}\]\[{entry[1]}\] is wrong"):
+@pytest.mark.parametrize("entry", [*lane_entries(), *micro_entries()], ids=lambda entry: f"{entry[0]}-{entry[1]}")
+def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[str, int]) -> None:
+    """Each micro-kernel is tested by itself, and the error names it."""
+    (name, number), lanes = entry, entry in lane_entries()
+    table = (lane_table if lanes else micro_table)().copy()
+    table[(LANE_DTYPES.index(name), number) if lanes else MICRO[name] + number - 1] = _nothing()
+    monkeypatch.setattr(proof, "lane_table" if lanes else "micro_table", lambda: table)
+    named = f"depthwise gradient in {name}, tile {number} is" if lanes else rf"micro-kernel {name}, 1 x {number} is"
+    with pytest.raises(ArithmeticError, match=f"{named} wrong"):
         list(proof.prove())
 
 

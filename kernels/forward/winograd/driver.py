@@ -63,14 +63,15 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
     batches = np.zeros(1, BATCH)
     batch = batches[0]  # the loops name the table: that keeps it
     batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, dst.c_row, WIDTH
+    batch.a_step, batch.b_step = 4, VECTOR
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], room.zeros
     batch.totals = dst.totals if elements.shape[0] > 1 else 0
     frames = slab.high[0] - slab.low[0]
     for product in range(PRODUCTS):
         count = frames * tiles_along(slab, 0, product // FACTORS) * tiles_along(slab, 1, product % FACTORS)
         for vector in range(0, dst.vectors, 2):
-            entry = table[F32_PLACE + min(2, dst.vectors - vector) - 1]
-            most = TWO if vector + 1 < dst.vectors else ONE
+            across = min(2, dst.vectors - vector)
+            entry, most, batch.totals_row = table[F32_PLACE + across - 1], TWO if across == 2 else ONE, across * VECTOR
             parts = (count + most - 1) // most
             batch.b = dst.filters + product * dst.b_plane + vector * dst.b_block
             for part in range(parts):
@@ -78,6 +79,7 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
                 batch.rows = count * (part + 1) // parts - first
                 batch.a = room.panels + product * a_plane + first * dst.a_row
                 batch.c = dst.sums + product * dst.plane + first * dst.c_row + vector * VECTOR
+                batch.next = batch.c + batch.rows * dst.c_row
                 call_entry(entry, address_of(batches[0]))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Rows, Table, Vector, jit
+from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
+from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import (
     F32,
     address_of,
@@ -19,7 +20,6 @@ from kernels.emit.intrinsics import (
     stored_size,
     untranspose,
 )
-from kernels.emit.tile_table import FROM_MEMORY
 from kernels.gradient.tiles.records import (
     Block,
     Box,
@@ -32,9 +32,11 @@ from kernels.gradient.tiles.records import (
     Tile,
     TileCall,
     Visit,
+    WalkTables,
     Weights,
 )
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
+from kernels.pack.split import touch
 from kernels.target import target
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store"]
@@ -46,7 +48,14 @@ WIDTH = target().lanes
 LINE = 4 * WIDTH
 """Bytes of a vector of f32."""
 
-GROUP, PACKED, VISIT = Group.dtype, Packed.dtype, Visit.dtype
+MOST_ELEMENTS = 1024
+"""Elements of all taps that are visited together, or more if one tap has more: 56 KiB."""
+
+F32_PLACE = MICRO["f32"]
+
+ELEMENT_BYTES = Element.dtype.itemsize
+
+BATCH, ELEMENT, GROUP, PACKED, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, Visit))
 
 
 @jit
@@ -100,18 +109,19 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
 
 
 @jit
-def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], zero: int, visits: Rows[Visit]) -> int:
-    """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; return the number of ranges left.
+def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], first: int, zero: int, visits: Rows[Visit]) -> int:
+    """Clip ranges of one walk, from the `first` on, to the block at (n, d, h, w), as many as there is room for.
 
-    `zero` is the place in the slab's panel at which position 0 would be, in the unit of its moves.
+    Gives the number of the next range. A range has its visit at the same place for each block; one that is outside has
+    no tiles. `zero` is the place in the slab's panel at which position 0 would be, in the unit of its moves.
     """
-    count = 0
+    base = first - first % visits.shape[0]
+    r, end = first, min(base + visits.shape[0], ranges.shape[0])
     block, vector_moves, scalar_moves = share.block, share.vector.moves, share.scalar.moves
     outer = 1 if block[1] > 1 else 0
-    for r in range(ranges.shape[0]):
-        span, visit = ranges[r], visits[count]
-        walk = visit.walk
-        panel, scalars, counts = walk.panel, walk.scalars, walk.counts
+    while r < end and ranges[r].walk == ranges[first].walk:
+        span, visit = ranges[r], visits[r - base]
+        lines, scalars, counts = visit.lines, visit.scalars, visit.counts
         visit.line, visit.scalar = span.line - zero + at[0] * vector_moves[0], span.scalar + at[0] * scalar_moves[0]
         counts[0] = min(block[0], slab.high[0] - at[0])
         inside = True
@@ -123,83 +133,116 @@ def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], zero: int, 
             visit.scalar += low * scalar_moves[axis]
             if axis > 1 or outer == 1:
                 counts[axis - 1] = high - low
-        if not inside:
-            continue
-        visit.first, visit.last = span.first, span.last
+        r += 1
+        visit.first, visit.last, visit.row = span.first, span.last if inside else span.first, span.row
         for k in range(3):
             axis = outer if k == 0 else k + 1
-            panel[k], scalars[k] = vector_moves[axis], scalar_moves[axis]
+            lines[k], scalars[k] = vector_moves[axis], scalar_moves[axis]
         # lines, then planes, that follow each other without a gap are one
-        if panel[1] == panel[2] * counts[2] and scalars[1] == scalars[2] * counts[2]:
+        if lines[1] == lines[2] * counts[2] and scalars[1] == scalars[2] * counts[2]:
             counts[1], counts[2] = 1, counts[1] * counts[2]
-        if counts[1] == 1 and panel[0] == panel[2] * counts[2] and scalars[0] == scalars[2] * counts[2]:
+        if counts[1] == 1 and lines[0] == lines[2] * counts[2] and scalars[0] == scalars[2] * counts[2]:
             counts[0], counts[2] = 1, counts[0] * counts[2]
-        visit.row, visit.number = span.row, span.walk
-        count += 1
-    return count
+    return r
 
 
 @jit
-def _visits(share: Share, ranges: int) -> Rows[Visit]:
-    """Make room for what a block has of so many ranges, with what all walks have in common."""
-    visits = np.empty(ranges + 1, VISIT)
-    for i in range(ranges + 1):
-        walk = visits[i].walk
-        walk.acc_step, walk.segment = share.acc_step, share.segment
-        walk.groups, walk.group_bytes = share.vectors, share.acc_bytes
-    return visits
+def _list(visit: Visit, segment: int, line: int, elements: Rows[Element], first: int) -> None:
+    """List the positions of a visit, whose panel lines have `line` bytes each, from the place `first` on.
+
+    Sums of sums lose fewer digits than one long sum: those of a segment are added to memory. Most blocks are alike, and
+    so are their lists.
+    """
+    counts, lines, scalars, listed, count, pending = visit.counts, visit.lines, visit.scalars, visit.listed, first, 0
+    same = counts[0] == listed[0] and counts[1] == listed[1] and counts[2] == listed[2] and line == listed[3]
+    if same or visit.first == visit.last:
+        return
+    listed[0], listed[1], listed[2], listed[3] = counts[0], counts[1], counts[2], line
+    for i in range(counts[0]):
+        for j in range(counts[1]):
+            for done in range(0, counts[2], segment):
+                element = elements[count]
+                element.a = i * scalars[0] + j * scalars[1] + done * scalars[2]
+                element.b = line * (i * lines[0] + j * lines[1] + done * lines[2])
+                element.steps, element.case, element.half = min(segment, counts[2] - done), 0, 0
+                pending += element.steps
+                element.flush = FLUSH if pending >= segment else 0
+                if pending >= segment:
+                    pending = 0
+                count += 1
+    visit.elements = count - first
 
 
 @jit
-def _walk(
-    table: Table, share: Share, slab: Slab, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile],
-    visits: Rows[Visit], group: Group,
-) -> None:  # fmt: skip
+def _walk(table: Vector, share: Share, slab: Slab, tables: WalkTables, batch: Batch, group: Group) -> None:
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.gradient.tiles.unit`.
 
     A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
     """
-    at = group.at
+    blocks, ranges, tiles, visits, elements = (
+        tables.blocks, tables.ranges, tables.tiles, tables.visits, tables.elements
+    )  # fmt: skip
+    at, room, origin = group.at, elements.shape[0] // visits.shape[0], address_of(elements)
     zero, low, high, sizes = 0, slab.low, slab.high, share.block
+    positions = sizes[0] * sizes[1] * sizes[2] * sizes[3]
     for axis in range(4):
         zero += slab.vector.first[axis] * share.vector.steps[axis]
-    zero *= LINE if share.lanewise > 0 else 1
+    zero *= LINE if share.lanewise else 1
     for at[0] in range(low[0], high[0], sizes[0]):
         for at[1] in range(low[1], high[1], sizes[1]):
             for at[2] in range(low[2], high[2], sizes[2]):
                 for at[3] in range(low[3], high[3], sizes[3]):
-                    count = _clip(at[:], share, slab, ranges, zero, visits)
-                    start = 0
-                    while start < count:
+                    following = 0
+                    while following < ranges.shape[0]:
                         # all taps, or one line of the kernel where its scalars fill L1 by themselves
-                        end, most = start, 0
-                        while end < count and visits[end].number == visits[start].number:
-                            most = max(most, visits[end].last - visits[end].first)
-                            end += 1
-                        for b in range(blocks.shape[0]):
+                        begin, first = following, following % visits.shape[0]
+                        following = _clip(at[:], share, slab, ranges, begin, zero, visits)
+                        last = first + following - begin
+                        most, vectors, calls = 0, 0, 0
+                        for i in range(first, last):
+                            some = visits[i].last - visits[i].first
+                            most, calls = max(most, some), calls + some
+                        for b in range(blocks.shape[0] if calls > 0 else 0):
                             block = blocks[b]
-                            kind = block.vectors + (FROM_MEMORY if share.in_place else 0)
                             line = LINE * block.vectors
-                            move = line
-                            if share.lanewise > 0:
-                                kind, move = share.lanewise, 1
+                            move = 1 if share.lanewise else line
+                            if block.vectors != vectors:
+                                vectors = block.vectors
+                                batch.b_step = move * share.vector.moves[3]
+                                for i in range(first, last):
+                                    _list(visits[i], share.segment, move, elements, i * room)
+                            if not share.lanewise:
+                                batch.c_row = batch.totals_row = share.acc_step * line
                             panel, sums = group.panels + block.panel, group.acc + block.acc
+                            ahead, lines = 0, 0
+                            if begin == 0 and share.in_place and not share.lanewise:
+                                # the processor itself asks too late for the lines of the next block
+                                ahead = panel + (visits[first].line + positions) * line
+                                lines = positions * line // (64 * calls) + 1
                             for step in range(most):
-                                for i in range(start, end):
+                                for i in range(first, last):
                                     visit = visits[i]
-                                    if visit.first + step < visit.last:
-                                        tile = tiles[visit.first + step]
-                                        call_entry(
-                                            table[kind, tile.rows], address_of(visit.walk), panel + visit.line * move,
-                                            group.scalars + visit.scalar, address_of(tile.offsets),
-                                            sums + (visit.row + tile.row) * line,
-                                        )  # fmt: skip
-                        start = end
+                                    if visit.first + step >= visit.last:
+                                        continue
+                                    tile = tiles[visit.first + step]
+                                    batch.elements, batch.count = origin + i * room * ELEMENT_BYTES, visit.elements
+                                    batch.b = panel + visit.line * move
+                                    batch.a, batch.c = group.scalars + visit.scalar, sums
+                                    if share.lanewise:
+                                        call_entry(table[tile.rows], address_of(batch), address_of(tile.offsets))
+                                        continue
+                                    batch.rows, batch.a = tile.rows, batch.a + tile.offsets[0]
+                                    batch.c += (visit.row + tile.row) * line
+                                    batch.next = batch.totals = batch.c
+                                    for _ in range(lines):
+                                        touch(ahead)
+                                        ahead += 64
+                                    call_entry(table[F32_PLACE + vectors - 1], address_of(batch))
 
 
 @jit
 def add_slabs(
-    table: Table, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
+    table: Vector, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
     lines: Rows[Line], ranges: Rows[Range], tiles: Rows[Tile],
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the groups and lane blocks of the one share.
@@ -207,8 +250,17 @@ def add_slabs(
     `table` holds the tiles' addresses.
     """
     share, addresses = shares[0], calls[0]
-    together = share.together
-    visits, packings, groups = _visits(share, ranges.shape[0]), np.empty(2, PACKED), np.empty(1, GROUP)
+    together, block, segment = share.together, share.block, share.segment
+    room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
+    visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
+    elements, batches = np.empty(visits.shape[0] * room, ELEMENT), np.zeros(1, BATCH)
+    batch = batches[0]
+    batch.a_row, batch.a_step, batch.apart = share.scalar_row, share.scalar.moves[3], 1
+    batch.b_vector, batch.valid = LINE, WIDTH
+    if share.lanewise:
+        batch.vectors, batch.c_row = share.vectors, share.acc_bytes
+    tables = WalkTables(blocks, ranges, tiles, visits, elements)
+    packings, groups = np.empty(2, PACKED), np.empty(1, GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
     for i in range(slabs.shape[0]):
@@ -217,7 +269,7 @@ def add_slabs(
         scalar.end, scalar.to = addresses.scalar + share.scalar.nbytes, addresses.scratch
         for first in range(0, share.groups, together):
             vector.count = scalar.count = min(together, share.groups - first)
-            left = share.lane_groups - first * WIDTH if share.lanewise > 0 else (2 + vector.count) * WIDTH
+            left = share.lane_groups - first * WIDTH if share.lanewise else (2 + vector.count) * WIDTH
             vector.left = scalar.left = left
             vector.source = addresses.vector + share.vector.start + first * share.vector.group
             scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
@@ -228,7 +280,7 @@ def add_slabs(
             for g in range(vector.count):
                 group.panels, group.acc = panels + g * share.panel_bytes, addresses.acc + (first + g) * share.acc_bytes
                 group.scalars = base + g * (share.scalar.group if share.pack == NATIVE else share.scratch_bytes)
-                _walk(table, share, slab, blocks, ranges, tiles, visits, groups[0])
+                _walk(table, share, slab, tables, batches[0], groups[0])
 
 
 @jit

@@ -6,13 +6,15 @@ otherwise; positions of a tensor's own are those of its data.
 
 from __future__ import annotations
 
-from kernels.emit.compiler import Record, Vector, numbers
-from kernels.emit.register_tiles import Walk
-from kernels.emit.tile_table import LANE_ROWS
+from typing import NamedTuple
+
+from kernels.emit.brgemm import Element
+from kernels.emit.compiler import Record, Rows, Vector, numbers, together
+from kernels.emit.depthwise import LANE_ROWS
 
 __all__ = [
-    "Block", "Box", "Group", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile", "TileCall", "Visit", "Walk",
-    "Weights",
+    "Block", "Box", "Group", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile", "TileCall", "Visit",
+    "WalkTables", "Weights",
 ]  # fmt: skip
 
 
@@ -72,10 +74,10 @@ class Range(Record):
 
 
 class Tile(Record):
-    """A register tile: accumulator row counted from the range's, number of rows, byte offsets of their scalars.
+    """A tile: accumulator row counted from the range's, number of rows, byte offset of the first one's scalars.
 
-    One of `kernels.emit.depthwise.lane_taps`, where `rows` is its place in the table, has the accumulator bytes of each
-    row behind the offsets.
+    One of `kernels.emit.depthwise`, where `rows` is its place in the table, has an offset for each row, and behind them
+    the accumulator bytes of each.
     """
 
     row: int
@@ -84,15 +86,33 @@ class Tile(Record):
 
 
 class Visit(Record):
-    """What a block of positions has of a range: where its panel and scalars begin, and the walk of the tiles."""
+    """What a block of positions has of a range: where its panel and scalars begin, and what its tiles sum.
+
+    Positions are a box along (outer, row, column): their `counts`, and their steps as the `moves` of a `Source` are.
+    They are so many `elements`, which are as they were `listed` for some counts and bytes of a panel line.
+    """
 
     line: int
     scalar: int
     first: int
     last: int
     row: int
-    number: int
-    walk: Walk
+    counts: Vector = numbers(3)
+    lines: Vector = numbers(3)
+    scalars: Vector = numbers(3)
+    elements: int
+    listed: Vector = numbers(4)
+
+
+@together
+class WalkTables(NamedTuple):
+    """What a walk over blocks of positions visits, and room for the visits of one block and their elements."""
+
+    blocks: Rows[Block]
+    ranges: Rows[Range]
+    tiles: Rows[Tile]
+    visits: Rows[Visit]
+    elements: Rows[Element]
 
 
 class Source(Record):
@@ -116,16 +136,16 @@ class Source(Record):
 class Share(Record):
     """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
 
-    Where every lane is a convolution group, `lanewise` is the row of the table with the tiles for them, otherwise 0;
-    `lane_groups` are left, and a tile sums so many `vectors` of them. Panels of `together` groups are packed at a time,
-    each `panel_bytes` and `scratch_bytes` from the last; `plane` is the bytes of one line's or channel's scalars. A
-    vector tensor that is read `in_place` is its own panel, of which position 0 is the first line. `acc_step` is in
-    accumulator rows, `segment` the logarithm of the positions that are summed in registers.
+    With `lanewise` every lane is a convolution group; `lane_groups` are left, and a tile sums so many `vectors` of
+    them. Panels of `together` groups are packed at a time, each `panel_bytes` and `scratch_bytes` from the last;
+    `plane` is the bytes of one line's or channel's scalars. A vector tensor that is read `in_place` is its own panel,
+    of which position 0 is the first line. From one row of a tile to the next it is `scalar_row` bytes and `acc_step`
+    accumulator rows. Sums of `segment` positions, or some more, are formed in registers.
     """
 
     kind: int
     groups: int
-    lanewise: int
+    lanewise: bool
     lane_groups: int
     vectors: int
     pack: int
@@ -134,6 +154,7 @@ class Share(Record):
     scratch_bytes: int
     plane: int
     acc_bytes: int
+    scalar_row: int
     acc_step: int
     segment: int
     block: Vector = numbers(4)

@@ -19,13 +19,12 @@ import numpy.typing as npt
 from kernels.blocks import CACHES, STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.tile_table import LANE_ROWS, LANEWISE
+from kernels.emit.depthwise import LANE_DTYPES, LANE_ROWS
 from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
-from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
+from kernels.gradient.roles import lane_blocks, merges, role_costs, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
 from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
-    MERGED_TAPS,
     Rows,
     Tables,
     has_regions,
@@ -117,7 +116,8 @@ class Schedule(Roles):
     cuts: tuple[Ints, ...]  # of each axis: low and high of its parts; a slab is a part of each
     block: Ints
     chunks: int
-    segment: int  # logarithm of the positions that are summed in registers
+    segment: int  # positions that are summed in registers
+    scalar_row: int  # bytes of scalars from one row of a tile to the next
 
     @property
     def rows(self) -> int:
@@ -154,18 +154,20 @@ class Schedule(Roles):
 def _roles(problem: ConvProblem) -> Roles:
     """Choose who is the vector and who the scalar, and how both are read."""
     geo = geometry(problem)
-    wide, narrow, width = geo.wide, geo.narrow, len(geo.axes[3].shifts)
+    wide, narrow = geo.wide, geo.narrow
     costs = role_costs(problem, geo)
     if not has_regions(geo.axes[1:], wide.channels):
         del costs["groups"]
     lanes_are = min(costs, key=lambda name: costs[name])
     by_group, vector_is_wide = lanes_are == "groups", lanes_are == "wide"
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
-    merged = 1 < width <= MERGED_TAPS and lanes_are == "narrow" and wide.channels < 4
+    merged = lanes_are == "narrow" and merges(geo)
     direct = by_group and _adjacent_groups(problem, geo)
     pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
     if direct:
         pack = NATIVE
+    elif merged and 1 < wide.channels != wide.steps[3]:
+        pack = LINES  # channels, then taps, at one step
     channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
     runs: tuple[Run, ...] = (Run(0, channels, 0),)
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
@@ -306,7 +308,16 @@ def schedule(problem: ConvProblem) -> Schedule:
         block=np.array(block, np.int64),
         chunks=chunks,
         segment=_segment(points // chunks),
+        scalar_row=_scalar_row(roles, offsets, steps[2]),
     )
+
+
+def _scalar_row(roles: Roles, offsets: Ints, position: int) -> int:
+    """Return the bytes from one row of a tile to the next, of which a `position` of the scalars has so many."""
+    if len(offsets) > 1:
+        return int(offsets[1] - offsets[0])
+    shifts = roles.axes[3].shifts
+    return (shifts[1] - shifts[0]) * position if roles.merged else 0
 
 
 def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
@@ -348,7 +359,7 @@ def _lines_in_place(vector: Tensor) -> Operand:
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
     """Whether groups follow each other in both tensors, and fill whole vectors."""
     single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
-    return single and problem.groups % target().lanes == 0 and problem.dtype in LANEWISE
+    return single and problem.groups % target().lanes == 0 and problem.dtype in LANE_DTYPES
 
 
 def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
@@ -413,11 +424,11 @@ def _together(problem: ConvProblem, roles: Roles) -> int:
 
 
 def _segment(positions: int) -> int:
-    """Choose how many positions are summed in registers, as a logarithm.
+    """Choose how many positions are summed in registers.
 
     The error of a sum of sums is least where both are about equally long; each segment costs a pass over the tile.
     """
-    return 5 if positions < 1024 else 6 if positions < 8192 else 7
+    return 32 if positions < 1024 else 64 if positions < 8192 else 128
 
 
 def _scalar_lines(problem: ConvProblem, roles: Roles, cuts: list[list[int]]) -> Records:

@@ -15,15 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.emit.depthwise import LINE_TAPS
-from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
+from kernels.emit.depthwise import LANE_ROWS, LINE_TAPS, LINES_KEPT
 from kernels.gradient.geometry import Axis
 from kernels.gradient.tiles.records import Range, Tile
 from kernels.problem import wrapped
 
 __all__ = [
-    "MERGED_TAPS", "Rows", "Tables", "firsts_of", "has_regions", "merged_tables", "region_tables", "register_tiles",
-    "split", "tap_tables",
+    "MERGED_TAPS", "Rows", "Tables", "firsts_of", "has_regions", "merged_tables", "region_tables", "row_tiles", "split",
+    "tap_tables",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -41,10 +40,10 @@ MOST_RANGES = 1 << 16
 
 @dataclass(frozen=True)
 class Rows:
-    """How (tap, channel) pairs of the scalar tensor are rows: of the accumulators, and of register tiles.
+    """How (tap, channel) pairs of the scalar tensor are rows: of the accumulators, and of tiles.
 
     `tap_step` and, inside a tile, `row_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is
-    the number of rows of the tallest tile.
+    the number of rows of the tallest tile. Rows of a tile are at one step from each other.
     """
 
     tap_step: int
@@ -59,14 +58,10 @@ def split(count: int, limit: int) -> list[int]:
     return [count // parts + (i < count % parts) for i in range(parts)]
 
 
-def register_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offsets: Ints) -> Records:
-    """Return tiles that begin at the accumulator `rows` and have `sizes` rows each.
-
-    `offsets` are those of all rows, tile after tile.
-    """
+def row_tiles(rows: Sequence[int] | Ints, sizes: Sequence[int] | Ints, offsets: Ints) -> Records:
+    """Return tiles that begin at the accumulator `rows` and scalar `offsets`, and have `sizes` rows each."""
     tiles = np.zeros(len(sizes), Tile.dtype)
-    tiles["row"], tiles["rows"] = rows, sizes
-    tiles["offsets"][np.arange(2 * LANE_ROWS) < tiles["rows"][:, None]] = offsets
+    tiles["row"], tiles["rows"], tiles["offsets"][:, 0] = rows, sizes, offsets
     return tiles
 
 
@@ -101,7 +96,8 @@ def tap_tables(
     would be too many walks.
     """
     first_rows = np.concatenate([row + firsts_of(sizes) * rows.row_step for row, sizes in cuts])
-    tiles = register_tiles(first_rows, [*chain.from_iterable(sizes for _, sizes in cuts)], rows.offsets)
+    sizes = [*chain.from_iterable(sizes for _, sizes in cuts)]
+    tiles = row_tiles(first_rows, sizes, rows.offsets[firsts_of(sizes)])
     ranges = _tap_ranges(axes, steps)
     if vector_moves:
         ranges["line"] = ranges["scalar"]
@@ -130,7 +126,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
         if span[0] < span[1]:
             first_rows.append(part[0][0] * channels + part[0][1])
             sizes.append(len(part))
-            offsets.extend(axis.shifts[w] * steps[2] + places[c] for w, c in part)
+            offsets.append(axis.shifts[part[0][0]] * steps[2] + places[part[0][1]])
             line.append(span)
 
     first = 0
@@ -151,7 +147,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     ranges["first"], ranges["last"] = np.arange(len(line)), np.arange(len(line)) + 1
     ranges["row"] = (np.arange(len(lines)) * width * channels)[:, None]
     ranges["walk"] = np.arange(len(lines))[:, None]
-    return ranges.reshape(-1), register_tiles(first_rows, sizes, wrapped(offsets))
+    return ranges.reshape(-1), row_tiles(first_rows, sizes, wrapped(offsets))
 
 
 def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
@@ -171,7 +167,7 @@ def has_regions(axes: Sequence[Axis], channels: int) -> bool:
 
 
 def region_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int], line: int) -> Tables:
-    """Visit boxes of pixels for which the same taps are inside, with the tiles of `kernels.emit.depthwise.lane_taps`.
+    """Visit boxes of pixels for which the same taps are inside, with the tiles of `kernels.emit.depthwise`.
 
     `steps` are bytes for one position of the wide tensor along (d, h, w), `line` those of an accumulator row.
     """

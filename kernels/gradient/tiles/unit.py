@@ -20,8 +20,9 @@ from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
+from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.tile_table import LANEWISE, tile_table
+from kernels.emit.depthwise import LANE_DTYPES, lane_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
@@ -208,11 +209,12 @@ class TilePart(Part):
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
         groups, stored = self.g1 - self.g0, problem.dtype if plan.direct else "f32"
+        self.table = lane_table()[LANE_DTYPES.index(stored)] if plan.lanes_are_groups else micro_table()
         self.share = row_of(
             Share,
             kind=KINDS[problem.dtype],
             groups=1 if plan.direct else groups,
-            lanewise=LANEWISE[stored] if plan.lanes_are_groups else 0,
+            lanewise=plan.lanes_are_groups,
             lane_groups=self.lane_groups,
             vectors=groups if plan.direct else 1,
             pack=plan.scalar_pack,
@@ -221,6 +223,7 @@ class TilePart(Part):
             scratch_bytes=4 * plan.scalar.scratch,
             plane=plan.scalar.plane,
             acc_bytes=4 * self.group_floats,
+            scalar_row=plan.scalar_row,
             acc_step=plan.row_step,
             segment=plan.segment,
             block=plan.block,
@@ -262,7 +265,7 @@ class TilePart(Part):
             TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
             scratch=arena_address("scalar", self.arenas[1]), acc=address(acc),
         )  # fmt: skip
-        add_slabs(tile_table(), self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
+        add_slabs(self.table, self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
 
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:

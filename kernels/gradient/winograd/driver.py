@@ -8,45 +8,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Record, Rows, Table, Vector, jit, numbers
+from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
+from kernels.emit.compiler import Record, Rows, Vector, jit, numbers
 from kernels.emit.intrinsics import address_of, call_entry, fill_zero
 from kernels.emit.winograd import FACTORS, count_taps
 from kernels.gradient.tiles.driver import store
-from kernels.gradient.tiles.records import Block, Tile, Walk, Weights
+from kernels.gradient.tiles.records import Block, Tile, Weights
 from kernels.winograd.records import Channels, Room, Side, TileSlab
-from kernels.winograd.tiles import STAGED_LINE, find_window, stage_lines, tiles_along, transform_tiles
+from kernels.winograd.tiles import STAGED_LINE, WIDTH, find_window, stage_lines, tiles_along, transform_tiles
 
 __all__ = ["TAKEN_ROWS", "ProductRun", "add_products", "write_taps"]
 
 TAKEN_ROWS = 64
 """Rows of sums that are turned into taps at a time."""
 
-WALK = Walk.dtype
+SEGMENT = 32
+"""Tiles that are summed in registers before the sums are added to memory."""
+
+F32_PLACE, VECTOR = MICRO["f32"], STAGED_LINE // 2
+BATCH, ELEMENT = Batch.dtype, Element.dtype
 
 
 class ProductRun(Record):
     """Sums of products from the address `sums` on; the first slab may begin them.
 
-    Register tiles of one vector begin at the first and those of two at the second of `firsts`, which ends with the end;
-    `segment` is the logarithm of the tiles that are summed in registers.
+    Tiles of one vector begin at the first and those of two at the second of `firsts`, which ends with the end.
     """
 
     begins: bool
-    segment: int
     firsts: Vector = numbers(3)
     sums: int
 
 
 @jit
 def add_products(
-    table: Table, runs: Rows[ProductRun], sides: Rows[Side], rooms: Rows[Room], lanes: Rows[Channels],
+    table: Vector, runs: Rows[ProductRun], sides: Rows[Side], rooms: Rows[Room], lanes: Rows[Channels],
     scalars: Rows[Channels], slabs: Rows[TileSlab], tiles: Rows[Tile],
 ) -> None:  # fmt: skip
     """Add slabs of tiles to the sums of all products; `sides` and `rooms` are those of the lanes and of the scalars."""
-    run, walks = runs[0], np.zeros(1, WALK)
-    walk = walks[0]  # the loops name the table: that keeps it
-    walk.acc_step, walk.segment, walk.panel[2], walk.scalars[2] = 1, run.segment, 1, STAGED_LINE
-    walk.counts[0], walk.counts[1] = 1, 1
+    run, batches, most = runs[0], np.zeros(1, BATCH), 0
+    for s in range(slabs.shape[0]):
+        most = max(
+            most, (slabs[s].high[0] - slabs[s].low[0]) * tiles_along(slabs[s], 0, 0) * tiles_along(slabs[s], 1, 0)
+        )
+    elements = np.zeros(most // SEGMENT + 1, ELEMENT)
+    batch = batches[0]  # the loops name the table: that keeps it
+    batch.a_row, batch.a_step, batch.b_vector, batch.valid, batch.apart = 4, STAGED_LINE, VECTOR, WIDTH, 1
+    batch.elements = address_of(elements)
     for s in range(slabs.shape[0]):
         slab, new = slabs[s], run.begins and s == 0
         for i in range(2):
@@ -59,21 +67,28 @@ def add_products(
             for i in range(2 if lines > 0 else 0):
                 transform_tiles(sides[i], lanes if i == 0 else scalars, slab, rooms[i], y, lines, rooms[i].panels)
             for x in range(FACTORS):
-                walk.counts[2] = frames * lines * tiles_along(slab, 1, x)
+                count = frames * lines * tiles_along(slab, 1, x)
+                batch.count = (count + SEGMENT - 1) // SEGMENT
                 panel, scalar = rooms[0].panels + x * sides[0].plane, rooms[1].panels + x * sides[1].plane
                 for b in range(lanes.shape[0]):
                     block = lanes[b]
+                    batch.b, batch.b_step, batch.c_row = panel + block.panel, block.line, block.line
+                    batch.totals_row = block.line
+                    for e in range(batch.count):
+                        element = elements[e]
+                        element.a, element.b = e * SEGMENT * STAGED_LINE, e * SEGMENT * block.line
+                        element.steps = min(SEGMENT, count - e * SEGMENT)
+                        element.flush = FLUSH if element.steps == SEGMENT else 0
                     to = run.sums + block.sums + (FACTORS * y + x) * block.plane
                     for t in range(run.firsts[block.vectors - 1], run.firsts[block.vectors]):
                         tile = tiles[t]
                         place = to + tile.row * block.line
                         if new:
                             fill_zero(place, tile.rows * block.line)
-                        if walk.counts[2] > 0:
-                            call_entry(
-                                table[block.vectors, tile.rows], address_of(walks[0]), panel + block.panel, scalar,
-                                address_of(tile.offsets), place,
-                            )  # fmt: skip
+                        if count > 0:
+                            batch.rows, batch.a = tile.rows, scalar + tile.offsets[0]
+                            batch.c = batch.next = batch.totals = place
+                            call_entry(table[F32_PLACE + block.vectors - 1], address_of(batches[0]))
 
 
 @jit

@@ -34,7 +34,7 @@ def winograd_cycles(problem: ConvProblem) -> float:
         lanes, narrow, wide = dims.wide_channels, wide, narrow
     frames, sums = dims.n * dims.met(0), vectors[0] * plan.rows
     tiles, products = plane_tiles(dims.narrow[1:]), plane_products(dims.narrow[1:])
-    cycles = frames * products * lines_cost(lanes, plan.rows, 1, merge=False)
+    cycles = frames * products * lines_cost(lanes, plan.rows, 1, merged=False)
     cycles += COSTS.transformed * frames * tiles * (narrow + wide)
     cycles += COSTS.tapped * sums * dims.kernel[0] + COSTS.summed * sums * sum(map(len, plan.slabs))
     if problem.data_format == "NCX":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil
 from typing import Any
 
@@ -20,7 +20,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import Records, Vector, values_of
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import role_costs, tile_rows
-from kernels.gradient.tiles.tables import firsts_of, register_tiles, split
+from kernels.gradient.tiles.tables import firsts_of, row_tiles, split
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of
 from kernels.target import target
@@ -99,8 +99,7 @@ def layout(problem: ConvProblem) -> Layout:
             positions = max((most_positions(table, wide) for table in slabs if len(table)), default=0)
             channels["stage"] = STAGED_LINE * positions * np.arange(len(channels))
             staged[side] = STAGED_LINE // 4 * positions * len(channels)
-    heights = [split(rows, tile_rows(rows, vectors)) for vectors in (1, 2)]
-    tables = [_tile_table(cut, scalars) for cut in heights]
+    tables = [_tile_table(scalars, vectors) for vectors in (1, 2)]
     total = max((int(tiles_of(table).sum()) for table in slabs), default=0)
     return Layout(
         lanes_are_wide=lanes_are_wide,
@@ -117,10 +116,12 @@ def layout(problem: ConvProblem) -> Layout:
     )
 
 
-def _tile_table(heights: Sequence[int], scalars: Records) -> Records:
-    """Return register tiles of so many rows each, and where the scalars of these lie in a panel."""
-    width, channels = 2 * target().lanes, np.arange(sum(heights))
-    return register_tiles(firsts_of(heights), heights, scalars["panel"][channels // width] + 4 * (channels % width))
+def _tile_table(scalars: Records, vectors: int) -> Records:
+    """Return tiles of so many vectors, and where their scalars lie: each takes channels of one panel."""
+    cuts = [split(int(valid), tile_rows(int(valid), vectors)) for valid in scalars["valid"]]
+    sizes = [*chain(*cuts)]
+    places = np.repeat(scalars["panel"] - 4 * scalars["first"], [*map(len, cuts)])
+    return row_tiles(firsts_of(sizes), sizes, places + 4 * firsts_of(sizes))
 
 
 def _sides(

@@ -26,8 +26,8 @@ from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
+from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import row_of
-from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.unit import BwdWeights, box_of, cut_shares, units_of
@@ -44,9 +44,6 @@ from kernels.winograd.tiles import STAGED_LINE
 __all__ = ["BwdWinograd"]
 
 Floats = npt.NDArray[np.float32]
-
-SEGMENT_LOG = 5
-"""Logarithm of the tiles that are summed in registers before the sums are added to memory."""
 
 
 class BwdWinograd(WinogradKernel):
@@ -169,11 +166,9 @@ class _Share:
             for first in range(low, end, self.batch):
                 if stop():
                     return False
-                run = row_of(
-                    ProductRun, begins=first == low, segment=SEGMENT_LOG, firsts=plan.firsts, sums=address(sums)
-                )
+                run = row_of(ProductRun, begins=first == low, firsts=plan.firsts, sums=address(sums))
                 some = slabs[first : min(end, first + self.batch)]
-                add_products(tile_table(), run, sides, rooms, self.lanes, plan.scalars, some, plan.tiles)
+                add_products(micro_table(), run, sides, rooms, self.lanes, plan.scalars, some, plan.tiles)
             return True
 
         return chunk
