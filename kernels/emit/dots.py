@@ -33,6 +33,7 @@ from kernels.emit.compiler import Record, Vector, emitted_entry, numbers
 from kernels.target import target
 
 __all__ = [
+    "ACROSS",
     "BEGIN",
     "BLOCKS",
     "END",
@@ -60,7 +61,7 @@ TILE = 16
 EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
 """Entries of the table: one exact block for each number of parts, and so on.
 
-The last are blocks: for each number of parts one of each of `SHAPES`; of dot products one for each number across.
+The last are blocks: for each number of parts one of each of `SHAPES`.
 """
 
 SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
@@ -76,8 +77,8 @@ In this order no sum on the way is larger than the absolute products of what it 
 exact. The three products that are left out are below 2**-22 of the whole one each; see `kernels.pack.split`.
 """
 
-ROWS = TILE if target().dots == "amx" else 8
-"""Rows of a block: those of a tile, or as many as fill half of the registers with sums of two vectors for each."""
+ROWS, ACROSS = (TILE, 1) if target().dots == "amx" else (1, 2)
+"""Rows of a block of AMX, and blocks of the narrow tensor whose sums share lines."""
 
 
 class Walks(Record):
@@ -224,57 +225,6 @@ def _stage_rows(builder: Any, *values: Any) -> None:
         machine(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
 
 
-def _rows_block(across: int, builder: Any, *values: Any) -> None:
-    """Sum 8 rows by ``across * 16`` channels with dot products; each row of `a` lies at an offset of its own.
-
-    `pairs` is even. Each half of them is summed by itself, and the first half's sums are added to memory first, so a
-    block has the same bits alone and beside another.
-
-    Two blocks sum one half after the other, one block both halves at once: 16 sums either way. One of 8 alone would
-    wait where two products begin in a cycle (Zen 5: 5 or 6 cycles each, so 10 to 12 must be on their way; Zen 4 begins
-    one). The second pass over 16 sums costs 16 additions for every 2,048 products. More rows in place of the second
-    half would need more offsets than there are registers for addresses.
-    """
-    a, offsets, b, b_step, pairs, c, c_step, *_ = values
-    half = builder.lshr(pairs, _I64(1))
-    rows = [simd.load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(ROWS)]
-    places = [builder.add(simd.nth(builder, c, c_step, j), _I64(LINE * m)) for m in range(ROWS) for j in range(across)]
-    for place in places:
-        simd.prefetch(builder, place)
-    zero = simd.constant(FLOATS, 0.0)
-
-    def add(starts: list[Any]) -> list[Any]:
-        """Add the sums of as many halves as have starts, a place in `a` and one in `b` each; give where they end."""
-        halves = range(len(starts) // 2)
-
-        def step(carried: list[Any]) -> list[Any]:
-            moved, sums = [], carried[len(starts) :]
-            for turn in halves:
-                ap, bp = carried[2 * turn : 2 * turn + 2]
-                right = [simd.load(builder, simd.nth(builder, bp, b_step, j), INTS) for j in range(across)]
-                for m in range(ROWS):
-                    left = simd.splat(builder, simd.load(builder, builder.add(ap, rows[m]), _I32, 2), 16)
-                    for j in range(across):
-                        at = (turn * ROWS + m) * across + j
-                        sums[at] = dot_product(builder, sums[at], left, right[j])
-                moved += [simd.opaque(builder, builder.add(ap, _I64(4))), builder.add(bp, _I64(LINE))]
-            return [*moved, *sums]
-
-        carried = simd.loop(builder, half, [*starts, *[zero] * len(places) * len(halves)], step, "pair")
-        ends, sums = carried[: len(starts)], carried[len(starts) :]
-        for at, place in enumerate(places):
-            total = simd.load(builder, place, FLOATS)
-            for each in sums[at :: len(places)]:
-                total = builder.fadd(total, each)
-            simd.store(builder, total, place)
-        return ends
-
-    if across == 1:
-        add([a, b, simd.nth(builder, a, half, 4), simd.nth(builder, b, half, LINE)])
-    else:
-        simd.loop(builder, _I64(2), [a, b], add, "half", rolled=True)
-
-
 def _exact_block(kind: str, builder: Any, *values: Any) -> None:
     """Sum up to 16 channels with 16 others pixel by pixel in f32, from the tensors themselves. See `dot_table`.
 
@@ -332,11 +282,7 @@ _EMITTERS: tuple[Callable[..., None], ...] = (
     _configure,
     _release,
     _stage_rows,
-    *(
-        [partial(_amx_block, parts, *shape) for parts in PRODUCTS for shape in SHAPES]
-        if target().dots == "amx"
-        else [partial(_rows_block, across) for across in (1, 2)]
-    ),
+    *(partial(_amx_block, parts, *shape) for parts in PRODUCTS for shape in SHAPES if target().dots == "amx"),
 )
 """What emits each entry."""
 
@@ -352,8 +298,6 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps of a walk, acc, bytes
       between its blocks across, the address of `Walks`).
-    - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, an even number of pairs in that of
-      the steps, and 0 as the last.
     - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
       first one, 0, 0).
     - Exact blocks, which take one pixel after the other from the tensors, take (a, bytes between its pixels, b, bytes

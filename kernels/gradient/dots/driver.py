@@ -21,8 +21,9 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.blocks import SUMS
+from kernels.emit.brgemm import FLUSH, Batch, Element
 from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
-from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
+from kernels.emit.dots import ACROSS, BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
@@ -36,10 +37,8 @@ __all__ = ["STAGE_BYTES", "add_dots"]
 WALK_PIXELS = SUMS.walk_pixels
 STAGED_PIXELS = np.array(SUMS.staged_pixels, np.int64)
 
-STAGE_BYTES = 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS))
+STAGE_BYTES = max(SPLIT_BYTES, 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS)))
 """Room for staged rows, and before that for what packing needs."""
-
-assert STAGE_BYTES >= SPLIT_BYTES
 
 LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
 """Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.
@@ -53,7 +52,8 @@ LINE = 4 * TILE
 """Bytes of an accumulator row."""
 
 
-PACKING, PEAKS, SIDES, WALKS, WORK = (each.dtype for each in (Packing, Peaks, Sides, Walks, DotWork))
+BATCH, ELEMENT, PACKING, PEAKS = (each.dtype for each in (Batch, Element, Packing, Peaks))
+SIDES, WALKS, WORK = (each.dtype for each in (Sides, Walks, DotWork))
 
 
 @inlined
@@ -103,6 +103,18 @@ def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Ve
             if peak > 0:
                 block = peaks[c // TILE]
                 block.least, block.most = min(block.least, peak), max(block.most, peak)
+
+
+@inlined
+def _line(share: DotShare, j: int) -> int:
+    """Return the bytes of an accumulator row of a block of b: `ACROSS` blocks share rows."""
+    return ACROSS * LINE if j // ACROSS * ACROSS + ACROSS <= share.b.planes else LINE
+
+
+@inlined
+def _block(share: DotShare, j: int) -> int:
+    """Return the bytes from the accumulators to those of a block of b."""
+    return j // ACROSS * ACROSS * share.acc_block + j % ACROSS * LINE
 
 
 @jit
@@ -209,26 +221,44 @@ if target().dots == "amx":
             tile += down
 
 else:
+    MOST = 8  # with more rows the accumulators, which change from call to call, take longer than their products save
 
     @jit
     def _add_rows(
         table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
     ) -> None:
-        """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
-        first_row, last = TILE * work.first * share.taps, min(call.rows, TILE * work.end * share.taps)
+        """Sum tiles of the channels of a tap with two blocks of b at a time, where both are plain.
+
+        Their pixels stay in the first cache. Those of a piece are summed in two parts: long sums lose more digits.
+        """
+        begin, end = TILE * work.first, min(share.a.channels, TILE * work.end)
         blocks, block, pairs = share.b.planes, share.b.plane, work.steps * STEP // 2
+        tiles = (end - begin + MOST - 1) // MOST
+        elements, batches = np.zeros(2, ELEMENT), np.zeros(1, BATCH)
+        batch = batches[0]
+        batch.a_row, batch.a_step, batch.b_vector, batch.b_step = share.a.plane, 4, block, LINE
+        batch.apart, batch.valid, batch.count, elements[0].flush = 1, TILE, 2, FLUSH
         for first in range(0, pairs, WALK_PIXELS // 2):
             count = min(WALK_PIXELS // 2, pairs - first)
+            half = count // 2
+            elements[0].steps = half
+            elements[1].a, elements[1].b, elements[1].steps = 4 * half, LINE * half, count - half
+            batch.elements = address_of(elements)
             for j0 in range(0, blocks, 2):
                 across = min(2, blocks - j0)
                 size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
                 for j in range(j0, j0 + across, size):
-                    for row in range(first_row, last if plain[j] == 1 else 0, ROWS):
-                        call_entry(
-                            table[BLOCKS + size - 1], work.a + 4 * first, call.offsets + 8 * row,
-                            work.b + j * block + LINE * first, block, count,
-                            work.acc + j * share.acc_block + row * LINE, share.acc_block, 0,
-                        )  # fmt: skip
+                    batch.b, line = work.b + j * block + LINE * first, _line(share, j)
+                    batch.c_row = batch.totals_row = share.taps * line
+                    for tile in range(tiles if plain[j] == 1 else 0):
+                        channel = begin + (end - begin) * tile // tiles
+                        batch.rows = begin + (end - begin) * (tile + 1) // tiles - channel
+                        for t in range(taps.shape[0]):
+                            tap = taps[t]
+                            batch.a = work.a + channel * share.a.plane + tap.plane + 4 * first
+                            batch.c = work.acc + _block(share, j) + (channel * share.taps + tap.number) * line
+                            batch.next = batch.totals = batch.c
+                            call_entry(table[BLOCKS + size - 1], address_of(batches[0]))
 
 
 @jit
@@ -277,11 +307,12 @@ def _walk_exactly(
         sides.a_channel, sides.a_last, sides.b_channel, sides.b_last = a.channel, rows - 1, b.channel, lanes - 1
         for t in range(taps.shape[0] if some else 0):
             tap = taps[t]
-            sums = acc + j * share.acc_block + (i * TILE * share.taps + tap.number) * LINE
-            to, line = sums, share.taps * LINE
+            row = share.taps * _line(share, j)
+            sums = acc + _block(share, j) + (i * TILE * share.taps + tap.number) * _line(share, j)
+            to, line = sums, row
             if plain[i, j] == 1:
                 to, line = address_of(apart), LINE
-                copy_panel(F32, TILE, to, line, sums, share.taps * LINE, rows)
+                copy_panel(F32, TILE, to, line, sums, row, rows)
             first, second = a.source + TILE * i * a.channel + tap.source, b.source + TILE * j * b.channel
             low, high = max(slab.low[3], tap.low[3]), min(slab.high[3], tap.high[3])
             for n in range(max(slab.low[0], tap.low[0]), min(slab.high[0], tap.high[0]) if low < high else 0):
@@ -295,7 +326,7 @@ def _walk_exactly(
             for m in range(rows if plain[i, j] == 1 else 0):
                 for lane in range(lanes):
                     if a_odd[TILE * i + m] + b_odd[TILE * j + lane] > 0:
-                        store_value(sums + m * share.taps * LINE + 4 * lane, load(F32, to + m * LINE + 4 * lane))
+                        store_value(sums + m * row + 4 * lane, load(F32, to + m * LINE + 4 * lane))
 
 
 @jit

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.dots import PARTS, ROWS, STEP, TILE
+from kernels.emit.dots import ACROSS, PARTS, ROWS, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, geometry
-from kernels.gradient.roles import channel_blocks
+from kernels.gradient.roles import channel_blocks, lane_blocks
 from kernels.gradient.tiles.driver import PLANES
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import chunks_of
@@ -39,6 +39,9 @@ MOST_BOXES = 1 << 16
 
 MOST_TAPS = 1 << 12
 """Taps: each is laid out by itself, for every size of a slab that is tried."""
+
+LEAST_ROWS = 3
+"""Rows that hide how long a product takes; fewer channels wait for it."""
 
 MOST_ROWS = 1 << 17
 """Pairs of a channel and a tap: their table has 1 MiB."""
@@ -284,11 +287,12 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     # a tap that meets nothing reads zeros behind the channels
     at = np.full((channels, taps), channels * a_plane, np.int64)
     at[:, live["number"]] = np.arange(channels)[:, None] * a_plane + live["plane"]
-    done = problem.groups * rows * TILE * b_blocks * STEP * _count(lines)
+    waits = max(channels, LEAST_ROWS) / channels if ACROSS > 1 else 1
+    done = waits * problem.groups * rows * TILE * b_blocks * STEP * _count(lines)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
-        blocks=channel_blocks(geo.narrow.channels, TILE),
+        blocks=lane_blocks(geo.narrow.channels) if ACROSS > 1 else channel_blocks(geo.narrow.channels, TILE),
         rows=rows,
         lanes=TILE * b_blocks,
         a=geo.wide,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from kernels.arena import address, arena, arena_keeps, arena_kept
 from kernels.cache import cached
-from kernels.emit.compiler import Floats, Records, Table, row_of
+from kernels.emit.brgemm import MICRO, micro_table
+from kernels.emit.compiler import Floats, Records, Table, Vector, row_of
 from kernels.emit.dots import PARTS, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotCall, DotShare, Packing
@@ -63,7 +65,7 @@ class DotPart(Part):
         )  # fmt: skip
         b = row_of(
             Packing, channels=channels, source=b_source, channel=plan.b_steps[4], strides=plan.b_steps[:4],
-            target=a_bytes, planes=len(self.blocks), plane=2 * TILE * plan.positions, pairs=True, **common,
+            target=a_bytes, planes=self.width // TILE, plane=2 * TILE * plan.positions, pairs=True, **common,
         )  # fmt: skip
         return row_of(
             DotShare,
@@ -81,7 +83,7 @@ class DotPart(Part):
 
     def _small(self, first: int) -> Table:
         """Return the marks of pairs of blocks, which are new where sums begin."""
-        shape = self.g1 - self.g0, -(-self.plan.channels // TILE) * len(self.blocks)
+        shape = self.g1 - self.g0, -(-self.plan.channels // TILE) * (self.width // TILE)
         marks = arena("small", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
         if first in self.starts:
             marks[...] = 0
@@ -99,8 +101,16 @@ class DotPart(Part):
         )  # fmt: skip
         boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
         small = self._small(some.start)
-        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, small)
+        add_dots(_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, small)
         arena_keeps("vector", self, some.stop - 1)
+
+
+@cache
+def _table() -> Vector:
+    """Return the addresses of `dot_table`, or without AMX those of the micro-kernels in the last places."""
+    if target().dots == "amx":
+        return dot_table()
+    return np.append(dot_table(), micro_table()[MICRO["dots"] : MICRO["dots"] + 2])
 
 
 @cached
