@@ -34,9 +34,8 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.amx import halves
+from kernels.emit.amx import flush, halves
 from kernels.emit.compiler import Record, emitted_entry
-from kernels.emit.dots import dot_product
 from kernels.target import target
 
 __all__ = [
@@ -142,6 +141,19 @@ def cases(size: int, most: int) -> list[tuple[int, int]]:
     return [(0, size), *(rest for skip in range(1, most + 1) for rest in ((skip, size), (0, size - skip)))]
 
 
+def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """VDPBF16PS: add the second products of 16 pairs, then the first ones."""
+    if "avx512bf16" not in target().imitated:
+        pairs = ir.VectorType(simd.BFloat(), 32)
+        factors = [builder.bitcast(each, pairs) for each in (a, b)]
+        return simd.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, total, *factors)
+    fma = simd.fma(builder, _FLOATS)
+    total = flush(builder, total)
+    for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
+        total = flush(builder, builder.call(fma, [flush(builder, left), flush(builder, right), total]))
+    return total
+
+
 class _Tile:
     """A tile of so many `rows` and `vectors`, emitted once."""
 
@@ -230,7 +242,7 @@ class _Tile:
     def _product(self, total: Any, a: Any, b: Any) -> Any:
         builder = self.builder
         if self.kind == "dots":
-            return dot_product(builder, total, a, b)
+            return _dot_product(builder, total, a, b)
         if self.kind == "pairs":
             for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
                 total = builder.call(simd.fma(builder, _FLOATS), [left, right, total])

@@ -1,12 +1,12 @@
-"""Tiles of bf16 products summed in f32: on AMX tile registers, with AVX-512-BF16 dot products, or imitated.
+"""Tiles of bf16 products summed in f32 on AMX tile registers, or imitated; and sums of single pixels in f32.
 
 All of them compute a block, rows of one tensor by 16 channels of the other, over pixels taken in pairs:
 
     acc[m, l] += sum over pixels p of a[m, p] * b[p, l]
 
 `a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
-is a channel as one tap sees it, anywhere in the panel. Dot products read rows where they lie; tile registers read lines
-of memory, so their rows are staged first, tile by tile.
+is a channel as one tap sees it, anywhere in the panel. Tile registers read lines of memory, so rows are staged first,
+tile by tile.
 
 AMX multiplies bf16 sixteen times as fast as vector registers multiply f32. So a value of f16 goes as the sum of two
 bf16, one of f32 as that of three, and what counts of their products is summed: all four, or six of nine.
@@ -28,7 +28,8 @@ from numba.core import cgutils
 
 from kernels.dtypes import DTYPES
 from kernels.emit import simd
-from kernels.emit.amx import BLOCK, FLOATS, HAS_TILES, INTS, LINE, flush, halves, machine
+from kernels.emit.amx import BLOCK, FLOATS, HAS_TILES, INTS, LINE, machine
+from kernels.emit.brgemm import MICRO, micro_table
 from kernels.emit.compiler import Record, Vector, emitted_entry, numbers
 from kernels.target import target
 
@@ -48,7 +49,6 @@ __all__ = [
     "USED",
     "Sides",
     "Walks",
-    "dot_product",
     "dot_table",
 ]
 
@@ -61,7 +61,7 @@ TILE = 16
 EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
 """Entries of the table: one exact block for each number of parts, and so on.
 
-The last are blocks: for each number of parts one of each of `SHAPES`.
+The last are blocks: for each number of parts one of each of `SHAPES`, or without AMX the micro-kernels of dot products.
 """
 
 SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
@@ -110,19 +110,6 @@ class Sides(Record):
 
 
 _I32, _I64 = ir.IntType(32), simd.I64
-
-
-def dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """VDPBF16PS: add the second products of 16 pairs, then the first ones."""
-    if "avx512bf16" not in target().imitated:
-        pairs = ir.VectorType(simd.BFloat(), 32)
-        factors = [builder.bitcast(each, pairs) for each in (a, b)]
-        return simd.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *factors)
-    fma = simd.fma(builder, FLOATS)
-    total = flush(builder, total)
-    for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
-        total = flush(builder, builder.call(fma, [flush(builder, left), flush(builder, right), total]))
-    return total
 
 
 def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -> None:
@@ -308,4 +295,4 @@ def dot_table() -> npt.NDArray[np.int64]:
     table = np.zeros(len(_EMITTERS), np.int64)
     for entry, address in _ENTRIES.items():
         table[entry] = address()
-    return table
+    return table if target().dots == "amx" else np.append(table, micro_table()[MICRO["dots"] : MICRO["dots"] + 2])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from kernels.arena import address, arena, arena_keeps, arena_kept
 from kernels.cache import cached
-from kernels.emit.brgemm import MICRO, micro_table
-from kernels.emit.compiler import Floats, Records, Table, Vector, row_of
+from kernels.emit.compiler import Floats, Records, Table, row_of
 from kernels.emit.dots import PARTS, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotCall, DotShare, Packing
@@ -101,16 +99,8 @@ class DotPart(Part):
         )  # fmt: skip
         boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
         small = self._small(some.start)
-        add_dots(_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, small)
+        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, small)
         arena_keeps("vector", self, some.stop - 1)
-
-
-@cache
-def _table() -> Vector:
-    """Return the addresses of `dot_table`, or without AMX those of the micro-kernels in the last places."""
-    if target().dots == "amx":
-        return dot_table()
-    return np.append(dot_table(), micro_table()[MICRO["dots"] : MICRO["dots"] + 2])
 
 
 @cached
