@@ -53,29 +53,26 @@ async def read_json(chunks: AsyncIterator[bytes | memoryview], lease: Lease, *, 
     counted = length or 0
     if counted > _SMALL:
         await lease.count(2 * counted)  # once more for its strings
-    pieces: list[bytes | memoryview] = []
-    received = 0
+    text = bytearray()
     async for chunk in chunks:
-        pieces.append(chunk)
-        received += len(chunk)
-        if received > limit:
+        if len(text) + len(chunk) > limit:
             raise _too_long(limit)
-        if received > max(counted, _SMALL):  # the body has no length
+        text += chunk
+        if len(text) > max(counted, _SMALL):  # the body has no length
             more = min(limit, max(_FIRST_COUNTED, 2 * counted)) - counted
             await lease.count(2 * more)
             counted += more
-    return await parse_json(pieces, lease)
+    return await parse_json(text, lease)
 
 
-async def parse_json(pieces: list[bytes | memoryview], lease: Lease) -> Any:
+async def parse_json(text: bytes | bytearray, lease: Lease) -> Any:
     """Parse JSON, in a thread if it is long; of an object with the same name twice the last member counts.
 
-    The pieces are removed from the list. Raises `ParseError`, also for NaN and Infinity, and `TooLarge` for more than
-    4,194,304 values.
+    Raises `ParseError`, also for NaN and Infinity, and `TooLarge` for more than 4,194,304 values.
     """
-    if sum(map(len, pieces)) <= _SMALL:
-        return parse_text(b"".join(pieces))
-    text, values = await asyncio.to_thread(_joined, pieces)
+    if len(text) <= _SMALL:
+        return parse_text(text)
+    values = await asyncio.to_thread(_values, text)
     if values > MOST_VALUES:
         raise TooLarge(
             f"the JSON has more than {MOST_VALUES} values: {_BINARY}", data={"reason": "json", "limit": MOST_VALUES}
@@ -85,14 +82,12 @@ async def parse_json(pieces: list[bytes | memoryview], lease: Lease) -> Any:
     return await asyncio.to_thread(parse_text, text)
 
 
-def _joined(pieces: list[bytes | memoryview]) -> tuple[bytes, int]:
-    """Return the whole text, and at least how many values it has."""
-    text = b"".join(pieces)
-    pieces.clear()
-    return text, sum(_count(text, sign) for sign in (b",", b"[", b"{"))
+def _values(text: bytes | bytearray) -> int:
+    """Return at least how many values a text has."""
+    return sum(_count(text, sign) for sign in (b",", b"[", b"{"))
 
 
-def _count(text: bytes, sign: bytes) -> int:
+def _count(text: bytes | bytearray, sign: bytes) -> int:
     """Count a byte; fast where it is rare, as in base64."""
     at, found = text.find(sign), 0
     while at >= 0 and found < _RARE:
@@ -100,7 +95,7 @@ def _count(text: bytes, sign: bytes) -> int:
     return found if at < 0 else text.count(sign)
 
 
-def parse_text(text: bytes) -> Any:
+def parse_text(text: bytes | bytearray) -> Any:
     """Parse short JSON as `parse_json` does."""
     try:
         return from_json(text.removeprefix(_BOM) if text[:3] == _BOM else text, allow_inf_nan=False)

@@ -58,8 +58,7 @@ class MultipartBody:
         self._check = check
         self._bound = length
         self._limit = limit
-        self._text: list[bytes | memoryview] | None = None  # of the request
-        self._length = 0
+        self._text: bytearray | None = None  # of the request
         self._request: RequestObject | None = None
         self._part: NpyPart | None = None
         self._parts: dict[str, NpyPart] = {}  # by canonical name
@@ -93,7 +92,7 @@ class MultipartBody:
             if self._text is not None:
                 self._part = self._tensor_part(name)
             elif name == "request":
-                self._text = []
+                self._text = bytearray()
             else:
                 raise _no_request()
         elif self._part is not None:
@@ -101,13 +100,13 @@ class MultipartBody:
             with _named(self._request.called_as, self._part.name):
                 await self._write(self._part, event)
         elif event is not None and self._text is not None:
-            self._text.append(event)
-            self._length += len(event)
-            if self._length > self._limit:
+            self._text += event
+            if len(self._text) > self._limit:
                 msg = f"the request may have at most {self._limit} bytes"
                 raise TooLarge(msg, data={"reason": "json", "limit": self._limit})
         elif self._text is not None:
-            self._request = await self._read(await parse_json(self._text, self._lease))
+            text, self._text = self._text, bytearray()
+            self._request = await self._read(await parse_json(text, self._lease))
 
     async def _write(self, part: NpyPart, data: memoryview | None) -> None:
         """Write the next bytes of a part, or end it; before memory is allocated for its data, the call is checked."""

@@ -198,7 +198,7 @@ class Inference(Compute):
             if head_length <= _SHORT:
                 self._head = _usual_request(self.called.called_as, head)
             else:
-                self._head = read_request(self.called, await parse_json([head], lease))
+                self._head = read_request(self.called, await parse_json(head, lease))
         return bytes(text[head_length:])
 
     def _request(self) -> tuple[RequestObject, bool]:
