@@ -17,6 +17,7 @@ from kernels.forward import lists
 from kernels.forward.axes import Ints, axis_tables, tap_numbers
 from kernels.forward.records import Piece
 from kernels.gradient.geometry import Axis, geometry
+from kernels.gradient.tiles.driver import MOST_ELEMENTS
 from kernels.gradient.tiles.schedule import MOST_SLABS, Schedule, schedule
 from kernels.gradient.tiles.tables import MOST_RANGES
 from kernels.gradient.tiles.unit import _part
@@ -238,3 +239,16 @@ def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(src_channels=3000, dst_channels=40, src_spatial=(13, 13), dst_spatial=(9, 9), kernel=(5, 5))
     assert len(schedule(problem_of(case)).tables[0]) == 25
     check(case)
+
+
+@pytest.mark.parametrize("channels", [(40, 24), (3, 48), (24, 1)])
+def test_taps_of_short_lines_are_visited_in_turns(channels: tuple[int, int]) -> None:
+    """If the lines of a block are so many that there is no room to list them for all taps, the sums are exact."""
+    case = Case(
+        src_channels=channels[0], dst_channels=channels[1], src_spatial=(400, 2), dst_spatial=(400, 2), kernel=(5, 5),
+        pads_begin=(2, 2), pads_end=(2, 2),
+    )  # fmt: skip
+    plan = schedule(problem_of(case))
+    assert len(plan.tables[0]) * np.prod(plan.block[:3]) > MOST_ELEMENTS
+    check(case)
+    check(case, workers=3)
