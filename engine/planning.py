@@ -28,7 +28,7 @@ from verify.fast import fast_scratch, plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
 from verify.report import report_work
 from verify.tolerance import plan_tolerance, reading_macs
-from verify.unit import plan_verification, verification_macs, verification_scratch
+from verify.unit import copied_bytes, plan_verification, verification_macs, verification_scratch
 
 __all__ = [
     "Computation",
@@ -383,7 +383,8 @@ def plan_verification_call(
     else:
         _check_reference(op, problem)
         chosen = plan_verification(problem, workers=limits.workers, explain=explain, arithmetic=arithmetic)
-    _check_scratch(op, chosen.scratch_bytes, limits)
+    copied = 0 if fast else copied_bytes(problem, limits.workers)
+    _check_scratch(op, chosen.scratch_bytes + copied, limits)
     read = _inputs_of(op, op.output) if tolerance else (*_inputs_of(op, op.output), op.inputs[-1].name)
     return Computation(op.output, chosen, read, not fast and op.macs <= _SHORT_WORK)
 
@@ -398,7 +399,8 @@ def verification_cost(op: ResolvedOp, limits: Limits) -> dict[str, Any]:
     problem, fast = problem_of(op), is_fast(op, limits, None)
     units = Projection(problem, 0).blocks if fast else max(1, _reference_units(problem))
     scratch, macs = (fast_scratch if fast else verification_scratch)(problem), work_of_verification(op, fast=fast)
-    needed = call_bytes(op) + tensor_bytes(op.output) + scratch
+    copied = 0 if fast else copied_bytes(problem, limits.workers)
+    needed = call_bytes(op) + tensor_bytes(op.output) + scratch + copied
     allowed = units <= _REFERENCE_UNITS and needed <= limits.memory_budget and macs <= limits.work_limit
     return {"gmac": macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed, "fast": fast}
 

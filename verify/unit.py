@@ -31,6 +31,7 @@ __all__ = [
     "VERIFY",
     "Verification",
     "VerifyKernel",
+    "copied_bytes",
     "in_full",
     "plan_verification",
     "read_report",
@@ -131,6 +132,15 @@ def verification_scratch(problem: ConvProblem, arithmetic: Arithmetic = PLAIN) -
 
 def _arrays(problem: ConvProblem) -> int:
     return 3 if problem.dtype == "f64" else 2
+
+
+def copied_bytes(problem: ConvProblem, workers: int) -> int:
+    """Return the bytes of what a verification copies as float64: of each unit the values of one image at a time, and
+    those of the weights; 16-bit values are converted to float32 before."""
+    units = min(workers, len(REFERENCE.units(problem, workers)[0]))
+    whole = [problem.forward and place > 0 for place in range(len(problem.input_shapes))]
+    sizes = [prod(shape[0 if all_of_it else 1 :]) for shape, all_of_it in zip(problem.input_shapes, whole, strict=True)]
+    return 12 * units * sum(sizes)
 
 
 def read_report(output: bytes | memoryview) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convgrad import _arithmetic as names
-from convgrad._errors import InvalidParams
+from convgrad._errors import InvalidParams, TooLarge
 from engine.options import parse_options
 from engine.planning import Limits
 from engine.prepare import Preparer
@@ -98,3 +98,17 @@ def test_a_verification_has_room_for_its_inputs() -> None:
     )
     assert rounded.scratch_bytes - plain.scratch_bytes >= sum(each.nbytes for each in LAYER.inputs().values())
     assert rounded.stages == plain.stages + 1
+
+
+def test_a_verification_that_copies_more_than_fits_is_refused() -> None:
+    """The reference copies an image as float64: where that is too much, the call is refused before it is computed."""
+    inputs = metas_of({**LAYER.inputs(), LAYER.output_name: np.zeros(LAYER.output_shape, np.float32)})
+    arguments = LAYER.op, LAYER.attributes(), inputs
+    plan = Preparer(Limits(1)).prepare(*arguments, parse_options({}), verify=True).plan
+    given = LAYER.inputs().values()
+    little = plan.scratch_bytes + 4 * sum(each.nbytes for each in given)
+    with pytest.raises(TooLarge, match="bytes of tensors and scratch") as caught:
+        Preparer(Limits(1, memory_budget=little)).prepare(*arguments, parse_options({}), verify=True)
+    enough = caught.value.data["value"]
+    assert enough - plan.scratch_bytes > 2 * sum(each.nbytes for each in given)
+    Preparer(Limits(1, memory_budget=enough)).prepare(*arguments, parse_options({}), verify=True)
