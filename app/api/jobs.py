@@ -31,7 +31,7 @@ from app.telemetry.context import as_convgrad_error
 from convgrad._errors import Cancelled, InternalError, Overloaded, RateLimited, ShuttingDown, SpoolFull
 from engine.options import Options
 
-__all__ = ["Runner", "send_accepted", "send_stored", "submission"]
+__all__ = ["Run", "Runner", "send_accepted", "send_stored", "submission"]
 
 _log = logging.getLogger("convgrad.job")
 
@@ -82,7 +82,7 @@ class Runner:
         self._service = service
         self._jobs = jobs
         self._most = min(_AT_ONCE, max(1, service.settings.queue_length // _SHARE))
-        self._running: dict[Job, _Run] = {}
+        self._running: dict[Job, Run] = {}
         self._swept = 0.0
 
     async def __aenter__(self) -> Self:
@@ -129,7 +129,7 @@ class Runner:
             self._jobs.taken_over += 1
             _log.warning("job taken over: it was not renewed for %g s", LEASE_S, extra={"facts": facts})
         _log.info("job running", extra={"facts": facts})
-        run = self._running[job] = _Run(self._service, self._jobs, job)
+        run = self._running[job] = Run(self._service, self._jobs, job)
 
         run.task.add_done_callback(partial(self._ended, job))
 
@@ -143,7 +143,7 @@ class Runner:
             self._jobs.changed.set()
 
 
-class _Run:
+class Run:
     """One attempt at a job."""
 
     def __init__(self, service: Service, jobs: Jobs, job: Job) -> None:

@@ -22,7 +22,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-from convgrad._errors import ConvgradError, InternalError, NotFound, SpoolFull
+from convgrad._errors import Cancelled, ConvgradError, InternalError, NotFound, SpoolFull
 from convgrad._frames import Bytes
 from schemas.broken_rules import broken_rule, invalid_params
 
@@ -319,8 +319,11 @@ class Spool:
         return {state: found.get(state, 0) for state in STATES}, int(sum(size for *_, size in rows))
 
     def open_request(self, job: Job) -> BufferedReader:
-        """Open the request of a job."""
-        return (self._requests / job.id).open("rb")
+        """Open the request of a job that was claimed; raises `Cancelled` if it is gone, as that of a cancelled job."""
+        try:
+            return (self._requests / job.id).open("rb")
+        except FileNotFoundError:
+            raise Cancelled("the job was cancelled or taken over") from None
 
     def result_path(self, job: Job) -> Path:
         """Return where an attempt puts its result."""
