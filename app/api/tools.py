@@ -1,4 +1,4 @@
-"""The tools of `/mcp` over a service: the application of the package mcp, over the methods of `/rpc`.
+"""The tools of `/mcp` over a service: the session manager of the package mcp, over the methods of `/rpc`.
 
 Hosts, origins and keys are checked before, as on every page. Neither revision has sessions here: each request is
 answered on its own, and closing its stream stops its work.
@@ -12,8 +12,8 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any
 
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Send
 
@@ -36,17 +36,18 @@ from convgrad._mcp.server import make_server
 from convgrad._mcp.tools import OnProgress
 from schemas.tables import find_operation
 
-__all__ = ["ServiceCalls", "application"]
+__all__ = ["ServiceCalls", "session_manager"]
 
 # Bytes that a seed makes in less than a millisecond.
 _INLINE = 1 << 18
 
 
-def application(service: Service) -> Starlette:
-    """Return the package's application for a service; its lifespan must be entered."""
+def session_manager(service: Service) -> StreamableHTTPSessionManager:
+    """Return what answers the messages to a service, while its `run` is entered."""
     checked_before = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     server = make_server(ServiceCalls(service))
-    return server.streamable_http_app(stateless_http=True, transport_security=checked_before)
+    server.streamable_http_app(stateless_http=True, transport_security=checked_before)
+    return server.session_manager
 
 
 class ServiceCalls:
