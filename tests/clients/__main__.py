@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def main() -> int:
     for name in _FILES:
         shutil.copy(_HERE / name, _FOLDER / name)
     _run("npm", "install", "--no-audit", "--no-fund", "--no-package-lock")
-    with running_service("--workers", "1") as service:
+    with (
+        tempfile.TemporaryDirectory() as spool,
+        running_service("--workers", "1", "--spool", spool) as service,
+    ):
         openapi, openrpc = (httpx.get(f"{service.url}/{name}.json", timeout=60) for name in ("openapi", "openrpc"))
         (_FOLDER / "openapi.json").write_bytes(openapi.content)
         _run("npx", "openapi-typescript", "openapi.json", "--output", "schema.d.ts")
