@@ -128,7 +128,7 @@ async def test_cancelling(mode: str) -> None:
     """A verification of seconds stops within one once its client gives it up, and the server answers others."""
     before, began = children(), asyncio.Event()
 
-    async def progress(*_: Any) -> None:
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
         began.set()
 
     command = ["-m", "convgrad", "mcp"]

@@ -57,7 +57,8 @@ def _jobs() -> Iterator[Page]:
     for verb, path in (("POST", "/v1/jobs"), ("PUT", "/v1/jobs/{job}"), ("DELETE", "/v1/jobs/{job}/result")):
         yield Page(f"{verb} {path}", f"{verb} {path}", (405, "method_not_allowed"))
     for method in ("jobs.get", "jobs.result", "jobs.cancel"):
-        for given in ("{job}", "../requests", _LONG, 7, [], {}, "\0"):
+        some: tuple[Any, ...] = ("{job}", "../requests", _LONG, 7, [], {}, "\0")
+        for given in some:
             yield _rpc(f"{method} {str(given)[:20]!r}", -32008, method, {"job": given})
         yield _rpc(f"{method} without a job", -32602, method, {})
     for named in ("ops.validate", "ops.list", "check.begin", "graph.validate", "jobs.submit", "nothing", 7, None):
