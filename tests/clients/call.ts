@@ -26,7 +26,7 @@ assert.deepEqual([bytes.readFloatLE(0), bytes.readFloatLE(4)], [3, 5]);
 const header = { Prefer: "respond-async", "Idempotency-Key": "typescript" };
 const submitted = await client.POST("/v1/ops/{op}/tolerance", { params: { path: { op: "ConvolutionBackwardWeights" }, header }, body: { attributes, inputs } });
 assert.equal(submitted.response.status, 202);
-const job = (submitted.data as components["schemas"]["JobState"]).job;
+const { job } = submitted.data as components["schemas"]["JobState"];
 const path = { params: { path: { job } } };
 while ((await client.GET("/v1/jobs/{job}", path)).data!.state !== "done");
 assert.equal((await client.GET("/v1/jobs")).data!.jobs!.length, 1);
@@ -35,7 +35,7 @@ assert.equal((await client.DELETE("/v1/jobs/{job}", path)).data!.state, "done");
 assert.equal((await client.GET("/v1/jobs/{job}", path)).error!.code, "not_found");
 
 const kept = await client.POST("/v1/tensors", { body: { inputs: { tensor: inputs.src } } });
-const { handle } = kept.data as { handle: string };
+const { handle } = kept.data!;
 const dropped = await client.DELETE("/v1/tensors/{handle}", { params: { path: { handle } } });
 assert.equal(dropped.response.status, 200);
 const key = await client.GET("/v1/checks/key");
