@@ -113,7 +113,7 @@ class Runner:
             progress = {(job.id, job.attempt): run.progress for job, run in running.items()}
             lost = await jobs.call(spool.renew, progress)
             for run in [run for job, run in running.items() if job.id in lost]:
-                run.cancel()
+                run.cancelled.set()
         while len(running) < self._most and self._service.status == "ready":
             if (claimed := await jobs.call(spool.claim)) is None:
                 break
@@ -130,7 +130,6 @@ class Runner:
             _log.warning("job taken over: it was not renewed for %g s", LEASE_S, extra={"facts": facts})
         _log.info("job running", extra={"facts": facts})
         run = self._running[job] = Run(self._service, self._jobs, job)
-
         run.task.add_done_callback(partial(self._ended, job))
 
     def _ended(self, job: Job, task: asyncio.Task[str]) -> None:
@@ -151,13 +150,10 @@ class Run:
         self._service = service
         self._jobs = jobs
         self._job = job
-        self._cancelled = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        """Set to stop: the job was cancelled or taken over."""
         self._began = time.monotonic()
         self.task = asyncio.create_task(self._go())
-
-    def cancel(self) -> None:
-        """Stop: the job was cancelled or taken over."""
-        self._cancelled.set()
 
     async def _go(self) -> str:
         jobs, job, outcome = self._jobs, self._job, _RELEASED
@@ -187,7 +183,7 @@ class Run:
             error = error.with_traceback(None)  # whose frames hold the memory of the call, and this one the error
         if isinstance(error, Overloaded | RateLimited | ShuttingDown) and not isinstance(error, SpoolFull):
             return _RELEASED
-        if self._cancelled.is_set() or not await jobs.call(jobs.spool.fail, job, error):
+        if self.cancelled.is_set() or not await jobs.call(jobs.spool.fail, job, error):
             return "cancelled"
         return "failed"
 
@@ -204,7 +200,7 @@ class Run:
             if file.tell() < length:
                 piece = await asyncio.to_thread(file.read, _PIECE)
                 return {"type": "http.request", "body": piece, "more_body": file.tell() < length}
-            await self._cancelled.wait()
+            await self.cancelled.wait()
             return {"type": "http.disconnect"}
 
         exchange = Exchange(scope, receive, _send_nothing, BodyLimits(length))
@@ -221,7 +217,7 @@ class Run:
         pieces = result_pieces(work.result(), work.streams)
         size = await asyncio.to_thread(spool.write_result, job, pieces)
         if not await jobs.call(spool.finish, job, size):
-            self._cancelled.set()
+            self.cancelled.set()
             raise Cancelled("the job was cancelled or taken over")
 
 

@@ -13,9 +13,8 @@ from app.intake.requests import RequestObject
 from app.intake.tensors import Tensor
 from app.pool.buffers import Memory, Segment
 from app.telemetry.context import RequestContext
-from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.rows import InputRows, TensorRow
-from schemas.spelling import check_members
 from schemas.tensors import TensorSpec
 
 __all__ = ["KeepTensor", "drop_tensor", "send_tensor"]
@@ -29,14 +28,10 @@ class KeepTensor(Task):
 
     async def read(self, document: Any) -> RequestObject:
         """Read the request object, whose only member is `inputs`; raises `InvalidParams`."""
-        broken: list[BrokenRule] = []
-        if not isinstance(document, Mapping) or not isinstance(document.get("inputs") or {}, Mapping):
-            raise invalid_params(_NAME, [broken_rule([], "the request and its inputs must be objects", "object_type")])
-        check_members(document, ("inputs",), "the only member is inputs", broken)
-        inputs = document.get("inputs") or {}
-        check_members(inputs, (_NAME,), f"the only input is {_NAME}", broken)
-        if broken:
-            raise invalid_params(_NAME, broken)
+        inputs = document.get("inputs") or {} if isinstance(document, Mapping) else None
+        if not isinstance(inputs, Mapping) or {*document} - {"inputs"} or {*inputs} - {_NAME}:
+            rule = f"the request must be an object whose only member is inputs, with the only member {_NAME}"
+            raise invalid_params(_NAME, [broken_rule(["inputs"], rule, "object_type")])
         return RequestObject(_NAME, _ROWS, {}, inputs, None)
 
     async def prepare(self, request: RequestObject) -> TensorSpec:
