@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.util import find_spec
 
-from fastapi import APIRouter, FastAPI
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from app.api import mcp, rest, web
 from app.api import pages as ops_pages
-from app.api import rest, web
 from app.api.jobs import Runner
 from app.api.oip import routes as oip
 from app.api.oip.request import HEAD_LENGTH
@@ -22,7 +21,7 @@ from app.calls.metrics import ServiceMetrics
 from app.calls.service import Service
 from app.http.cross_origin import CrossOriginProtection
 from app.http.exchange import BodyLimits, Exchanges
-from app.http.keys import FREE_PAGES, Authentication, KeyRing, make_key_ring
+from app.http.keys import FREE_PAGES, Authentication, make_key_ring
 from app.http.protocol import SLOW_S
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
@@ -59,26 +58,23 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     service = Service(settings, make_engine(settings, segments), segments, telemetry, unfit)
     telemetry.registry.register(ServiceMetrics(service))
 
-    keys = make_key_ring(settings)
-    mounted, routers = _mcp(service, keys)
+    keys, tools = make_key_ring(settings), mcp.ToolServer(service)
+    routers = ROUTERS if find_spec("mcp") is None else (*ROUTERS, mcp.router)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.engine.start()
         try:
-            async with AsyncExitStack() as stack:
-                if mounted is not None:
-                    await stack.enter_async_context(mounted.router.lifespan_context(mounted))
-                if service.jobs is not None:
-                    await stack.enter_async_context(Runner(service, service.jobs))
+            async with nullcontext() if service.jobs is None else Runner(service, service.jobs):
                 yield
         finally:
+            await tools.stop()
             await service.stop()
             await telemetry.tracing.close()
 
     app = Application(lifespan=lifespan)
     app.state.service = service
-    app.state.mcp = mounted
+    app.state.mcp = tools
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     free = FREE_PAGES | web.PATHS
     if settings.ops_port is not None:
@@ -87,7 +83,7 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     if keys is not None:
         checks.append(Authentication(keys, free).check)
     limits = BodyLimits(int(settings.body_limit), settings.deadline_s, slow_s)
-    stack = telemetry.tracing.around(Exchanges(Routes((*ROUTERS, *routers)), limits, telemetry, checks))
+    stack = telemetry.tracing.around(Exchanges(Routes(routers), limits, telemetry, checks))
     if settings.cors:
         stack = CORSMiddleware(
             stack,
@@ -101,15 +97,6 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
         )
     app.stack = stack
     return app
-
-
-def _mcp(service: Service, keys: KeyRing | None) -> tuple[Starlette | None, tuple[APIRouter, ...]]:
-    """Return the application of the Model Context Protocol and its route, if its package is installed."""
-    if find_spec("mcp") is None:
-        return None, ()
-    from app.api import mcp
-
-    return mcp.application(service, keys), (mcp.router,)
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:

@@ -60,6 +60,9 @@ _OPERATION_PAGES = {
 # What `openapi.json` says about pages for this module only.
 _NOT_SHOWN = ("paths", "problems", "method", "example", "link", "links", "jobs")
 _JSON, _FORM = "application/json", "multipart/form-data"
+# Replies that only the general pages have, so that the functions of an operation return a result: jobs are submitted
+# by those of `/v1/ops/{op}`.
+_OF_JOBS = ("202", "507")
 
 Page = dict[str, Any]
 
@@ -89,8 +92,8 @@ def openapi_document(version: str) -> dict[str, Any]:
         general = paths[f"/v1/ops/{{op}}{suffix}"]["post"]
         general["requestBody"]["content"][_FORM] = _form(names)
         for row in OPERATIONS:
-            parameters = [each for each in general["parameters"] if each["in"] == "header"]
-            page = {"tags": general["tags"], "responses": deepcopy(general["responses"]), "parameters": parameters}
+            responses = {status: each for status, each in general["responses"].items() if status not in _OF_JOBS}
+            page = {"tags": general["tags"], "responses": deepcopy(responses), "parameters": [static["parameter"]]}
             paths[f"/v1/ops/{row.name}{suffix}"] = {"post": page | _operation_page(row, suffix)}
     for page in static["pages"]:
         for method, path in map(str.split, page["paths"]):

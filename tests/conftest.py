@@ -64,9 +64,9 @@ def _minutes(heavy: pytest.Item) -> int:
 
 
 @pytest.fixture(scope="session")
-def service() -> Iterator[LiveService]:
-    """The real service, ready, in its own process; it has `url` and `pid`."""
-    with running_service() as service:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """The real service with a small spool for jobs, ready, in its own process; it has `url` and `pid`."""
+    with running_service("--spool", str(tmp_path_factory.mktemp("spool")), "--spool-key-limit", "64MiB") as service:
         yield service
 
 

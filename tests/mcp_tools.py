@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mcp import Client
 from mcp_types import CallToolResult, TextContent
 
-__all__ = ["ATTRIBUTES", "MODES", "OP", "SEEDS", "SHAPES", "call", "failed", "gradient", "walk"]
+__all__ = ["ATTRIBUTES", "MODES", "OP", "SEEDS", "SHAPES", "call", "failed", "gradient", "long_verification", "walk"]
 
 Array = npt.NDArray[Any]
 Put = Callable[[str, Array], Awaitable[dict[str, Any]]]
@@ -51,6 +51,14 @@ def gradient() -> Array:
     for y, x in np.ndindex(3, 3):
         found[:, :, y, x] = np.einsum("nihw,nohw->oi", padded[:, :, y : y + 6, x : x + 5], diff_dst)
     return found
+
+
+def long_verification(result: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the arguments of a verification of seconds, by default of a result from a seed."""
+    shape, taps = [20, 64, 112, 112], [64, 64, 3, 3]
+    inputs = {"src": {"seed": 1, "shape": shape}, "diff_dst": {"seed": 2, "shape": shape}, "weights_shape": taps}
+    judged = {"result": result or {"seed": 3, "shape": taps}, "arithmetic": {"products": "tf32"}}
+    return {"op": OP, "attributes": ATTRIBUTES, "inputs": inputs, **judged}
 
 
 async def call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ IMPORT_NAMES = {
     "uvicorn": {"uvicorn", "h11", "click"}, "mcp": {"mcp", "mcp_types"},
 }  # fmt: skip
 FRAMEWORKS = ("torch", "jax")
-MCP = ("convgrad._mcp", "app.api.mcp")
+MCP = ("convgrad._mcp", "app.api.tools")
 """The modules of the Model Context Protocol, which are imported only where its package is installed."""
 JIT = {"jit", "inlined", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 

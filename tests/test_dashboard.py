@@ -91,7 +91,8 @@ def _number(result: list[Any]) -> float:
 def test_prometheus_scrapes_the_service_and_answers_the_dashboard(tmp_path: Path) -> None:
     """Prometheus scrapes the metrics without a warning, and answers every query of the dashboard."""
     assert shutil.which("prometheus")
-    with running_service("--body-limit", "1MiB") as service, _prometheus(service.url[7:], tmp_path) as prometheus:
+    flags = "--body-limit", "1MiB", "--spool", str(tmp_path / "spool")
+    with running_service(*flags) as service, _prometheus(service.url[7:], tmp_path) as prometheus:
         until = time.monotonic() + _PATIENCE_S
         with httpx.Client(base_url=service.url, timeout=60) as http:
             params = document(SMALL, SMALL.inputs())

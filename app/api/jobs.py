@@ -31,7 +31,7 @@ from app.telemetry.context import as_convgrad_error
 from convgrad._errors import Cancelled, InternalError, Overloaded, RateLimited, ShuttingDown, SpoolFull
 from engine.options import Options
 
-__all__ = ["Runner", "send_accepted", "send_stored", "submission"]
+__all__ = ["Run", "Runner", "send_accepted", "send_stored", "submission"]
 
 _log = logging.getLogger("convgrad.job")
 
@@ -82,7 +82,7 @@ class Runner:
         self._service = service
         self._jobs = jobs
         self._most = min(_AT_ONCE, max(1, service.settings.queue_length // _SHARE))
-        self._running: dict[Job, _Run] = {}
+        self._running: dict[Job, Run] = {}
         self._swept = 0.0
 
     async def __aenter__(self) -> Self:
@@ -113,7 +113,7 @@ class Runner:
             progress = {(job.id, job.attempt): run.progress for job, run in running.items()}
             lost = await jobs.call(spool.renew, progress)
             for run in [run for job, run in running.items() if job.id in lost]:
-                run.cancel()
+                run.cancelled.set()
         while len(running) < self._most and self._service.status == "ready":
             if (claimed := await jobs.call(spool.claim)) is None:
                 break
@@ -129,8 +129,7 @@ class Runner:
             self._jobs.taken_over += 1
             _log.warning("job taken over: it was not renewed for %g s", LEASE_S, extra={"facts": facts})
         _log.info("job running", extra={"facts": facts})
-        run = self._running[job] = _Run(self._service, self._jobs, job)
-
+        run = self._running[job] = Run(self._service, self._jobs, job)
         run.task.add_done_callback(partial(self._ended, job))
 
     def _ended(self, job: Job, task: asyncio.Task[str]) -> None:
@@ -143,7 +142,7 @@ class Runner:
             self._jobs.changed.set()
 
 
-class _Run:
+class Run:
     """One attempt at a job."""
 
     def __init__(self, service: Service, jobs: Jobs, job: Job) -> None:
@@ -151,13 +150,10 @@ class _Run:
         self._service = service
         self._jobs = jobs
         self._job = job
-        self._cancelled = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        """Set to stop: the job was cancelled or taken over."""
         self._began = time.monotonic()
         self.task = asyncio.create_task(self._go())
-
-    def cancel(self) -> None:
-        """Stop: the job was cancelled or taken over."""
-        self._cancelled.set()
 
     async def _go(self) -> str:
         jobs, job, outcome = self._jobs, self._job, _RELEASED
@@ -187,7 +183,7 @@ class _Run:
             error = error.with_traceback(None)  # whose frames hold the memory of the call, and this one the error
         if isinstance(error, Overloaded | RateLimited | ShuttingDown) and not isinstance(error, SpoolFull):
             return _RELEASED
-        if self._cancelled.is_set() or not await jobs.call(jobs.spool.fail, job, error):
+        if self.cancelled.is_set() or not await jobs.call(jobs.spool.fail, job, error):
             return "cancelled"
         return "failed"
 
@@ -204,7 +200,7 @@ class _Run:
             if file.tell() < length:
                 piece = await asyncio.to_thread(file.read, _PIECE)
                 return {"type": "http.request", "body": piece, "more_body": file.tell() < length}
-            await self._cancelled.wait()
+            await self.cancelled.wait()
             return {"type": "http.disconnect"}
 
         exchange = Exchange(scope, receive, _send_nothing, BodyLimits(length))
@@ -221,7 +217,7 @@ class _Run:
         pieces = result_pieces(work.result(), work.streams)
         size = await asyncio.to_thread(spool.write_result, job, pieces)
         if not await jobs.call(spool.finish, job, size):
-            self._cancelled.set()
+            self.cancelled.set()
             raise Cancelled("the job was cancelled or taken over")
 
 

@@ -1,159 +1,76 @@
-"""The Model Context Protocol at `/mcp` (extra `mcp`): the application of its package, over the methods of `/rpc`.
-
-Hosts, origins and keys are checked before by our own settings, on every page. Neither revision has sessions here: each
-request is answered on its own, and closing its stream stops its work.
-"""
+"""The page of the Model Context Protocol (extra `mcp`), whose package is imported when its first message arrives."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from functools import partial
-from inspect import isawaitable
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
-from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.settings import AuthSettings
-from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import AnyHttpUrl
-from starlette.applications import Starlette
-from starlette.types import Send
+from starlette.types import Message
 
-from app.api.answer import answer
-from app.api.rpc.methods import METHODS, TaskMethod
 from app.calls.service import Service
-from app.calls.tasks import Task
-from app.calls.work import Progress, Result, Work
-from app.http.exchange import Exchange, exchange_of
-from app.http.keys import KeyRing
-from app.intake.elements import Elements, Sink
-from app.intake.lease import Lease
-from app.intake.requests import RequestObject
-from app.intake.tensors import Tensor
-from app.pool.buffers import Segment
-from app.threads import in_thread_if
-from convgrad._dtypes import dtype
-from convgrad._errors import Forbidden
-from convgrad._mcp.records import seeded, seeded_bytes
-from convgrad._mcp.server import make_server
-from convgrad._mcp.tools import OnProgress
-from schemas.tables import find_operation
+from app.http.exchange import exchange_of
+from convgrad._errors import TooLarge
 
-__all__ = ["ServiceCalls", "application", "router"]
+__all__ = ["ToolServer", "router"]
 
 router = APIRouter()
 
-# Bytes that a seed makes in less than a millisecond.
-_INLINE = 1 << 18
-# The package requires an issuer of tokens. Ours come from `convgrad keys`, and no client sees this address.
-_ISSUER = AnyHttpUrl("http://localhost/")
+# Bytes of a message, which has no tensors.
+_LONGEST = 1 << 18
 
 
 @router.post("/mcp")
 async def page(request: Request) -> None:
     """Answer one message."""
-    exchange, mounted = exchange_of(request.scope), request.app.state.mcp
-    await mounted(request.scope, exchange.receive, exchange.send)
+    exchange, body = exchange_of(request.scope), bytearray()
+    async for chunk in exchange.chunks():
+        body += chunk
+        if len(body) > _LONGEST:
+            message = f"a message may have {_LONGEST} bytes: upload tensors to /v1/tensors"
+            raise TooLarge(message, data={"reason": "json", "limit": _LONGEST})
+    whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+
+    async def receive() -> Message:
+        return whole.pop() if whole else await exchange.receive()
+
+    sessions = await request.app.state.mcp.started()
+    await sessions.handle_request(request.scope, receive, exchange.send)
 
 
-def application(service: Service, keys: KeyRing | None) -> Starlette:
-    """Return the package's application for a service; its lifespan must be entered."""
-    auth = {} if keys is None else {"token_verifier": _Verifier(keys), "auth": _auth()}
-    checked_before = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    server = make_server(ServiceCalls(service), **auth)
-    return server.streamable_http_app(stateless_http=True, transport_security=checked_before)
-
-
-def _auth() -> AuthSettings:
-    return AuthSettings(issuer_url=_ISSUER, resource_server_url=None)
-
-
-class _Verifier:
-    """Our keys as the package's tokens."""
-
-    def __init__(self, keys: KeyRing) -> None:
-        self._keys = keys
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the access of a key, or None."""
-        key = self._keys.find(token)
-        return None if key is None else AccessToken(token=token, client_id=key.name, scopes=[])
-
-
-class ServiceCalls:
-    """Calls of the requests to a service: the methods of `/rpc`, with handles and seeds in place of tensors."""
+class ToolServer:
+    """The session manager of the package, which runs from its first message until `stop`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._starting: asyncio.Task[Any] | None = None
+        self._running: asyncio.Task[None] | None = None
 
-    async def call(self, method: str, params: dict[str, Any], request: Request | None, on_progress: OnProgress) -> Any:
-        """Return the result of a method; raises its error, which the request's metrics count."""
-        found = METHODS.get(method)
-        if found is None:  # `compute` with a name that is no operation
-            find_operation(method)
-        if not isinstance(found, TaskMethod):
-            return await _plain(found, params)
-        assert request is not None
-        exchange, reply = exchange_of(request.scope), dict[str, Any]()
+    async def started(self) -> Any:
+        """Return the session manager, ready for requests."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
 
-        async def encode(work: Work, _: Send) -> None:
-            async for event in work.events():
-                if isinstance(event, Progress):
-                    on_progress(event.done, event.total)
-            reply.update(await self._reply(method, work.result(), exchange.context.tenant))
+    async def stop(self) -> None:
+        """Stop it, if it has been started."""
+        for task in filter(None, (self._starting, self._running)):
+            task.cancel()
+            await asyncio.wait([task])
 
-        try:
-            task, document = found.read(self._service, exchange.context, params)
-            await answer(exchange, task, partial(self._decode, document), encode)
-        except Exception as caught:  # noqa: BLE001 - every error is a result or an internal one
-            raise exchange.context.fail(caught).with_traceback(None) from None
-        return reply
+    async def _start(self) -> Any:
+        made, entered = await asyncio.to_thread(_imported, self._service), asyncio.Event()
+        self._running = asyncio.create_task(self._run(made, entered))
+        await entered.wait()
+        return made
 
-    async def _decode(self, document: Mapping[str, Any], exchange: Exchange, task: Task, lease: Lease) -> RequestObject:
-        given = document.get("inputs") or {}
-        inputs = {name: await self._tensor(value, lease, exchange.context.tenant) for name, value in given.items()}
-        return await (await task.read({**document, "inputs": inputs} if inputs else document)).read()
-
-    async def _tensor(self, given: Any, lease: Lease, owner: str) -> Any:
-        """Return a tensor as the requests of all APIs have it; one that a seed makes counts in the memory budget."""
-        if not isinstance(given, Mapping) or not given.keys() & {"handle", "path", "seed"}:
-            return given
-        if "path" in given:
-            raise Forbidden("a service reads no files: upload the tensor to /v1/tensors and give its handle")
-        if "seed" in given:
-            await lease.count(size := seeded_bytes(given))
-            made = await in_thread_if(size > _INLINE, seeded, given)
-            return Tensor(dtype(given["dtype"]), made.shape, _Made(made.tobytes()))
-        kept = self._service.kept_tensors.find(given["handle"], owner)
-        assert isinstance(kept.memory, Segment)
-        elements = Sink(lease, kept.nbytes)
-        elements.segment = lease.share(kept.memory)
-        return Tensor(dtype(kept.spec.dtype), kept.spec.shape, elements)
-
-    async def _reply(self, method: str, result: Result, owner: str) -> dict[str, Any]:
-        """Return a result as JSON, its tensors kept under handles."""
-        reply, kept = dict(result.document), self._service.kept_tensors
-        if result.outputs:
-            reply[result.member] = {each.name: await kept.keep_copy(each, owner) for each in result.outputs}
-        if method == "check.finish":
-            reply["record"] = f"POST /v1/checks/{reply['check']}/finish"
-        return reply
+    async def _run(self, made: Any, entered: asyncio.Event) -> None:
+        async with made.run():
+            entered.set()
+            await asyncio.Event().wait()
 
 
-class _Made(Elements):
-    """The elements of a tensor that was made from a seed."""
+def _imported(service: Service) -> Any:
+    from app.api.tools import session_manager  # half a second, and 23 MiB
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def content(self) -> bytes:
-        """Return all bytes."""
-        return self._data
-
-
-async def _plain(method: Any, params: dict[str, Any]) -> Any:
-    """Return the value of a method without a task, which may be its JSON text."""
-    value = method(params)
-    value = await value if isawaitable(value) else value
-    return json.loads(value) if isinstance(value, bytes) else value
+    return session_manager(service)

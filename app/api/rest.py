@@ -11,11 +11,11 @@ from app.api.answer import Decode, answer, decode, decode_optional
 from app.api.documents import OPERATION_LIST, description_of
 from app.api.jobs import send_accepted, send_stored, submission
 from app.api.routing import service_of
-from app.calls.jobs.tasks import GetResult, JobTask
+from app.calls.jobs.tasks import job_task
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
-from app.calls.uploads import DropTensor, KeepTensor, SendTensor
+from app.calls.uploads import KeepTensor, drop_tensor, send_tensor
 from app.http.exchange import exchange_of
 from app.replies.formats import EVENTS, FORMATS, JSON, MULTIPART, NPY, Format, choose
 from app.telemetry.context import RequestContext
@@ -73,16 +73,13 @@ def _check(method: str) -> Callable[..., Task]:
     return make
 
 
-def _job(what: str) -> Callable[..., Task]:
-    return lambda service, context, job=None: JobTask(service, context, what, job)
-
-
 @router.get("/jobs/{job}/result")
 async def result_of_job(request: Request, job: str) -> None:
     """Send the result of a job, in any format of its call."""
     exchange = exchange_of(request.scope)
     encode = partial(send_stored, exchange.headers.get("accept", ""))
-    await answer(exchange, GetResult(service_of(request), exchange.context, job), decode_optional, encode)
+    task = job_task(service_of(request), exchange.context, "result", job)
+    await answer(exchange, task, decode_optional, encode)
 
 
 def _verify_signature(service: Service, context: RequestContext) -> Task:
@@ -90,17 +87,17 @@ def _verify_signature(service: Service, context: RequestContext) -> Task:
 
 
 _add_page("/tensors", KeepTensor, JSON)
-_add_page("/tensors/{handle}", SendTensor, NPY, JSON, decode=decode_optional, method="GET")
-_add_page("/tensors/{handle}", DropTensor, JSON, decode=decode_optional, method="DELETE")
+_add_page("/tensors/{handle}", send_tensor, NPY, JSON, decode=decode_optional, method="GET")
+_add_page("/tensors/{handle}", drop_tensor, JSON, decode=decode_optional, method="DELETE")
 _add_page("/ops/{op}", _operation(Compute), *FORMATS)
 _add_page("/ops/{op}/validate", _operation(Validate), JSON)
 _add_page("/ops/{op}/verify", _operation(Verify), JSON, EVENTS)
 _add_page("/ops/{op}/tolerance", _operation(Tolerance), JSON, MULTIPART, EVENTS)
 _add_page("/graphs", RunGraph, JSON, MULTIPART, EVENTS)
 _add_page("/graphs/validate", ValidateGraph, JSON)
-_add_page("/jobs", _job("list"), JSON, decode=decode_optional, method="GET")
-_add_page("/jobs/{job}", _job("get"), JSON, decode=decode_optional, method="GET")
-_add_page("/jobs/{job}", _job("cancel"), JSON, decode=decode_optional, method="DELETE")
+_add_page("/jobs", partial(job_task, what="list"), JSON, decode=decode_optional, method="GET")
+_add_page("/jobs/{job}", partial(job_task, what="get"), JSON, decode=decode_optional, method="GET")
+_add_page("/jobs/{job}", partial(job_task, what="cancel"), JSON, decode=decode_optional, method="DELETE")
 _add_page("/checks", _check("check.begin"), JSON, decode=decode_optional)
 _add_page("/checks/key", _check("check.key"), JSON, decode=decode_optional, method="GET")
 _add_page("/checks/verify-signature", _verify_signature, JSON)

@@ -6,7 +6,7 @@ A `Task` defines how its request object is read, how it is checked and planned, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -29,7 +29,7 @@ from schemas.broken_rules import BrokenRule, invalid_params
 from schemas.rows import InputRows
 from schemas.tables import CalledOperation, verified
 
-__all__ = ["Compute", "RunGraph", "Task", "Tolerance", "Validate", "ValidateGraph", "Verify"]
+__all__ = ["Ask", "Compute", "RunGraph", "Task", "Tolerance", "Validate", "ValidateGraph", "Verify"]
 
 T = TypeVar("T")
 
@@ -101,6 +101,30 @@ class Task(ABC):
 def _may_come(found: BrokenRule, rows: InputRows) -> bool:
     loc = found["loc"]
     return bool(found["type"] == "missing" and (loc[:1] == ["inputs"] or rows.is_shape(str(loc[-1]))))
+
+
+class Ask(Task):
+    """Return the work that `answer` makes of the members of a request, which names no tensors and computes nothing."""
+
+    need_data = False
+    limited = False
+
+    def __init__(self, service: Service, context: RequestContext, answer: Callable[..., Awaitable[Work]]) -> None:
+        super().__init__(service, context)
+        self._answer = answer
+        self._given: Mapping[str, Any] = {}
+
+    async def read(self, document: Any) -> RequestObject:
+        """Read the members."""
+        self._given = document if isinstance(document, Mapping) else {}
+        return RequestObject("request", InputRows(), {}, {}, None)
+
+    async def prepare(self, request: RequestObject) -> None:
+        """Plan nothing."""
+
+    async def work(self, request: RequestObject, lease: Lease) -> Work:  # noqa: ARG002
+        """Return the work; raises what `answer` raises."""
+        return await self._answer(self._given, lease)
 
 
 class Compute(Task):

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from app.calls.service import Service
-from app.calls.tasks import Task
+from app.calls.tasks import Ask, Task
 from app.calls.work import Answered, Output, Result
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
 from app.intake.tensors import Tensor
 from app.pool.buffers import Memory, Segment
 from app.telemetry.context import RequestContext
-from schemas.broken_rules import BrokenRule, broken_rule, invalid_params
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.rows import InputRows, TensorRow
-from schemas.spelling import check_members
 from schemas.tensors import TensorSpec
 
-__all__ = ["DropTensor", "KeepTensor", "SendTensor"]
+__all__ = ["KeepTensor", "drop_tensor", "send_tensor"]
 
 _NAME = "tensor"
 _ROWS = InputRows(inputs=(TensorRow(name=_NAME, doc="What is kept."),))
@@ -29,14 +28,10 @@ class KeepTensor(Task):
 
     async def read(self, document: Any) -> RequestObject:
         """Read the request object, whose only member is `inputs`; raises `InvalidParams`."""
-        broken: list[BrokenRule] = []
-        if not isinstance(document, Mapping) or not isinstance(document.get("inputs") or {}, Mapping):
-            raise invalid_params(_NAME, [broken_rule([], "the request and its inputs must be objects", "object_type")])
-        check_members(document, ("inputs",), "the only member is inputs", broken)
-        inputs = document.get("inputs") or {}
-        check_members(inputs, (_NAME,), f"the only input is {_NAME}", broken)
-        if broken:
-            raise invalid_params(_NAME, broken)
+        inputs = document.get("inputs") or {} if isinstance(document, Mapping) else None
+        if not isinstance(inputs, Mapping) or {*document} - {"inputs"} or {*inputs} - {_NAME}:
+            rule = f"the request must be an object whose only member is inputs, with the only member {_NAME}"
+            raise invalid_params(_NAME, [broken_rule(["inputs"], rule, "object_type")])
         return RequestObject(_NAME, _ROWS, {}, inputs, None)
 
     async def prepare(self, request: RequestObject) -> TensorSpec:
@@ -53,34 +48,22 @@ class KeepTensor(Task):
         return Answered(self.context, Result({**entry, "seconds": kept.limits.seconds}))
 
 
-class _OfHandle(Task):
-    """A task of the tensor with this handle; its request has no members."""
+def send_tensor(service: Service, context: RequestContext, handle: str) -> Task:
+    """Return the task that sends the tensor with a handle; it raises `NotFound`."""
 
-    need_data = False
-
-    def __init__(self, service: Service, context: RequestContext, handle: str) -> None:
-        super().__init__(service, context)
-        self._handle = handle
-
-    async def read(self, document: Any) -> RequestObject:  # noqa: ARG002
-        """Read nothing."""
-        return RequestObject(_NAME, InputRows(), {}, {}, None)
-
-
-class SendTensor(_OfHandle):
-    """Send the tensor with this handle."""
-
-    async def prepare(self, request: RequestObject) -> Answered:  # noqa: ARG002
-        """Return the tensor; raises `NotFound`."""
-        found = self.service.kept_tensors.find(self._handle, self.context.tenant)
+    async def answer(*_: object) -> Answered:
+        found = service.kept_tensors.find(handle, context.tenant)
         shared = Output(_NAME, found.spec, cast("Segment", found.memory).share())
-        return Answered(self.context, Result({"handle": self._handle}, [shared]))
+        return Answered(context, Result({"handle": handle}, [shared]))
+
+    return Ask(service, context, answer)
 
 
-class DropTensor(_OfHandle):
-    """Forget the tensor with this handle."""
+def drop_tensor(service: Service, context: RequestContext, handle: str) -> Task:
+    """Return the task that forgets the tensor with a handle; it raises `NotFound`."""
 
-    async def prepare(self, request: RequestObject) -> Answered:  # noqa: ARG002
-        """Return the handle; raises `NotFound`."""
-        self.service.kept_tensors.drop(self._handle, self.context.tenant)
-        return Answered(self.context, Result({"handle": self._handle}))
+    async def answer(*_: object) -> Answered:
+        service.kept_tensors.drop(handle, context.tenant)
+        return Answered(context, Result({"handle": handle}))
+
+    return Ask(service, context, answer)

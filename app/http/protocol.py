@@ -105,7 +105,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head += len(name) + len(value)
             if self._head + len(self.url) > MAX_HEAD:
                 self._refuse(_LONG_HEAD)
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # httptools drops only the blanks before a value
 
     def _refuse(self, fault: str) -> NoReturn:
         self._fault = fault

@@ -1,1 +1,1 @@
-"""The Model Context Protocol: tools, resources and a prompt, over HTTP (`app/api/mcp.py`) and standard streams."""
+"""The Model Context Protocol: tools, resources and a prompt, over HTTP (`app/api/tools.py`) and standard streams."""

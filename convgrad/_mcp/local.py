@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -95,14 +97,15 @@ class LocalCalls:
             return given
         if "handle" in given:
             raise NotFound("there is no such handle: over stdio, tensors are paths or seeds")
-        return seeded(given) if "seed" in given else NpyFile(self._existing(given["path"]), given.get("dtype"))
+        return seeded(given) if "seed" in given else NpyFile(self.existing(given["path"]), given.get("dtype"))
 
-    def _existing(self, path: str) -> Path:
+    def existing(self, path: str) -> Path:
         """Return a file below the root; raises `Forbidden` for a path or a link out of it, and `NotFound`."""
         found = self._inside(path)
-        if not found.is_file():
-            raise NotFound(f"there is no file {path!r} in the allowed folder")
-        return found
+        with suppress(OSError):  # such as a name that is too long
+            if found.is_file():
+                return found
+        raise NotFound(f"there is no file {path!r} in the allowed folder")
 
     def _target(self, name: str) -> Path:
         path = self._inside(f"{_FOLDER}/{name}")
@@ -112,7 +115,10 @@ class LocalCalls:
     def _inside(self, path: str) -> Path:
         if self._root is None:
             raise Forbidden("files need an allowed folder: convgrad mcp --root FOLDER")
-        found = (self._root / path).resolve() if "\0" not in path else self._root
+        try:  # twice: behind a link to itself the first one leaves other links as they are
+            found = Path(os.path.realpath(os.path.realpath(self._root / path)))
+        except ValueError:  # no name of a file
+            found = self._root
         if found == self._root or not found.is_relative_to(self._root):
             raise Forbidden("a path must be below the allowed folder, and no link may lead out of it")
         return found

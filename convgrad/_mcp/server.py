@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
-from mcp_types import ToolAnnotations
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, ToolAnnotations
 
 from convgrad import __version__
 from convgrad._command.spec import OPERATIONS
@@ -22,10 +23,19 @@ _READS = ("describe", "validate", "explain", "verify", "compute")
 _WRITES = ("check_begin", "check_next", "check_submit", "check_finish")
 
 
-def make_server(calls: Calls, **auth: Any) -> MCPServer[Any]:
-    """Return the server; `auth` are the arguments of `MCPServer` that verify tokens."""
-    server: MCPServer[Any] = MCPServer(
-        "convgrad", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING", subscriptions=False, **auth
+class _Server(MCPServer[Any]):
+    async def get_prompt(self, *given: Any, **named: Any) -> Any:
+        """Return a prompt; raises `MCPError` for another name or other arguments, which is no internal error."""
+        try:
+            return await super().get_prompt(*given, **named)
+        except ValueError as error:
+            raise MCPError(INVALID_PARAMS, str(error)) from None
+
+
+def make_server(calls: Calls) -> MCPServer[Any]:
+    """Return the server."""
+    server = _Server(
+        "convgrad", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING", subscriptions=False
     )
     tools = Tools(calls)
     for name in (*_READS, *_WRITES):

@@ -1,7 +1,8 @@
 """The state of sealed checks: cases drawn, results judged, outcomes signed with Ed25519 (`signing.py`).
 
-Each case is drawn from 128 random bits of its own, so none can be derived from another. A service adds memory for the
-inputs and limits of time (`app/calls/sealed/`); self-tests judge in the caller's process (`selftest.py`).
+The data of each case are drawn from 128 random bits of their own, so none can be derived from others. A service
+adds memory for the inputs and limits of time (`app/calls/sealed/`); self-tests judge in the caller's process
+(`selftest.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +43,8 @@ _OUTCOMES = ("unsupported", "failed")
 """What a caller may report for a case instead of a result."""
 
 _CASES, _MOST_CASES = 50, 200
+# One in so many cases repeats the problem of an earlier one.
+_REPEATED = 4
 _MOST_CHECKS = 256
 """Open checks of all owners; as many finished ones are kept."""
 _LABEL = re.compile(r"[ -~]{0,200}")
@@ -62,6 +65,8 @@ class SealedCase:
     case: Case
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     """What the kernel declares that means something for the case."""
+    repeats: int | None = None
+    """The earlier case whose problem it has, with other data."""
     until: float = math.inf
     inputs: dict[str, Any] = field(default_factory=dict)
     """The memory that holds the inputs until the case is closed, if any does."""
@@ -175,6 +180,7 @@ class SealedCase:
             "kind": case.kind, "name": case.name, "sent": "seed" if self.as_seed else "tensors",
             "seed": f"{case.seed:032x}", "arithmetic": dict(self.arithmetic),
         }  # fmt: skip
+        entry |= {} if self.repeats is None else {"repeats": self.repeats}
         return entry | ({} if self.answer in (None, *_OUTCOMES) else {"result_sha256": self.answer})
 
 
@@ -218,9 +224,15 @@ class SealedCheck:
         return None
 
     def draw(self) -> SealedCase:
-        """Draw the next case."""
-        case = draw(secrets.randbits(128), len(self.cases), self.takes)
-        return SealedCase(self.id, case, fitting(self.arithmetic, case.problem))
+        """Draw the next case; some have the problem of an earlier one and other data, so that cached results fail."""
+        number, seed, repeats = len(self.cases), secrets.randbits(128), None
+        right = [each for each in self.cases if each.status == "passed" and each.varied]
+        if right and number % _REPEATED == _REPEATED - 1:
+            earlier = secrets.choice(right)
+            case, repeats = replace(earlier.case, kind="integers", seed=seed, number=number), earlier.number
+        else:
+            case = draw(seed, number, self.takes)
+        return SealedCase(self.id, case, fitting(self.arithmetic, case.problem), repeats)
 
     def give(self, drawn: SealedCase) -> SealedCase:
         """Make a case that was drawn the one to be answered; raises `InvalidParams` if the check is finished."""

@@ -1,6 +1,6 @@
-"""Generate a TypeScript client from `/openapi.json`, call a service with it, and check the OpenRPC document by its
-meta-schema (`scripts/test-clients`). The page's example is run too. Needs node with npm, and the npm registry on
-the first run."""
+"""Generate a TypeScript client from `/openapi.json`, call a service with it, check the OpenRPC document by its
+meta-schema, and have the conformance scenarios of the Model Context Protocol call `/mcp` (`scripts/test-clients`). The
+page's example is run too. Needs node with npm, and the npm registry on the first run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tests.live import running_service
 _HERE = Path(__file__).parent
 _FOLDER = _HERE.parents[1] / ".cache" / "clients"
 _PAGE = _HERE.parents[1] / "docs" / "generated-clients.md"
-_FILES = ("package.json", "call.ts")
+_REVISIONS = ("2025-11-25", "2026-07-28")
+_FILES = ("package.json", "call.ts", *(f"conformance-{revision}.yaml" for revision in _REVISIONS))
 _TSC = ("--strict", "--target", "es2022", "--module", "nodenext", "--moduleResolution", "nodenext", "--skipLibCheck")
 
 
@@ -34,7 +36,10 @@ def main() -> int:
     for name in _FILES:
         shutil.copy(_HERE / name, _FOLDER / name)
     _run("npm", "install", "--no-audit", "--no-fund", "--no-package-lock")
-    with running_service("--workers", "1") as service:
+    with (
+        tempfile.TemporaryDirectory() as spool,
+        running_service("--workers", "1", "--spool", spool) as service,
+    ):
         openapi, openrpc = (httpx.get(f"{service.url}/{name}.json", timeout=60) for name in ("openapi", "openrpc"))
         (_FOLDER / "openapi.json").write_bytes(openapi.content)
         _run("npx", "openapi-typescript", "openapi.json", "--output", "schema.d.ts")
@@ -44,7 +49,16 @@ def main() -> int:
         _run("node", "call.js", service.url)
         _run("node", "example.js")
         check_openrpc(openrpc.json())
+        for revision in _REVISIONS:
+            check_mcp(f"{service.url}/mcp", revision)
     return 0
+
+
+def check_mcp(url: str, revision: str) -> None:
+    """Run the scenarios that a revision requires; files have those that need what our server does not offer."""
+    program = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
+    chosen = ("--requirements", revision, "--expected-failures", f"conformance-{revision}.yaml")
+    _run("node_modules/node/bin/node", program, "server", "--url", url, *chosen, "--output-dir", "conformance")
 
 
 def check_openrpc(document: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-// A user's program with the types that openapi-typescript made: a gradient, a check, and an error. `tsc` checks it, node runs it.
+// A user's program with the types that openapi-typescript made: a gradient, a job, a tensor, a check, and an error. `tsc` checks it, node runs it.
 import assert from "node:assert/strict";
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema.js";
@@ -22,6 +22,24 @@ const inputs = { src: tensor([1, 1, 3], [1, 2, 3]), diff_dst: tensor([1, 1, 2], 
 const { data } = await client.POST("/v1/ops/ConvolutionBackwardWeights", { body: { attributes, inputs } });
 const bytes = Buffer.from(data!.outputs.diff_weights.data as string, "base64");
 assert.deepEqual([bytes.readFloatLE(0), bytes.readFloatLE(4)], [3, 5]);
+
+const header = { Prefer: "respond-async", "Idempotency-Key": "typescript" };
+const submitted = await client.POST("/v1/ops/{op}/tolerance", { params: { path: { op: "ConvolutionBackwardWeights" }, header }, body: { attributes, inputs } });
+assert.equal(submitted.response.status, 202);
+const { job } = submitted.data as components["schemas"]["JobState"];
+const path = { params: { path: { job } } };
+while ((await client.GET("/v1/jobs/{job}", path)).data!.state !== "done");
+assert.equal((await client.GET("/v1/jobs")).data!.jobs!.length, 1);
+assert("outputs" in ((await client.GET("/v1/jobs/{job}/result", path)).data as object));
+assert.equal((await client.DELETE("/v1/jobs/{job}", path)).data!.state, "done");
+assert.equal((await client.GET("/v1/jobs/{job}", path)).error!.code, "not_found");
+
+const kept = await client.POST("/v1/tensors", { body: { inputs: { tensor: inputs.src } } });
+const { handle } = kept.data!;
+const dropped = await client.DELETE("/v1/tensors/{handle}", { params: { path: { handle } } });
+assert.equal(dropped.response.status, 200);
+const key = await client.GET("/v1/checks/key");
+assert.equal(Buffer.from(key.data!.public_key as string, "base64").length, 32);
 
 const described = { src: { dtype: "f32" as const, shape: [1, 1, 3] }, diff_dst: inputs.diff_dst, weights_shape: [1, 1, 2] };
 const checked = await client.POST("/v1/ops/ConvolutionBackwardWeights/validate", { body: { attributes, inputs: described } });

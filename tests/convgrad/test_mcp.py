@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
@@ -18,7 +19,7 @@ from mcp.client.stdio import StdioServerParameters
 from convgrad._cli import main
 from convgrad._mcp.local import LocalCalls
 from convgrad._mcp.server import make_server
-from tests.mcp_tools import ATTRIBUTES, MODES, OP, SEEDS, failed, gradient, walk
+from tests.mcp_tools import ATTRIBUTES, MODES, OP, SEEDS, failed, gradient, long_verification, walk
 
 Array = npt.NDArray[Any]
 
@@ -75,20 +76,18 @@ async def test_paths_outside_the_folder(tmp_path: Path) -> None:
     (root / "inside.npy").symlink_to("real.npy")
     np.save(root / "real.npy", gradient())
     (root / "folder").symlink_to(tmp_path)
+    (root / "loop").symlink_to("loop")
+    (root / "hidden.npy").symlink_to("loop/../folder/outside.npy")
     asked: dict[str, Any] = {"op": OP, "attributes": ATTRIBUTES, "inputs": SEEDS}
     async with Client(make_server(LocalCalls(root))) as client:
         for path in (
-            "../outside.npy",
-            str(outside),
-            "link.npy",
-            "folder/outside.npy",
-            ".",
-            "a/../../outside.npy",
-            "\0",
-        ):
+            "../outside.npy", str(outside), "link.npy", "folder/outside.npy", ".", "a/../../outside.npy", "\0",
+            "hidden.npy", "loop/../folder/outside.npy",
+        ):  # fmt: skip
             error = await failed(client, "verify", **asked, result={"path": path})
             assert error["code"] == "forbidden", path
-        assert (await failed(client, "verify", **asked, result={"path": "none.npy"}))["code"] == "not_found"
+        for path in ("none.npy", "loop", "x" * 5000, "real.npy/x"):
+            assert (await failed(client, "verify", **asked, result={"path": path}))["code"] == "not_found", path
         assert (await failed(client, "verify", **asked, result={"handle": "0" * 32}))["code"] == "not_found"
         inside = await client.call_tool("verify", {**asked, "result": {"path": "inside.npy"}})
         assert (inside.structured_content or {})["passed"]
@@ -120,6 +119,43 @@ async def test_references_that_name_no_tensor(tmp_path: Path) -> None:
         assert (await failed(client, "verify", **asked, result=large))["code"] == "too_large"
         unknown = await client.call_tool("verify", {**asked, "result": {"url": "http://localhost"}})
         assert unknown.is_error
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mode", MODES)
+@blocking
+async def test_cancelling(mode: str) -> None:
+    """A verification of seconds stops within one once its client gives it up, and the server answers others."""
+    before, began = children(), asyncio.Event()
+
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        began.set()
+
+    command = ["-m", "convgrad", "mcp"]
+    async with Client(StdioServerParameters(command=sys.executable, args=command), mode=mode) as client:
+        (server,) = children() - before
+        asked = client.call_tool("verify", long_verification(), progress_callback=progress)
+        call = asyncio.create_task(asked)
+        await began.wait()
+        assert computes(server)
+        call.cancel()
+        quiet = 0
+        async with asyncio.timeout(1.2):
+            while quiet < 20:  # a thread that computes may wait for memory for a moment
+                await asyncio.sleep(0.01)
+                quiet = 0 if computes(server) else quiet + 1
+        assert not (await client.call_tool("describe", {"op": OP})).is_error
+
+
+def children() -> set[int]:
+    """Return the processes that this thread has started."""
+    return {int(pid) for pid in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()}
+
+
+def computes(pid: int) -> bool:
+    """Return whether a thread of a process runs, or waits for a processor."""
+    stats = [path.read_text().rpartition(")")[2].split() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return any(state == "R" for state, *_ in stats)
 
 
 def test_the_folder_must_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

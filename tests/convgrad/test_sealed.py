@@ -16,7 +16,7 @@ import pytest
 
 import convgrad
 from convgrad import Client, SealedCase
-from convgrad._check.cases import draw
+from convgrad._check.cases import Case, draw
 from convgrad._check.problems import Takes
 from engine.process import Engine
 from engine.sealed.selftest import SelfTests
@@ -74,9 +74,15 @@ def test_an_honest_kernel_passes(live: Client, seed: bool) -> None:
     assert document["key"] == ("(self-test)" if isinstance(live, convgrad.LocalClient) else "-")
     assert live.finish_check(check) == document
     assert live.verify_signature(document)["valid"]
+    assert [entry["case"] for entry in document["cases"] if "repeats" in entry] == [3, 7, 11]
+    problems = list[Case]()
     for case, entry in zip(drawn, document["cases"], strict=True):
         assert entry["sent"] == ("seed" if seed else "tensors")
-        same = draw(int(entry["seed"], 16), entry["case"], Takes(**document["takes"]))
+        seed_of, number = int(entry["seed"], 16), entry["case"]
+        same = draw(seed_of, number, Takes(**document["takes"]))
+        if "repeats" in entry:
+            same = replace(problems[entry["repeats"]], kind="integers", seed=seed_of, number=number)
+        problems.append(same)
         assert same.problem.as_json() == case.problem
         assert all(array.tobytes() == case.inputs[name].tobytes() for name, array in same.inputs().items())
 

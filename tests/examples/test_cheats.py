@@ -1,8 +1,9 @@
-"""Each cheat of `examples/cheats` is found out, by a sealed check or by the relations of a plain one."""
+"""Each cheat of `examples/cheats` is found by sealed checks and by plain ones, as the page of agents says."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,11 @@ import pytest
 from convgrad._check.relations import RELATIONS
 from convgrad._cli import main
 
-CHEATS = Path(__file__).parents[2] / "examples" / "cheats"
-SEALED = {
-    "zeros": "failed", "input_copies": "failed", "patched_comparison": "failed", "wrong_after_warmup": "failed",
-    "wrong_for_unseen_shapes": "failed", "library_under_test": "failed", "honest": "passed",
-}  # fmt: skip
-"""What a sealed check says of each file."""
+ROOT = Path(__file__).parents[2]
+CHEATS = ROOT / "examples" / "cheats"
+PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+SEALED = {"honest": "passed", **dict(re.findall(r"^\| `(\w+)` \| (passed|failed) \|", PAGE, re.MULTILINE))}
+"""The verdict of a sealed check on each file, as the page says."""
 
 PLAIN = {
     "zeros": {"wrong"},
@@ -24,8 +24,7 @@ PLAIN = {
     "cached_results": {*RELATIONS},
     "skipped_work": {*RELATIONS},
 }
-"""What a plain check finds. In a sealed one each case has data of its own, and mostly a shape, so that results that are
-reused are found by chance."""
+"""What a plain check finds."""
 
 pytestmark = pytest.mark.heavy
 
@@ -39,12 +38,12 @@ def checked(name: str, path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
 
 def test_every_cheat_is_tested() -> None:
     """Every file of the folder is in the table."""
-    assert {path.stem for path in CHEATS.glob("*.py")} == SEALED.keys() | PLAIN.keys()
+    assert {path.stem for path in CHEATS.glob("*.py")} == SEALED.keys()
 
 
 @pytest.mark.parametrize(("name", "verdict"), SEALED.items())
 def test_a_sealed_check(name: str, verdict: str, tmp_path: Path) -> None:
-    """The verdict is that of the table; wrong results fail, and the judge's own library can't be loaded."""
+    """The verdict is that of the page; a kernel that reuses results is wrong where a shape is repeated."""
     status, document = checked(name, tmp_path / "report.json", "--sealed", "--cases", "12", "--takes", "ranks=1,2")
     assert (document["verdict"], status) == (verdict, int(verdict == "failed")), document["counts"]
     if name == "wrong_after_warmup":
@@ -53,6 +52,9 @@ def test_a_sealed_check(name: str, verdict: str, tmp_path: Path) -> None:
         assert found.count("failed") >= 3, "zeros are right in few cases"
     if name == "library_under_test":
         assert document["counts"]["failed"] == 12
+    if name in ("cached_results", "skipped_work"):
+        wrong = [case for case in document["cases"] if case["status"] == "failed"]
+        assert any("repeats" in case for case in wrong)
 
 
 @pytest.mark.parametrize(("name", "faults"), PLAIN.items())

@@ -136,7 +136,9 @@ class Replica:
         self._stack, self._killed = AsyncExitStack(), 0.0
 
     async def kill(self) -> None:
-        """Kill the service, whose workers end then, and start it again."""
+        """Kill the service while it computes a job; its workers end then. Start it again."""
+        while all(each.outcome != "killed" for each in attempts(self._service.log[-100:], 0.0)):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
         self.url = ""
         assert self._family.strike(self._family.server)
         await asyncio.to_thread(self._service.process.wait)

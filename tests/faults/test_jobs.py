@@ -131,3 +131,4 @@ def test_two_replicas_under_kills(tmp_path: Path) -> None:
     assert not outcome.failed, summary(outcome)
     assert outcome.right == 20
     assert outcome.strikes["services"]
+    assert any(each.outcome == "killed" for each in outcome.attempts)

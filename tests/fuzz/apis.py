@@ -1,4 +1,4 @@
-"""Targets that drive a whole API: the real application, without a socket or workers.
+"""Targets that drive a whole API: the real application with a spool, without a socket or workers.
 
 The first two bytes of an input select how to call: operation and page, form of the reply, how the body is split,
 whether its length is declared, whether the client disconnects in the middle. The rest is the body.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from fastapi import FastAPI
 
+from app.api.jobs import Run
 from app.main import create_app
 from app.pool.jobs import Job
 from app.replies.errors import MAPPING
@@ -23,7 +26,7 @@ from app.settings import Settings
 from schemas.tables import operation_names
 from tests.fuzz.parsers import RUNNER
 
-__all__ = ["BOUNDARY", "multipart", "oip", "rest", "rpc"]
+__all__ = ["BOUNDARY", "jobs", "mcp", "multipart", "oip", "rest", "rpc", "tensors"]
 
 BOUNDARY = b"X"
 
@@ -32,6 +35,8 @@ _STEPS = (_LIMIT, 509, 127, 53)
 _REPLIES = (b"*/*", *(form.media_type.encode() for form in FORMATS))
 _PROBLEMS = {400, 404, 413, 415, 422, 503}
 _CODES = {reply.rpc_code for reply in MAPPING.values()} - {-32603}
+_FORM = b"multipart/form-data; boundary=" + BOUNDARY
+_SPOOL = tempfile.TemporaryDirectory(prefix="convgrad-fuzz-")
 
 
 class _Instant:
@@ -52,8 +57,9 @@ class _Instant:
 
 @cache
 def _app() -> FastAPI:
-    limits = {"body_limit": _LIMIT, "json_limit": 64 << 10, "memory_limit": 8 << 20}
-    settings = Settings.model_validate({**limits, "workers": 1, "work_limit": 10**9, "deadline_s": 20.0})
+    limits: dict[str, Any] = {"body_limit": _LIMIT, "json_limit": 64 << 10, "memory_limit": 8 << 20}
+    limits |= {"workers": 1, "work_limit": 10**9, "deadline_s": 20.0}
+    settings = Settings.model_validate({**limits, "spool": _SPOOL.name})
     with mock.patch("app.main.make_engine", return_value=_Instant()):
         return create_app(settings)
 
@@ -82,7 +88,80 @@ def rest(data: bytes) -> None:
 def multipart(data: bytes) -> None:
     """Call /v1 with multipart: the reply is a result or a problem object."""
     first, second, body = _apart(data)
-    _v1(first, second, body, b"multipart/form-data; boundary=" + BOUNDARY)
+    _v1(first, second, body, _FORM)
+
+
+def jobs(data: bytes) -> None:
+    """Have a call to /v1 become a job: one that is accepted is never refused when it is computed."""
+    first, second, body = _apart(data)
+    headers = [(b"prefer", b"respond-async"), (b"content-type", _FORM if second & 16 else b"application/json")]
+    path = "/v1/graphs" if second & 32 else f"/v1/ops/{_name(first)}"
+    status, content = _post(path, body, second, headers)
+    spool = _app().state.service.jobs.spool
+    if (claimed := spool.claim()) is not None:
+        outcome = RUNNER.run(_computed(claimed[0]))
+        job = spool.cancel(claimed[0].id, claimed[0].owner)
+        assert outcome == "done" or "deadline_exceeded" in job.error, (outcome, job)
+        assert not [*Path(_SPOOL.name).glob("re*/*")]
+    elif status:
+        assert status in _PROBLEMS, (status, content)
+
+
+async def _computed(job: Any) -> str:
+    service = _app().state.service
+    return await Run(service, service.jobs, job).task
+
+
+def tensors(data: bytes) -> None:
+    """Upload a tensor: a handle that returns as many bytes, or a problem object."""
+    _, second, body = _apart(data)
+    headers = [(b"content-type", _FORM if second & 16 else b"application/json")]
+    status, content = _post("/v1/tensors", body, second, headers, kept=True)
+    kept = _app().state.service.kept_tensors
+    if status == 200:
+        found = json.loads(content)
+        output = kept.find(found["handle"], "127.0.0.1")
+        assert (output.spec.dtype, list(output.spec.shape)) == (found["dtype"], found["shape"])
+        kept.drop(found["handle"], "127.0.0.1")
+    else:
+        assert status == 0 or status in _PROBLEMS, (status, content)
+    assert _app().state.service.segments.stats().used == 0
+
+
+def mcp(data: bytes) -> None:
+    """Call /mcp in a revision, with headers that fit the body or don't: one answer, and no internal error."""
+    first, second, body = _apart(data)
+    revision = (b"2026-07-28", b"2025-11-25", b"2025-03-26", b"1999-01-01")[first & 3]
+    headers = [(b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream")]
+    headers += [(b"mcp-protocol-version", revision), *_fitting(body)]
+    status, content = _post("/mcp", body, second, headers, kept=True)
+    RUNNER.run(_forgotten())
+    assert status in (0, 200, 202, 400, 404, 406, 413), (status, content)
+    answers = [line.removeprefix(b"data: ") for line in content.splitlines() if line.startswith((b"data: ", b"{"))]
+    assert not any(json.loads(answer).get("error", {}).get("code") == -32603 for answer in answers), content
+
+
+async def _forgotten() -> None:
+    """Drop all tensors and checks; what a client has left stops, and then no memory is in use."""
+    service = _app().state.service
+    for handle in list(service.kept_tensors._kept):
+        service.kept_tensors.drop(handle, "127.0.0.1")
+    for check in list(service.sealed_checks._checks.values()):
+        service.sealed_checks.drop(check)
+    async with asyncio.timeout(10):
+        while service.calls or service.admission.requests or service.segments.stats().used:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def _fitting(body: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers that the new revision requires for a body."""
+    try:
+        message = json.loads(body)
+        method, params = message["method"], message.get("params") or {}
+        name = params.get("name", params.get("uri", ""))
+        return [(b"mcp-method", method.encode("latin-1")), (b"mcp-name", name.encode("latin-1"))]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
 
 
 def _v1(first: int, second: int, body: bytes, content_type: bytes) -> None:
@@ -126,10 +205,12 @@ def _cut(body: bytes, step: int) -> list[bytes]:
     return [body[start : start + step] for start in range(0, len(body), step)]
 
 
-def _post(path: str, body: bytes, how: int, headers: list[tuple[bytes, bytes]]) -> tuple[int, bytes]:
+def _post(
+    path: str, body: bytes, how: int, headers: list[tuple[bytes, bytes]], *, kept: bool = False
+) -> tuple[int, bytes]:
     """Post a body; return status and content, or status 0 if the client disconnected before the reply.
 
-    Afterwards no call, request or memory may be left, whatever the body was.
+    Afterwards no call, request or memory may be left, whatever the body was, except tensors that are `kept`.
     """
     app = _app()
     if how & 4:
@@ -140,7 +221,7 @@ def _post(path: str, body: bytes, how: int, headers: list[tuple[bytes, bytes]]) 
     service = app.state.service
     assert not service.calls
     assert not service.admission.requests
-    assert service.segments.stats().used == 0
+    assert kept or service.segments.stats().used == 0
     return answer
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +27,16 @@ from app.pool.buffers import SegmentPool
 from app.telemetry.context import RequestContext
 from convgrad._assembly import Assembly
 from convgrad._dtypes import DTYPES
-from convgrad._errors import ConvgradError, InvalidParams, ParseError
+from convgrad._errors import ConvgradError, Forbidden, InvalidParams, NotFound, ParseError
 from convgrad._frames import MAGIC, FrameDecoder
+from convgrad._mcp.local import LocalCalls
 from convgrad._npy import parse_header
 from schemas.tensors import WireTensor
 
-__all__ = ["RUNNER", "assembly", "frames", "json_text", "lists", "npy", "pieces"]
+__all__ = ["RUNNER", "assembly", "frames", "json_text", "lists", "npy", "paths", "pieces"]
 
 RUNNER = asyncio.Runner()
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="convgrad-fuzz-")
 """The event loop of all targets: a new one per input would take most of the time."""
 
 _POOL = SegmentPool(8 << 20)
@@ -155,3 +161,27 @@ def _outcome(read: Callable[[Lease, int], Awaitable[Any]], how: int) -> Any:
     if isinstance(outcome, ConvgradError):
         assert _POOL.stats().used == 0
     return outcome
+
+
+def paths(data: bytes) -> None:
+    """Give a tool of `convgrad mcp` a path: a file below the allowed folder, or an error of ours."""
+    path, root = data.decode("utf-8", "replace"), _folder()
+    try:
+        found = LocalCalls(root).existing(path)
+    except (Forbidden, NotFound):
+        return
+    assert found.is_file()
+    assert os.path.realpath(found).startswith(f"{root}{os.sep}"), (path, found)
+
+
+@cache
+def _folder() -> Path:
+    """Make a folder with a file, a folder, links out of it, and a link to itself; return its path."""
+    root = Path(os.path.realpath(_TEMPORARY.name)) / "root"
+    (root / "folder").mkdir(parents=True)
+    for file in (root / "real.npy", root / "folder" / "real.npy", root.parent / "outside.npy"):
+        file.write_bytes(b"")
+    (root / "link").symlink_to(root.parent)
+    (root / "loop").symlink_to("loop")
+    (root / "hidden").symlink_to("loop/../link/outside.npy")
+    return root

@@ -18,8 +18,9 @@ from tests.app.samples import npy as npy_file
 from tests.fuzz.apis import BOUNDARY
 from tests.problems import Case
 
-__all__ = ["FRAME_WORDS", "JSON_WORDS", "MULTIPART_WORDS", "NPY_WORDS", "OIP_WORDS", "RPC_WORDS", "assembly", "frames"]
-__all__ += ["json_tensors", "lists", "multipart", "npy", "oip", "rest", "rpc"]
+__all__ = ["FRAME_WORDS", "JSON_WORDS", "MCP_WORDS", "MULTIPART_WORDS", "NPY_WORDS", "OIP_WORDS", "PATH_WORDS"]
+__all__ += ["RPC_WORDS", "assembly", "frames", "jobs", "json_tensors", "lists", "mcp", "multipart", "npy", "oip"]
+__all__ += ["paths", "rest", "rpc", "tensors"]
 
 # Its tensors are just long enough to be decoded as they arrive.
 TINY = Case(
@@ -49,6 +50,12 @@ RPC_WORDS = (
     *(b'{"jsonrpc":"2.0","method":"ops.validate","id":1}', b'"params":', b'"ops.list"', b'"id":', b'"rpc.discover"'),
     *(b'"notifications/cancelled"', b'"requestId":'),
 )
+MCP_WORDS = (
+    *(*_JSON, *_NUMBERS, b'"method":"', b'"params":', b'"name":"', b'"arguments":', b'"_meta":', b'"progressToken":'),
+    *(b'"seed":', b'"handle":"', b'"path":"', b'"shape":', b'"element":', b'"check":"', b'"cursor":"', b'"id":null'),
+    *(b'"tools/call"', b'"resources/read"', b'"prompts/get"', b'"initialize"', b'"completion/complete"', *_MEMBERS),
+)
+PATH_WORDS = (b"..", b"/", b"./", b"link", b"loop", b"folder", b"outside", b"real.npy", b"\0", b"~", b"\xff", b"x" * 99)
 MULTIPART_WORDS = (
     *(b"\r\n--" + BOUNDARY, b"--", b"\r\n\r\n", b'Content-Disposition: form-data; name="', b'"; filename="'),
     *(b"Content-Transfer-Encoding: base64", *JSON_WORDS, *NPY_WORDS),
@@ -170,6 +177,60 @@ def multipart() -> list[bytes]:
     bodies = [b"".join(written) + end, written[0] + end, form % (BOUNDARY, b"request", _text(request)) + end]
     op = operation_names().index(TINY.op)
     return _headed(iter(bodies * 2), itertools.repeat(op), itertools.count(0, 9))
+
+
+def jobs() -> list[bytes]:
+    """Return calls that become jobs, in both forms, and a graph."""
+    forms, op = [data[2:] for data in multipart()[:3]], operation_names().index(TINY.op)
+    return [
+        *_headed(iter(_documents()), itertools.count(), itertools.repeat(4)),
+        *_headed(iter(_documents()[-5:-2]), itertools.repeat(op), itertools.repeat(4)),
+        *_headed(iter(forms), itertools.repeat(op), itertools.repeat(20)),
+        *_headed(iter(_documents()[-1:]), iter((0,)), iter((36,))),
+    ]
+
+
+def tensors() -> list[bytes]:
+    """Return uploads, in both forms."""
+    given = [{"dtype": "f32", "shape": [2], "data": [1, 2.5]}, {"dtype": "bf16", "shape": [2], "data": "AAAAAA=="}]
+    files = [npy_file(np.zeros((2, 3), "<f4")), npy_file(np.zeros(3, "<f2"))]
+    part = b'--%s\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    forms = [
+        part % (BOUNDARY, b"request", b"{}") + part % (BOUNDARY, b"tensor", file) + b"--%s--\r\n" % BOUNDARY
+        for file in files
+    ]
+    bodies = [_text({"inputs": {"tensor": each}}) for each in given]
+    return _headed(iter(bodies * 2), itertools.repeat(0), itertools.repeat(4)) + _headed(
+        iter(forms * 2), itertools.repeat(0), iter((20, 20, 17, 18))
+    )
+
+
+def mcp() -> list[bytes]:
+    """Return messages of both revisions: tools, resources, the prompt."""
+    version, own = "2026-07-28", "io.modelcontextprotocol/"
+    meta = {f"{own}protocolVersion": version, f"{own}clientCapabilities": {}, "progressToken": 1}
+    seeds = {"src": {"seed": 1, "shape": [1, 1, 120]}, "diff_dst": {"seed": 2, "shape": [1, 1, 122]}}
+    call = {"op": TINY.op, "attributes": TINY.attributes(), "inputs": seeds}
+    tools = {
+        "describe": {"op": TINY.op}, "validate": call, "explain": call | {"element": [0, 0, 1]}, "compute": call,
+        "check_begin": {"takes": {"ops": ["BiasAdd"]}, "cases": 1},
+    }  # fmt: skip
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("tools/call", {"name": name, "arguments": each}) for name, each in tools.items()
+    ]
+    asked += [("resources/read", {"uri": "convgrad://faults"}), ("prompts/get", {"name": "write_and_prove_a_kernel"})]
+    asked += [(name, {}) for name in ("tools/list", "resources/list", "prompts/list", "ping", "server/discover")]
+    messages = [{"jsonrpc": "2.0", "id": 1, "method": name, "params": {"_meta": meta} | each} for name, each in asked]
+    messages.append({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
+    return [
+        *_headed(map(_text, messages), itertools.repeat(0), itertools.repeat(4)),
+        *_headed(map(_text, messages), itertools.repeat(1), itertools.repeat(0)),
+    ]
+
+
+def paths() -> list[bytes]:
+    """Return paths of files in the allowed folder, out of it, and of none."""
+    return [*b"real.npy folder/real.npy ../outside.npy link loop hidden /etc/passwd none.npy".split(), b""]
 
 
 def oip() -> list[bytes]:

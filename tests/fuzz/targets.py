@@ -30,4 +30,8 @@ TARGETS = {
     "rest": Target(apis.rest, seeds.rest(), seeds.JSON_WORDS),
     "multipart": Target(apis.multipart, seeds.multipart(), seeds.MULTIPART_WORDS),
     "oip": Target(apis.oip, seeds.oip(), seeds.OIP_WORDS),
+    "jobs": Target(apis.jobs, seeds.jobs(), seeds.MULTIPART_WORDS),
+    "tensors": Target(apis.tensors, seeds.tensors(), seeds.MULTIPART_WORDS),
+    "mcp": Target(apis.mcp, seeds.mcp(), seeds.MCP_WORDS),
+    "paths": Target(parsers.paths, seeds.paths(), seeds.PATH_WORDS),
 }

@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.app.samples import JSON
 from tests.hostile.apis import INPUTS, RAW, SECRET, TINY, VALID, Answer, Content, Row, in_json, node, npy_file
-from tests.hostile.encoded import in_base64
+from tests.hostile.encoded import NOT_JSON, in_base64
 
 __all__ = ["ROWS"]
 
@@ -25,10 +25,10 @@ _Send = Callable[[bytes, dict[str, str]], Content]
 _Loc = list[str | int]
 
 # The APIs whose tensors are base64, and those whose body is one document, or begins with one.
-_TEXT = ("json", "validate", "verify", "tolerance", "rpc", "batch", "graph")
-_DOCUMENTS = ("json", "validate", "verify", "tolerance", "rpc", "oip", "graph")
+_TEXT = ("json", "validate", "verify", "tolerance", "rpc", "batch", "job", "submit", "graph")
+_DOCUMENTS = ("json", "validate", "verify", "tolerance", "rpc", "oip", "graph", "job", "submit", "upload")
 _FEW = ("json", "parts", "rpc", "oip", "graph")
-_SINGLE = ("json", "validate", "verify", "tolerance", "parts", "rpc", "batch")
+_SINGLE, _ONE = (*_TEXT[:-1], "parts"), ("json", "rpc", "upload")
 
 _OK: Answer = (200, None, None)
 _MALFORMED: Answer = (400, "parse_error", None)
@@ -95,6 +95,13 @@ def _part(name: str, content: bytes, *lines: str) -> bytes:
     return ("--X\r\n" + "\r\n".join(told) + "\r\n\r\n").encode() + content + b"\r\n"
 
 
+def _empty(src_channels: int, dst_channels: int) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"shape": [0, channels, size], "data": b""}
+        for name, channels, size in (("src", src_channels, 4), ("diff_dst", dst_channels, 6))
+    }
+
+
 def _npy(
     descr: str = "'<f4'", shape: str = "(1, 1, 4)", more: str = "", version: bytes = b"\1\0", size: int = 0
 ) -> bytes:
@@ -114,19 +121,6 @@ def _as_npy(head: bytes) -> dict[str, Any]:
     return {"inputs": {"src": {"npy": base64.b64encode(head + INPUTS["src"].tobytes()).decode()}}}
 
 
-_NOT_JSON: dict[str, bytes] = {
-    "white space": b" \n\t ", "two documents": b"{}{}", "a comma at the end": b'{"a":1,}', "a comment": b"{}//",
-    "single quotes": b"{'a':1}", "a bare name": b"{a:1}", "a leading zero": b'{"a":01}', "a plus": b'{"a":+1}',
-    "hexadecimal digits": b'{"a":0x10}', "half a pair as a name": b'{"\\ude00":1}',
-    "an unknown escape": b'{"a":"\\x41"}',
-    "a line break in a string": b'{"a":"\n"}', "an open string": b'{"a":"' + SECRET.encode(),
-    "an open list": b'{"a":[1,2',
-    "lists without end": b"[" * 60_000, "objects without end": b'{"a":' * 20_000,
-    "latin-1": '{"é":1}'.encode("latin-1"),
-    "UTF-16": '{"a":1}'.encode("utf-16"), "UTF-32": '{"a":1}'.encode("utf-32"),
-    "an overlong sequence": b'{"a":"\xc0\xaf"}',
-    "surrogates in UTF-8": b'{"a":"\xed\xa0\xbd"}', "a zip file": b"PK\x03\x04" + bytes(500),
-}  # fmt: skip
 _MANY = 4100
 _ZEROS = b'{"inputs":[{"name":"src","datatype":"FP32","shape":[1,1,8388608],"data":[' + b"0," * (8 << 20)
 _LONG = "x" * 100_000
@@ -273,7 +267,7 @@ _VALUES: list[Row] = [
 ]  # fmt: skip
 
 _TENSORS: list[Row] = [
-    *(Row(f"base64 after {length} letters: {text!a}", _wrong(*_SRC_DATA), apis=("json", "rpc"),
+    *(Row(f"base64 after {length} letters: {text!a}", _wrong(*_SRC_DATA), apis=_ONE,
           tensors={"src": in_base64("A" * length, text)})
       for text in ("A", "AA", "AAA", "AAAA====", "=AAA", "A=AA", "AA=A", "AB==", "AAB=", "AA==AAAA", "AA AA", "AA\nAA",
                    "AA-_", "\u00c1AAA", "\0AAA", "%41AAA", SECRET + "!AA")
@@ -288,14 +282,14 @@ _TENSORS: list[Row] = [
     *(Row(f"the dtype {dtype}", (422, "unsupported", ["inputs", "src", "dtype"]), tensors={"src": {"dtype": dtype}},
           apis=(*_TEXT[:-1], "oip"), others={"oip": (422, "unsupported", ["inputs", "src", "datatype"])})
       for dtype in ("s32", "s64", "f8", "float32")),
-    *(Row(f"numbers: {data}", _wrong(*_SRC_DATA), tensors={"src": {"data": data}}, apis=(*_TEXT, "oip"))
+    *(Row(f"numbers: {data}", _wrong(*_SRC_DATA), tensors={"src": {"data": data}}, apis=(*_TEXT, "oip", "upload"))
       for data in _NUMBERS),
     *(Row(f"numbers that are not JSON: {raw.decode()}", _MALFORMED, tensors={"src": {"data": RAW}}, raw=raw,
-          apis=(*_TEXT, "oip"))
+          apis=(*_TEXT, "oip", "upload"))
       for raw in (b"[1, NaN, 3, 4]", b"[-Infinity]", b"[1, 2, 3, 4,]", b"[[[1, 2, 3, 4,]]]", b"[1,, 2]", b"[,1]",
                   b"[1 2]", b"[+1]", b"[01]", b"[-]", b"[1[2]]", b"[1, 2}")),
     Row("a million numbers", _wrong(*_SRC_DATA), tensors={"src": {"shape": [1, 1, 1_000_001], "data": [1]}},
-        apis=("json", "rpc")),
+        apis=_ONE),
     Row("too few bytes", _wrong(*_SRC_DATA), tensors={"src": {"data": bytes(15)}}),
     Row("too many bytes", _wrong(*_SRC_DATA), tensors={"src": {"data": bytes(100_000)}}),
     Row("a shape of 32 TB", _wrong(*_SRC_DATA), tensors={"src": {"shape": [1, 1, 2**43]}}),
@@ -310,7 +304,7 @@ _TENSORS: list[Row] = [
     *(Row(f"a shape {shape}", _wrong(*_SRC_DATA), tensors={"src": {"shape": shape}}, apis=("json", "parts", "rpc",
           "oip"))
       for shape in ([], [1] * 6)),
-    *(Row(f"a .npy file of {name}", answer, members=_as_npy(head), apis=("json", "rpc"))
+    *(Row(f"a .npy file of {name}", answer, members=_as_npy(head), apis=_ONE)
       for answer, heads in _HEADS
       for name, head in heads.items()),
     *(Row(f"a part of a .npy file of {name}", answer, apis=("parts",),
@@ -320,8 +314,9 @@ _TENSORS: list[Row] = [
         attributes={"x": list(map(in_json, _SMALL_TENSORS.values()))}),
     Row("an empty batch with weights of 6 GB", (413, "too_large", ["outputs", "diff_weights"]),
         attributes={"weights_shape": [1 << 15, 1 << 14, 3]},
-        tensors={"src": {"shape": [0, 1 << 14, 4], "data": b""}, "diff_dst": {"shape": [0, 1 << 15, 6], "data": b""}},
-        apis=("json", "validate", "parts", "rpc", "batch", "oip")),
+        tensors=_empty(1 << 14, 1 << 15), apis=("json", "validate", "parts", "rpc", "batch", "oip", "job", "submit")),
+    Row("a result larger than the spool", (507, "overloaded", None), tensors=_empty(1 << 12, 1 << 12),
+        attributes={"weights_shape": [1 << 12, 1 << 12, 3]}, apis=("job", "submit")),
 ]  # fmt: skip
 
 _JSON: list[Row] = [
@@ -336,7 +331,7 @@ _JSON: list[Row] = [
           raw=b"-" + b"9" * 4000,
           apis=apis)
       for name, loc, attributes, members, tensors, apis in _LONG_NUMBERS),
-    *(Row(f"a body of {name}", _MALFORMED, send=_instead(body), apis=_DOCUMENTS) for name, body in _NOT_JSON.items()),
+    *(Row(f"a body of {name}", _MALFORMED, send=_instead(body), apis=_DOCUMENTS) for name, body in NOT_JSON.items()),
     Row("no body", _MALFORMED, send=_instead(b""), apis=_DOCUMENTS, others={"oip": _INVALID}),
     *(Row(f"a body that is {body.decode()!a}", _wrong(), send=_instead(body), apis=_DOCUMENTS,
           others={"rpc": _INVALID, "oip": _INVALID})

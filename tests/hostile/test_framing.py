@@ -36,6 +36,12 @@ def test_valid_requests_by_hand(service: LiveService) -> None:
     assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + chunked(QUESTION))) == 200
 
 
+def test_blanks_around_a_value(service: LiveService) -> None:
+    """Blanks around the value of a field are no part of it (RFC 9110, 5.5)."""
+    reply = talk(service.url, request("/rpc", QUESTION, b"x-request-id: \t mine \t ", LAST))
+    assert b"x-request-id: mine\r\n" in reply
+
+
 LENGTHS = [
     b"10", b"-1", b"+44", b"0x2c", b"44, 44", b"", "٤٤".encode(), b"1" + b"0" * 5000, b"0" * 5000 + b"44",
     b"%d" % 2**64,

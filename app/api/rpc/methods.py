@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.api.documents import OPENRPC, OPERATION_LIST, description_of
-from app.calls.jobs.tasks import GetResult, JobTask, Submit, is_job
+from app.calls.jobs.tasks import Submit, is_job, job_task
 from app.calls.sealed.tasks import check_task
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Validate, ValidateGraph, Verify
@@ -65,15 +65,14 @@ class _SubmitMethod(TaskMethod):
         """Return the task and the request object of the other method; raises `InvalidParams`."""
         names = "method", "params", "idempotency_key"
         given = bind_params(params, names, required=names[:2])
-        method = METHODS.get(given["method"]) if isinstance(given["method"], str) else None
-        task, document = (
-            method.read(service, context, given["params"]) if isinstance(method, TaskMethod) else (None, {})
-        )
+        method, params = METHODS.get(str(given["method"])), given["params"]
+        if not isinstance(params, Mapping | list):
+            raise invalid_params("params", [broken_rule(["params"], "params must be an object or a list", "type")])
+        task, document = method.read(service, context, params) if isinstance(method, TaskMethod) else (None, {})
         if task is None or not is_job(task):
             rule = "method must be an operation, ops.verify, ops.tolerance or graph.run"
             raise invalid_params("params", [broken_rule(["method"], rule, "method")])
-        key = given.get("idempotency_key")
-        return Submit(task, key if key is None else str(key)), document
+        return Submit(task, given.get("idempotency_key")), document
 
 
 Method = TaskMethod | Callable[[Params], Any]
@@ -115,7 +114,7 @@ def _of_graph(task: Callable[[Service, RequestContext], Task]) -> TaskMethod:
 
 
 def _job(what: str, *params: str) -> TaskMethod:
-    return _RequestMethod(lambda service, context, _: JobTask(service, context, what), params, params)
+    return _RequestMethod(lambda service, context, _: job_task(service, context, what), params, params)
 
 
 def _check(name: str) -> TaskMethod:
@@ -137,7 +136,7 @@ METHODS: dict[str, Method] = {
     "graph.validate": _of_graph(ValidateGraph),
     "jobs.submit": _SubmitMethod(),
     "jobs.get": _job("get", "job"),
-    "jobs.result": _RequestMethod(lambda service, context, _: GetResult(service, context), ("job",), ("job",)),
+    "jobs.result": _job("result", "job"),
     "jobs.cancel": _job("cancel", "job"),
     "jobs.list": _job("list"),
     **{name: _check(name) for name in CHECK_METHODS},

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-from convgrad._errors import ConvgradError, InternalError, NotFound, SpoolFull
+from convgrad._errors import Cancelled, ConvgradError, InternalError, NotFound, SpoolFull
 from convgrad._frames import Bytes
 from schemas.broken_rules import broken_rule, invalid_params
 
@@ -137,6 +136,8 @@ class Spool:
         self._requests, self._results = folder / "requests", folder / "results"
         for each in (folder, self._requests, self._results):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        import sqlite3  # a megabyte that only a service with jobs needs
+
         try:
             self._index = sqlite3.connect(folder / "index.sqlite", 30.0, isolation_level=None, check_same_thread=False)
             (mode,) = self._index.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -319,8 +320,11 @@ class Spool:
         return {state: found.get(state, 0) for state in STATES}, int(sum(size for *_, size in rows))
 
     def open_request(self, job: Job) -> BufferedReader:
-        """Open the request of a job."""
-        return (self._requests / job.id).open("rb")
+        """Open the request of a job that was claimed; raises `Cancelled` if it is gone, as that of a cancelled job."""
+        try:
+            return (self._requests / job.id).open("rb")
+        except FileNotFoundError:
+            raise Cancelled("the job was cancelled or taken over") from None
 
     def result_path(self, job: Job) -> Path:
         """Return where an attempt puts its result."""
@@ -378,8 +382,8 @@ def _reported() -> Iterator[None]:
     """Raise `SpoolFull` for a full disk."""
     try:
         yield
-    except (OSError, sqlite3.OperationalError) as error:
-        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    except Exception as error:
+        full = getattr(error, "sqlite_errorname", None) == "SQLITE_FULL"
         if not full and getattr(error, "errno", None) not in _FULL:
             raise
         message = f"the disk of the spool is full: {_ADVICE}"

@@ -14,7 +14,7 @@ from app.calls.jobs.jobs import Jobs
 from app.calls.jobs.spool import Job, NewJob
 from app.calls.jobs.stored import Stored, read_result, request_body
 from app.calls.service import Service
-from app.calls.tasks import Compute, RunGraph, Task, Tolerance, Verify
+from app.calls.tasks import Ask, Compute, RunGraph, Task, Tolerance, Verify
 from app.calls.work import Answered, Result, Work
 from app.intake.lease import Lease
 from app.intake.requests import RequestObject
@@ -22,10 +22,9 @@ from app.telemetry.context import ANYONE, RequestContext
 from convgrad._errors import InvalidRequest, NotFound, SpoolFull, error_from_code
 from engine.graphs import PreparedGraph, result_bytes
 from engine.planning import Prepared
-from schemas.rows import InputRows
 from schemas.tables import find_operation
 
-__all__ = ["GetResult", "JobTask", "Submit", "is_job", "task_of"]
+__all__ = ["Submit", "is_job", "job_task", "task_of"]
 
 _log = logging.getLogger("convgrad.job")
 
@@ -59,13 +58,13 @@ class Submit(Task):
 
     limited = False
 
-    def __init__(self, task: Task, idempotency_key: str | None = None) -> None:
+    def __init__(self, task: Task, idempotency_key: Any = None) -> None:
         """Raise `InvalidRequest` for a malformed idempotency key, and `NotFound` if the service has no jobs."""
         super().__init__(task.service, task.context)
         self._task = task
         self._jobs = _jobs_of(task.service)
-        self._idempotency_key = idempotency_key
-        if idempotency_key is not None and not _IDEMPOTENCY_KEY.fullmatch(idempotency_key):
+        self._idempotency_key = key = idempotency_key
+        if key is not None and not (isinstance(key, str) and _IDEMPOTENCY_KEY.fullmatch(key)):
             raise InvalidRequest("an idempotency key must have 1 to 255 printable characters of ASCII, and no space")
 
     async def read(self, document: Any) -> RequestObject:
@@ -104,55 +103,39 @@ def _result_bytes(prepared: Prepared | PreparedGraph) -> int:
     return sum(each.nbytes for each in prepared.computations)
 
 
-class JobTask(Task):
-    """Answer `get`, `cancel` or `list`; the job is that of the path, or else of the params."""
+def job_task(service: Service, context: RequestContext, what: str, job: object = None) -> Task:
+    """Return the task of `get`, `result`, `cancel` or `list`; the job is that of the path, or else of the params.
 
-    need_data = False
-    limited = False
+    It raises `NotFound` for an unknown job, and that of another key.
+    """
+    jobs, owner = _jobs_of(service), _owner(context)
 
-    def __init__(self, service: Service, context: RequestContext, what: str, job: object = None) -> None:
-        super().__init__(service, context)
-        self._jobs = _jobs_of(service)
-        self._what = what
-        self._job = job
+    async def answer(given: Mapping[str, Any], lease: Lease) -> Work:
+        name = str(given.get("job") if job is None else job)
+        if what == "list":
+            found = await jobs.describe(*await jobs.call(jobs.spool.of, owner))
+            return Answered(context, Result({"jobs": found}))
+        if what == "cancel":
+            asked = await jobs.cancel(name, owner)
+            _log.info("job deleted", extra={"facts": {"job": asked.id, "state": asked.state, "key": context.key}})
+        else:
+            asked = await jobs.call(jobs.spool.find, name, owner)
+        if what == "result":
+            return await _stored(jobs, asked, context, lease)
+        return Answered(context, Result((await jobs.describe(asked))[0]))
 
-    async def read(self, document: Any) -> RequestObject:
-        """Read the params."""
-        if self._job is None and isinstance(document, Mapping):
-            self._job = document.get("job")
-        return RequestObject("job", InputRows(), {}, {}, None)
-
-    async def prepare(self, request: RequestObject) -> Any:  # noqa: ARG002
-        """Return the answer; raises `NotFound` for an unknown job, or that of another key."""
-        jobs, owner = self._jobs, _owner(self.context)
-        match self._what:
-            case "list":
-                found = await jobs.describe(*await jobs.call(jobs.spool.of, owner))
-                return Answered(self.context, Result({"jobs": found}))
-            case "cancel":
-                job = await jobs.cancel(str(self._job), owner)
-                _log.info("job deleted", extra={"facts": {"job": job.id, "state": job.state, "key": self.context.key}})
-            case _:
-                job = await jobs.call(jobs.spool.find, str(self._job), owner)
-        return Answered(self.context, Result((await jobs.describe(job))[0]))
+    return Ask(service, context, answer)
 
 
-class GetResult(JobTask):
-    """Return the result of a job."""
-
-    def __init__(self, service: Service, context: RequestContext, job: object = None) -> None:
-        super().__init__(service, context, "get", job)
-
-    async def work(self, request: RequestObject, lease: Lease) -> Work:  # noqa: ARG002
-        """Return the stored work; raises the error of a job that failed, and `NotFound` while there is no result."""
-        job = await self._jobs.call(self._jobs.spool.find, str(self._job), _owner(self.context))
-        if job.error is not None:
-            found = json.loads(job.error)
-            if found["data"].get("reason") == "spool_disk":
-                raise SpoolFull(found["message"], data=found["data"])
-            raise error_from_code(found["code"], found["message"], data=found["data"])
-        if job.state != "done":
-            message = f"the job has no result: it is {job.state}"
-            raise NotFound(message, data={"reason": "no_result", "state": job.state})
-        with await asyncio.to_thread(read_result, self._jobs.spool.result_path(job)) as file:
-            return await Stored(self.context, file).read(lease)
+async def _stored(jobs: Jobs, job: Job, context: RequestContext, lease: Lease) -> Work:
+    """Return the stored work; raises the error of a job that failed, and `NotFound` while there is no result."""
+    if job.error is not None:
+        found = json.loads(job.error)
+        if found["data"].get("reason") == "spool_disk":
+            raise SpoolFull(found["message"], data=found["data"])
+        raise error_from_code(found["code"], found["message"], data=found["data"])
+    if job.state != "done":
+        message = f"the job has no result: it is {job.state}"
+        raise NotFound(message, data={"reason": "no_result", "state": job.state})
+    with await asyncio.to_thread(read_result, jobs.spool.result_path(job)) as file:
+        return await Stored(context, file).read(lease)

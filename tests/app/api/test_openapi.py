@@ -99,7 +99,7 @@ def test_every_operation_has_its_paths(openapi: dict[str, Any], name: str) -> No
     for suffix in SUFFIXES:
         verb = openapi["paths"][f"/v1/ops/{name}{suffix}"]["post"]
         general = openapi["paths"][f"/v1/ops/{{op}}{suffix}"]["post"]
-        assert set(verb["responses"]) == set(general["responses"])
+        assert set(verb["responses"]) == set(general["responses"]) - {"202", "507"}  # jobs are those of the general one
         (body,) = references(verb["requestBody"])
         model = openapi["components"]["schemas"][body.rpartition("/")[2]]
         attributes = openapi["components"]["schemas"][f"{name}Attributes"]

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from app.api.jobs import Run
+from app.calls.jobs.jobs import Jobs
 from app.calls.jobs.spool import LEASE_S, Job, NewJob, Spool, SpoolLimits
 from convgrad import InternalError, InvalidParams, NotFound
 from convgrad._errors import SpoolFull
+from tests.app.resident import Resident
 
 LIMITS = SpoolLimits(total=10_000, key_bytes=6_000, key_jobs=50, keep_s=3600.0)
 
@@ -265,3 +268,18 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "other" / "index.sqlite").write_bytes(b"no index" * 999)
     with pytest.raises(ValueError, match="can't be used"):
         Spool(tmp_path / "other", LIMITS)
+
+
+def test_a_job_cancelled_before_it_is_opened(tight: Resident, spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    """A job that is cancelled once a replica has claimed it ends as that, which is no error of the service."""
+    jobs = Jobs(spool)
+    job = added(spool)
+    running = claimed(spool)
+    spool.cancel(job.id, job.owner)
+
+    async def outcome() -> str:
+        return await Run(tight.service, jobs, running).task
+
+    assert tight.run(outcome()) == "cancelled"
+    assert "error" not in caplog.text
+    assert spool.find(job.id, job.owner).state == "cancelled"
