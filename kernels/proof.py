@@ -38,6 +38,9 @@ _LANES = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 POSITIONS = 5
 """Pixels of a line that a tile of a depthwise gradient sums."""
 
+STORED = [name for name in DTYPES if name != "f64"]
+"""What all kernels take."""
+
 PROBLEMS = 60
 """Random problems of each operation, some hundred microseconds each."""
 
@@ -108,10 +111,7 @@ def _never() -> bool:
 
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Storage:
     """Draw integers that are exact in every dtype, and so are their sums of a few hundred products in f32."""
-    values = rng.integers(-3, 4, shape).astype(np.float32)
-    if dtype == "f32":
-        return values
-    return values.astype(np.float16).view(np.uint16) if dtype == "f16" else (values.view(np.uint32) >> 16).astype("u2")
+    return narrow(rng.integers(-3, 4, shape).astype(np.float64), dtype)
 
 
 def _call_batch(address: int, elements: npt.NDArray[np.void], *others: npt.NDArray[np.int64], **values: int) -> None:
@@ -241,15 +241,15 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
     few, some, large = (1, 2, 3, 5), (7, 8, 16, 17), (32, 40, 48)
     for op in ("BiasAdd", "BiasAddBackward"):
         for number in range(PROBLEMS):
-            named: dict[str, Any] = {"op": op, "dtype": ("f32", "f16", "bf16")[number % 3]}
+            named: dict[str, Any] = {"op": op, "dtype": STORED[number % len(STORED)]}
             spatial = tuple(pick(1, 3, 8, 40) for _ in range(int(rng.integers(4))))
             n, channels, layout = pick(1, 2, 5), pick(1, 3, 17, 64), pick("NCX", "NXC")
             yield ConvProblem.of_bias(**named, n=n, channels=channels, spatial=spatial, data_format=layout)
     ops = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution"
     for op in ops:
         for number in range(PROBLEMS):
-            dtype = ("f32", "f16", "bf16")[number % 3]
-            kind = number // 3 % 5
+            dtype: Any = STORED[number % len(STORED)]
+            kind = number // len(STORED) % 5
             if kind == 0:
                 channels, groups = (pick(*few), pick(*few)), pick(1, 2, 3)
             elif kind == 1:  # depthwise
