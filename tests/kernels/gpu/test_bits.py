@@ -1,0 +1,87 @@
+"""The bits of the kernels on a GPU: integers against the oracle, the reference against the CPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from tests.kernels import harness
+from tests.kernels.gpu.running import INTERPRETED, compute, device, needs_triton
+from tests.kernels.harness import assert_same_bits
+from tests.kernels.special import SPECIAL
+from tests.problems import OPS, Case, random_case
+
+pytestmark = needs_triton
+
+COUNT = 6 if INTERPRETED else 125
+MACS = 3_000 if INTERPRETED else 60_000
+
+
+def cases(block: int, count: int = COUNT) -> list[Case]:
+    """Return random problems of every dtype; those of the interpreter are small."""
+    rng = np.random.default_rng([49, block])
+    found: list[Case] = []
+    while len(found) < count:
+        case = random_case(rng, macs=MACS, small=INTERPRETED)
+        if case.macs <= MACS:
+            found.append(replace(case, dtype="f64") if rng.random() < 0.1 else case)
+    return found
+
+
+@pytest.mark.parametrize("block", range(16))
+def test_integers(block: int) -> None:
+    """Sums of integers, which are exact, have the oracle's bits, whatever layout, groups, steps and pads."""
+    for case in cases(block):
+        inputs = case.inputs()
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("block", range(16))
+def test_the_reference_has_the_bits_of_the_cpus(block: int) -> None:
+    """The reference of random numbers is the CPU's, bit for bit: one digest of both."""
+    gpu, cpu = sha256(), sha256()
+    for case in cases(16 + block):
+        inputs = case.floats()
+        found, right = compute(case, inputs, reference=True), harness.compute(case, inputs, reference=True)
+        assert_same_bits(found, right, case)
+        gpu.update(found.tobytes())
+        cpu.update(right.tobytes())
+    assert gpu.digest() == cpu.digest()
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("block", range(8))
+def test_inf_and_nan(block: int, reference: bool) -> None:
+    """A few Inf and NaN among integers reach exactly the sums that the oracle gives them to, none by the padding."""
+    rng = np.random.default_rng([49, 100 + block])
+    for case in cases(32 + block):
+        inputs = case.inputs()
+        for tensor in inputs.values():
+            flat = tensor.reshape(-1)
+            if flat.size:
+                flat[rng.integers(flat.size, size=2)] = rng.choice(SPECIAL, 2)
+        assert_same_bits(compute(case, inputs, reference=reference), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("op", OPS[:6])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_blocks_of_products(op: str, dtype: str) -> None:
+    """Channels that fill blocks, or end inside of one, are summed by the products of blocks, strides by phases."""
+    from kernels.gpu.compute import prepared
+
+    transposed = op.startswith("ConvTranspose")
+    small, large = (3, 5), (6, 9)
+    for first in ("NCX", "NXC"):
+        case = Case(
+            op=op, dtype=dtype, n=2, src_channels=40, dst_channels=36, src_spatial=small if transposed else large,
+            dst_spatial=large if transposed else small, kernel=(3, 3), strides=(2, 2), pads_begin=(1, 1),
+            pads_end=(0, 1), data_format=first, weights_format="IOX" if transposed else "OIX",
+            groups_axis="O" if transposed else "I",
+        )  # fmt: skip
+        inputs = case.inputs()
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+        used = prepared(harness.problem_of(case), False, device()).kernel
+        assert used == ("multiply_weights" if op.endswith("Weights") else "multiply_dst")
