@@ -40,8 +40,9 @@ _BLOCK = 1024
 
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **settings: Any) -> None:
-    """Launch a kernel on the current stream."""
-    kernel[tuple(grid)](*arguments, **{"enable_fp_fusion": True, **settings})
+    """Launch a kernel on the current stream, unless its grid is empty."""
+    if all(grid):
+        kernel[tuple(grid)](*arguments, **{"enable_fp_fusion": True, **settings})
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,7 @@ def _bias_add(problem: ConvProblem, device: torch.device) -> Callable[..., Tenso
 
     def run(src: Tensor, bias: Tensor) -> Tensor:
         dst = _new(problem, src)
-        if count:
-            launch(add_bias, (ceil(count / _BLOCK),), src, bias, dst, table, BLOCK=_BLOCK)
+        launch(add_bias, (ceil(count / _BLOCK),), src, bias, dst, table, BLOCK=_BLOCK)
         return dst
 
     return run
@@ -176,8 +176,7 @@ def _sum_dst(
     def run(src: Tensor, weights: Tensor, *more: Tensor) -> Tensor:
         bias = more[0] if problem.bias else src
         dst, flag = more[-2:] if repairs else (_new(problem, src), src)
-        if dst.numel():
-            launch(sum_dst, grid, src, weights, bias, dst, table, spans, flag, **settings)
+        launch(sum_dst, grid, src, weights, bias, dst, table, spans, flag, **settings)
         return dst
 
     return run
@@ -199,8 +198,7 @@ def _sum_weights(
         wide, narrow = (tensors[place] for place in problem.places)
         out = torch.empty((count,) if ones else problem.output_shape, dtype=narrow.dtype, device=narrow.device)
         parts = inputs[-1] if chunks else narrow
-        if count:
-            launch(sum_weights, (ceil(count / 128),), wide, narrow, out, parts, table, spans, chunks, **settings)
+        launch(sum_weights, (ceil(count / 128),), wide, narrow, out, parts, table, spans, chunks, **settings)
         return out
 
     return run
@@ -227,11 +225,10 @@ def _sum_channels(
         wide, narrow = (tensors[place] for place in problem.places)
         size = chunks, prod(problem.weights_shape)
         parts = torch.empty(size, dtype=torch.float32, device=narrow.device)
-        if parts.numel():
-            launch(
-                sum_channels, (*across, chunks), wide, narrow, parts, table, spans, chunk,
-                ONES=ones, PIXELS=block, COLUMNS=columns,
-            )  # fmt: skip
+        launch(
+            sum_channels, (*across, chunks), wide, narrow, parts, table, spans, chunk,
+            ONES=ones, PIXELS=block, COLUMNS=columns,
+        )  # fmt: skip
         return finish(*inputs, parts)
 
     return run
@@ -276,8 +273,11 @@ def _fast_dst(problem: ConvProblem, of: Generation, device: torch.device) -> tup
     (table,) = _on(device, phases)
     blocks = blocks_of_dst(of, parts, dims.src_channels, dims.dst_channels)
     flat = triton.next_power_of_2(dims.src_channels) if dims.src_channels < _FEW_CHANNELS else 0
-    rows = int(dims.n * phases[:, [0, 12, 24]].astype(np.int64).prod(1).max())
-    grid = ceil(rows / blocks.rows) * ceil(dims.dst_channels / blocks.columns), len(phases), dims.groups
+    grid = (
+        ceil(int(phases[:, -1].max()) / blocks.rows) * ceil(dims.dst_channels / blocks.columns),
+        len(phases),
+        dims.groups,
+    )
     settings: dict[str, Any] = {
         "PARTS": parts, "FLAT": flat, "BIAS": problem.bias, "FIRST": problem.data_format == "NCX",
         "ROWS": blocks.rows, "COLUMNS": blocks.columns, "DEPTH": blocks.depth,
@@ -292,7 +292,7 @@ def _fast_dst(problem: ConvProblem, of: Generation, device: torch.device) -> tup
         right = _operand(_factors(problem, weights), parts)
         launch(
             multiply_dst, grid, left, right, bias[0] if bias else dst, dst, flag, table, src.numel(), weights.numel(),
-            dims.n, dims.groups, dims.src_channels, dims.dst_channels, **settings,
+            dims.src_channels, dims.dst_channels, **settings,
         )  # fmt: skip
         return repair(src, weights, *bias, dst, flag)
 
@@ -330,8 +330,7 @@ def _fast_weights(
         sums = torch.empty((chunks, prod(problem.output_shape)), dtype=torch.float32, device=wide.device)
         launch(
             multiply_weights, (programs, chunks, dims.groups), wide, narrow, sums, table,
-            wide.numel() // parts, narrow.numel() // parts, dims.groups, dims.wide_channels, dims.narrow_channels,
-            **settings,
+            wide.numel() // parts, narrow.numel() // parts, dims.wide_channels, dims.narrow_channels, **settings,
         )  # fmt: skip
         return finish(*inputs, sums)
 

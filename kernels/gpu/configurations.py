@@ -43,19 +43,22 @@ def generation(capability: int) -> Generation:
 
 def blocks_of_dst(of: Generation, parts: int, src: int, dst: int) -> Blocks:
     """Return the blocks of `multiply_dst` for channels of a group; rows are positions, columns channels of dst."""
+    mma = of.capability < 90  # operands are in registers: fewer fit
     if parts == 3:
         if dst <= 16:
             return Blocks(128, 16, 32, 4, 3)
         if src < 16:
-            return Blocks(64, 64, 32, 8, 3)
-        return Blocks(128, 64, 32, 8, 2 if of.capability < 90 else 3)
+            return Blocks(64, 64, 16 if mma else 32, 8, 3)
+        return Blocks(128, 64, 32, 8, 2 if mma else 3)
     if dst <= 16:
         return Blocks(128, 16, 64, 4, 4)
     if src < 16:
         return Blocks(128, 64, 32, 8, 4)
     if dst <= 64:
-        return Blocks(128, 64, 64, 4, 3)
-    return Blocks(128, 128, 64, 8, 3) if dst < 256 or of.capability < 90 else Blocks(128, 256, 64, 8, 3)
+        return Blocks(128, 64, 64, 8 if mma else 4, 3)
+    if mma:
+        return Blocks(128, 128, 32, 8, 4)
+    return Blocks(128, 128 if dst < 256 else 256, 64, 8, 3)
 
 
 def blocks_of_weights(of: Generation, parts: int, narrow: int, wide: int) -> Blocks:
@@ -63,9 +66,9 @@ def blocks_of_weights(of: Generation, parts: int, narrow: int, wide: int) -> Blo
     rows = 16 if narrow <= 16 else 64
     if parts == 3:
         return Blocks(rows, 64, 32, 4, 3)
-    if narrow <= 64 or wide <= 64:
-        return Blocks(rows, 64 if wide > 16 else 128, 64, 4, 3)
-    return Blocks(128, 128, 64, 8, 3)
+    if wide <= 16:
+        return Blocks(rows, 128, 64, 8 if of.capability < 90 else 4, 3)
+    return Blocks(rows, 64, 64, 4, 3) if narrow <= 64 or wide <= 64 else Blocks(128, 128, 64, 8, 3)
 
 
 def chunks_of(of: Generation, pixels: int, programs: int, depth: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 __all__ = ["LEAST_CAPABILITY", "LEAST_TRITON", "REFERENCE_NAME", "GpuMemoryError", "describe", "main", "refuse"]
 
@@ -26,6 +25,8 @@ class GpuMemoryError(MemoryError):
 
 def refuse() -> str | None:
     """Return in one line why no GPU can be used: packages, driver or GPU; None where the first GPU can."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         found = version("triton")
     except PackageNotFoundError:

@@ -14,16 +14,20 @@ from kernels.gpu.numbers import divide, is_not_finite, multiply, rounded
 
 __all__ = ["PHASE", "PIXELS", "multiply_dst", "multiply_weights", "split"]
 
-PHASE = tuple(
-    f"{name}_{axis}"
-    for axis in "dhw"
-    for name in (
-        "count", "lane", "shift", "taps", "first", "src_per_tap", "taps_per_tap",
-        "src", "stride", "dst_step", "dst", "kernel",
-    )
+PHASE = (
+    *(
+        f"{name}_{axis}"
+        for axis in "dhw"
+        for name in (
+            "count", "lane", "shift", "taps", "first", "src_per_tap", "taps_per_tap",
+            "src", "stride", "dst_step", "dst", "kernel",
+        )
+    ),
+    "rows",
 )  # fmt: skip
 """The places of a row of a table: for each axis the positions of a phase of dst, the first, where src begins, the
-phase's taps, the first, the steps to the next in src and in the weights; then sizes and steps that all phases share."""
+phase's taps, the first, the steps to the next in src and in the weights; then sizes and steps that all phases share.
+The last place has the positions of the phase in all images."""
 
 PIXELS = (
     "src_d", "src_h", "src_w", "stride_d", "stride_h", "stride_w", "dilation_d", "dilation_h", "dilation_w",
@@ -70,7 +74,7 @@ def _positions(row: tl.tensor, m: tl.tensor, AGAIN: tl.constexpr) -> tl.tensor:
 def multiply_dst(
     src: tl.tensor, weights: tl.tensor, bias: tl.tensor, dst: tl.tensor, flag: tl.tensor, table: tl.tensor,
     src_part: tl.tensor, weights_part: tl.tensor,
-    images: tl.tensor, groups: tl.tensor, inside: tl.tensor, outside: tl.tensor,
+    inside: tl.tensor, outside: tl.tensor,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -79,12 +83,13 @@ def multiply_dst(
     Steps of the sum are blocks of `DEPTH` src channels of a tap; with `FLAT`, a power of two that holds the `inside`
     channels of a group, of taps and channels together. `FIRST` says that channels come first in dst.
     """
-    row = table + tl.program_id(1) * 36
+    row = table + tl.program_id(1) * 37
     group = tl.program_id(2).to(tl.int64)
+    groups = tl.num_programs(2)
     blocks = tl.cdiv(outside, COLUMNS)
     o = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     m0 = tl.program_id(0) // blocks * ROWS
-    rows = images * tl.load(row) * tl.load(row + 12) * tl.load(row + 24)
+    rows = tl.load(row + 36)
     if m0 < rows:
         m = m0 + tl.arange(0, ROWS)
         n, d, h, w = _positions(row, m, False)
@@ -182,7 +187,7 @@ def multiply_dst(
 def multiply_weights(
     wide: tl.tensor, narrow: tl.tensor, parts: tl.tensor,
     table: tl.tensor, wide_part: tl.tensor, narrow_part: tl.tensor,
-    groups: tl.tensor, many_wide: tl.tensor, many_narrow: tl.tensor,
+    many_wide: tl.tensor, many_narrow: tl.tensor,
     PARTS: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum a chunk of the pixels of diff_weights: narrow channels of a group by wide channels of a tap, in float32.
@@ -210,6 +215,7 @@ def multiply_weights(
     pixels = tl.load(table + 24)
     chunk = tl.load(table + 25)
     group = tl.program_id(2).to(tl.int64)
+    groups = tl.num_programs(2)
     blocks = tl.cdiv(many_narrow, ROWS)
     i = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) // blocks

@@ -77,10 +77,11 @@ def phases_of(problem: ConvProblem) -> npt.NDArray[np.int32] | None:
         sizes = table.src, table.src_step, table.dst_step, table.dst, table.kernel
         axes.append([(*_phase(table, lane, order), *sizes) for lane in range(min(table.dst_step, table.dst))])
     rows = np.array([sum(row, ()) for row in product(*axes)], np.int64).reshape(-1, 36)
-    if len(rows) > _MOST_PHASES or np.abs(rows).max(initial=0) >= _FAR:
+    positions = dims.n * rows[:, [0, 12, 24]].prod(1)
+    if len(rows) > _MOST_PHASES or np.abs(rows).max(initial=0) >= _FAR or positions.max(initial=0) >= 1 << 30:
         return None
     work = np.argsort(-(rows[:, 3] * rows[:, 15] * rows[:, 27]), kind="stable")  # the longest sums first
-    return rows[work].astype(np.int32)
+    return np.column_stack([rows, positions])[work].astype(np.int32)
 
 
 def _phase(table: AxisTable, lane: int, order: Ints) -> tuple[int, ...]:

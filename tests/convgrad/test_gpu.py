@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import convgrad
 from tests.convgrad.torch_layers import made, results
 from tests.kernels.gpu.running import INTERPRETED, device, needs_triton
+from tests.live import running_service
 
 pytestmark = needs_triton
 
@@ -115,6 +117,20 @@ def test_winograd_is_refused(client: convgrad.Client) -> None:
     src, weights = np.ones((1, 64, 9, 9), np.float32), np.ones((64, 64, 3, 3), np.float32)
     with pytest.raises(convgrad.InvalidParams, match="algorithm must be direct or auto on a GPU, but is winograd"):
         client.run("Convolution", {"src": src, "weights": weights}, PLAIN, algorithm="winograd")
+
+
+def test_a_service_names_its_gpu_and_computes_there() -> None:
+    """With CONVGRAD_DEVICE=cuda a service has one worker, and names the GPU; the reference has the CPU's bits."""
+    device()
+    rng = np.random.default_rng(3)
+    inputs = {"src": rng.standard_normal((2, 3, 5, 5)), "weights": rng.standard_normal((4, 3, 1, 1))}
+    with running_service(CONVGRAD_DEVICE="cuda") as service, convgrad.Client(service.url) as client:
+        found = client.run("Convolution", inputs, PLAIN, reference=True)
+        page = httpx.get(f"{service.url}/readyz").json()
+    with convgrad.local() as cpu:
+        assert np.array_equal(found, cpu.run("Convolution", inputs, PLAIN, reference=True))
+    assert page["device"]
+    assert page["workers"] == {"ready": 1, "wanted": 1}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs the memory of a GPU")

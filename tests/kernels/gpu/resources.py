@@ -2,8 +2,8 @@
 
     python -m tests.kernels.gpu.resources 90
 
-prints a line for each layer, operation and kernel: registers of a thread, bytes of spilled ones that are stored and
-loaded, bytes of shared memory.
+prints a line for each layer, operation, dtype and kernel: registers of a thread, bytes of spilled ones that are stored
+and loaded, bytes of shared memory, and multiply-adds of float64.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 
@@ -64,19 +65,26 @@ class _Driver:
 
 def assembled(ptx: str, capability: int) -> tuple[int, int, int]:
     """Return registers, and bytes of spills that are stored and loaded, as ptxas reports them."""
-    ptxas = get_ptxas(capability).path
     name = re.search(r"\.target (sm_\w+)", ptx)
     assert name, ptx[:200]
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [ptxas, "-v", f"--gpu-name={name[1]}", file.name, "-o", "/dev/null"]
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name={name[1]}", file.name, "-o", "/dev/null"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        said = done.stderr
-    stores, loads = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)[:2]
-    registers = re.findall(r"Used (\d+) registers", said)
+    assert done.returncode == 0, done.stderr
+    stores, loads = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)[:2]
+    registers = re.findall(r"Used (\d+) registers", done.stderr)
     return int(registers[0]), int(stores), int(loads)
+
+
+def fused(cubin: bytes) -> int:
+    """Count the multiply-adds of float64 in the instructions of a kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("DFMA")
 
 
 def main() -> None:
@@ -87,25 +95,22 @@ def main() -> None:
 
     def compile_only(kernel: Any, grid: Any, *arguments: Any, **settings: Any) -> None:
         compiled = kernel.warmup(*arguments, grid=tuple(grid), **{"enable_fp_fusion": True, **settings})
-        asm = assembled(compiled.asm["ptx"], capability)
-        seen[kernel.fn.__name__] = (*asm, compiled.metadata.shared)
+        counts = *assembled(compiled.asm["ptx"], capability), compiled.metadata.shared, fused(compiled.asm["cubin"])
+        seen[kernel.fn.__name__] = counts
 
     compute.launch = compile_only  # instead of a launch
     compute._generation = lambda device: generation(capability)  # noqa: ARG005 - as its own
-    meta = torch.device("meta")
-    for layer in LAYERS:
-        for op in OPS:
-            for dtype in ("bf16", "f32"):
-                one = problem(layer, op, dtype)
-                seen.clear()
-                inputs = [
-                    torch.empty(shape, dtype=compute.TORCH_DTYPES[dtype], device=meta) for shape in one.input_shapes
-                ]
-                compute.compute(one, *inputs)
-                if layer == "64 3x3":
-                    compute.compute(one, *inputs, reference=True)
-                for name, counts in seen.items():
-                    print(f"{layer}, {op}, {dtype}, {name}:", *counts, flush=True)
+    calls = [(layer, op, dtype) for layer in LAYERS for op in OPS for dtype in ("bf16", "f32")]
+    for layer, op, dtype in [*calls, *(("64 3x3", op, "f64") for op in OPS)]:
+        one, kind = problem(layer, op, dtype), compute.TORCH_DTYPES[dtype]
+        seen.clear()
+        inputs = [torch.empty(shape, dtype=kind, device="meta") for shape in one.input_shapes]
+        if dtype == "f64":  # as `_checked` would after it has read the tensors
+            (compute._sum_dst if one.forward else compute._sum_weights)(one, inputs[0].device)(*inputs)
+        else:
+            compute.compute(one, *inputs)
+        for name, counts in seen.items():
+            print(f"{layer}, {op}, {dtype}, {name}:", *counts, flush=True)
 
 
 if __name__ == "__main__":
