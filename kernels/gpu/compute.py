@@ -47,14 +47,10 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **settings: Any) -
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A problem on a device: what runs it, and how."""
+    """A problem on a device: what computes it from its inputs, and the kernel that does most of that."""
 
-    problem: ConvProblem
     run: Callable[..., Tensor]
     kernel: str
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        return self.run(*inputs)
 
 
 def compute(problem: ConvProblem, *inputs: Tensor, reference: bool = False) -> Tensor:
@@ -69,9 +65,9 @@ def compute(problem: ConvProblem, *inputs: Tensor, reference: bool = False) -> T
     found = prepared(problem, reference, device)
     try:
         if device.type != "cuda":  # Triton's interpreter
-            return found(*inputs)
+            return found.run(*inputs)
         with torch.cuda.device(device):
-            return found(*inputs)
+            return found.run(*inputs)
     except torch.OutOfMemoryError as error:
         needed = _bytes_of(problem)
         raise GpuMemoryError(needed, torch.cuda.mem_get_info(device)[0]) from error
@@ -90,12 +86,12 @@ def prepared(problem: ConvProblem, reference: bool, device: torch.device) -> _Pr
     of = _generation(device)
     exact = problem.dtype == "f64"
     if problem.op == "BiasAdd":
-        return _Prepared(problem, _bias_add(problem, device), "add_bias")
+        return _Prepared(_bias_add(problem, device), "add_bias")
     if problem.computes == "diff_bias":
         summed = bias_problem(problem)
         if reference or exact:
-            return _Prepared(problem, _checked(problem, _sum_weights(summed, device, ones=True)), "reference")
-        return _Prepared(problem, _sum_channels(summed, of, device, ones=True), "sum_channels")
+            return _Prepared(_checked(problem, _sum_weights(summed, device, ones=True)), "reference")
+        return _Prepared(_sum_channels(summed, of, device, ones=True), "sum_channels")
     run, name = None, ""
     if not reference and not exact and problem.macs:
         if problem.forward:
@@ -105,7 +101,7 @@ def prepared(problem: ConvProblem, reference: bool, device: torch.device) -> _Pr
     if run is None:
         general = _sum_dst(problem, device) if problem.forward else _sum_weights(problem, device)
         run, name = _checked(problem, general), "reference"
-    return _Prepared(problem, run, name)
+    return _Prepared(run, name)
 
 
 def _generation(device: torch.device) -> Generation:

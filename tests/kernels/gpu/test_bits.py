@@ -12,7 +12,7 @@ from tests.kernels import harness
 from tests.kernels.gpu.running import INTERPRETED, compute, device, needs_triton
 from tests.kernels.harness import assert_same_bits
 from tests.kernels.special import SPECIAL
-from tests.problems import OPS, Case, random_case
+from tests.problems import WITH_WEIGHTS, Case, random_case
 
 pytestmark = needs_triton
 
@@ -66,25 +66,39 @@ def test_inf_and_nan(block: int, reference: bool) -> None:
         assert_same_bits(compute(case, inputs, reference=reference), case.expected(inputs), case)
 
 
-@pytest.mark.parametrize("op", OPS[:6])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_blocks_of_products(op: str, dtype: str) -> None:
-    """Channels that fill blocks, or end inside of one, are summed by the products of blocks, strides by phases."""
-    from kernels.gpu.compute import prepared
-
+def products(op: str, dtype: str, data_format: str) -> Case:
+    """Return a layer whose channels fill blocks of products, or end inside of one, with strides."""
     transposed = op.startswith("ConvTranspose")
     small, large = (3, 5), (6, 9)
-    for first in ("NCX", "NXC"):
-        case = Case(
-            op=op, dtype=dtype, n=2, src_channels=40, dst_channels=36, src_spatial=small if transposed else large,
-            dst_spatial=large if transposed else small, kernel=(3, 3), strides=(2, 2), pads_begin=(1, 1),
-            pads_end=(0, 1), data_format=first, weights_format="IOX" if transposed else "OIX",
-            groups_axis="O" if transposed else "I",
-        )  # fmt: skip
+    return Case(
+        op=op, dtype=dtype, n=2, src_channels=40, dst_channels=36, src_spatial=small if transposed else large,
+        dst_spatial=large if transposed else small, kernel=(3, 3), strides=(2, 2), pads_begin=(1, 1), pads_end=(0, 1),
+        data_format=data_format, weights_format="IOX" if transposed else "OIX", groups_axis="O" if transposed else "I",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("op", WITH_WEIGHTS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_blocks_of_products(op: str, dtype: str) -> None:
+    """Products of blocks sum what they should, in both layouts, and strides by phases."""
+    from kernels.gpu.compute import prepared
+
+    for data_format in ("NCX", "NXC"):
+        case = products(op, dtype, data_format)
         inputs = case.inputs()
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
         used = prepared(harness.problem_of(case), False, device()).kernel
         assert used == ("multiply_weights" if op.endswith("Weights") else "multiply_dst")
+
+
+@pytest.mark.parametrize("op", WITH_WEIGHTS)
+def test_f32_is_f32(op: str) -> None:
+    """Sums of random numbers in f32 are as close to those in float64 as sums of products in f32 are."""
+    case = products(op, "f32", "NXC")
+    inputs = case.floats()
+    found, right = (compute(case, inputs, reference=reference).astype(float) for reference in (False, True))
+    most = compute(case, {name: np.abs(values) for name, values in inputs.items()}, reference=True)
+    assert (np.abs(found - right) <= 4e-7 * most).all()
 
 
 @pytest.mark.parametrize("special", [1e300, 1e-300, np.inf, np.nan])
