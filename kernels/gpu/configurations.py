@@ -53,7 +53,7 @@ def blocks_of_dst(of: Generation, parts: int, src: int, dst: int) -> Blocks:
     if dst <= 16:
         return Blocks(128, 16, 64, 4, 4)
     if src < 16:
-        return Blocks(128, 64, 32, 8, 4)
+        return Blocks(64, 64, 32, 8, 4)
     if dst <= 64:
         return Blocks(128, 64, 64, 8 if mma else 4, 3)
     if mma:
@@ -67,7 +67,7 @@ def blocks_of_weights(of: Generation, parts: int, narrow: int, wide: int) -> Blo
     if parts == 3:
         return Blocks(rows, 64, 32, 4, 3)
     if wide <= 16:
-        return Blocks(rows, 128, 64, 8 if of.capability < 90 else 4, 3)
+        return Blocks(rows, 128, 64, 8, 3)
     return Blocks(rows, 64, 64, 4, 3) if narrow <= 64 or wide <= 64 else Blocks(128, 128, 64, 8, 3)
 
 

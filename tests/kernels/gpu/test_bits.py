@@ -52,6 +52,30 @@ def test_the_reference_has_the_bits_of_the_cpus(block: int) -> None:
     assert gpu.digest() == cpu.digest()
 
 
+@pytest.mark.parametrize("op", ["Convolution", "ConvTranspose", "ConvolutionBackwardWeights", "BiasAddBackward"])
+def test_the_reference_adds_in_the_order_of_the_cpus(op: str) -> None:
+    """Sums that cancel to what their order rounds have the bits of the CPU's reference, and are not zero."""
+    transposed, forward = op.startswith("ConvT"), op.startswith("Conv") and not op.endswith("Weights")
+    case = Case(
+        op=op, n=2, src_channels=16, dst_channels=16, src_spatial=(1, 16), dst_spatial=(1, 16), data_format="NXC",
+        kernel=(1, 3) if forward else (1, 1), pads_begin=(0, int(forward)), pads_end=(0, int(forward)),
+        groups=1 if op.startswith("Conv") else 16, weights_format="IOX" if transposed else "OIX",
+        groups_axis="O" if transposed else "I",
+    )  # fmt: skip
+    rng = np.random.default_rng(49)
+    inputs = {
+        name: (values * 2.0 ** rng.integers(-20, 20, values.shape)).astype(np.float32)
+        for name, values in case.floats().items()
+    }
+    for name, values in inputs.items():  # the second half of the terms, backwards, takes away the first
+        axis = {"src": 3 if forward else 2, "weights": 0 if transposed else 1, "diff_dst": 2}[name]
+        terms = np.moveaxis(values, axis, 0)
+        terms[8:] = terms[7::-1] * (-1 if name == "diff_dst" or (name == "src" and forward) else 1)
+    found, right = compute(case, inputs, reference=True), harness.compute(case, inputs, reference=True)
+    assert np.count_nonzero(right) > right.size // 4
+    assert_same_bits(found, right, case)
+
+
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("block", range(8))
 def test_inf_and_nan(block: int, reference: bool) -> None:
