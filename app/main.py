@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib.util import find_spec
@@ -24,11 +26,13 @@ from app.http.exchange import BodyLimits, Exchanges
 from app.http.keys import FREE_PAGES, Authentication, make_key_ring
 from app.http.protocol import SLOW_S
 from app.pool.buffers import SegmentPool
+from app.pool.launcher import fork_server_environment
 from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
 from app.telemetry.tracing import Tracing
 from convgrad._launch import install_hint
+from kernels import gpu
 
 __all__ = ["ROUTERS", "UNFIT", "create_app"]
 
@@ -52,10 +56,12 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     `app.state.service` is the `Service`. Raises `ValueError` when a file that the settings name can't be used.
     """
     settings = settings or Settings()
+    named = _name_gpu(settings)
     segments = SegmentPool(settings.memory_budget)
     telemetry = Telemetry(Tracing())
     unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     service = Service(settings, make_engine(settings, segments), segments, telemetry, unfit)
+    service.gpu = named
     telemetry.registry.register(ServiceMetrics(service))
 
     keys, tools = make_key_ring(settings), mcp.ToolServer(service)
@@ -99,10 +105,22 @@ def create_app(settings: Settings | None = None, slow_s: float = SLOW_S) -> Fast
     return app
 
 
+def _name_gpu(settings: Settings) -> str | None:
+    """Return the GPU that the settings choose, found by a process of its own; raises ValueError if none can be used."""
+    if settings.device == "cpu":
+        return None
+    command = [sys.executable, "-P", "-m", gpu.__name__]
+    environment = fork_server_environment(os.environ)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if found.returncode:
+        raise ValueError(f"--device cuda: {(found.stdout or found.stderr).strip().splitlines()[-1]}")
+    return found.stdout.strip()
+
+
 def make_engine(settings: Settings, segments: SegmentPool) -> LocalEngine:
     """Create the engine that the settings name; raises ValueError when its package is not installed."""
     if settings.engine == "local":
-        return LocalEngine(segments, workers=settings.worker_count, spare=True)
+        return LocalEngine(segments, workers=settings.worker_count, spare=settings.device == "cpu")
     if find_spec("ray") is None:
         raise ValueError(f"engine ray needs the package ray: {install_hint('ray')}")
     from app.cluster.costs import Costs

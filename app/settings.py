@@ -120,6 +120,9 @@ class Settings(BaseSettings):
     """PEM file of CAs: only clients with a certificate signed by one are accepted."""
     workers: Count = Field(default=0, ge=0, le=1024)
     """Worker processes; 0 means one per processor of the container."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where operations are computed: on cpu, or on cuda, the first GPU of CUDA_VISIBLE_DEVICES, by one worker, which
+    needs the extra [gpu]."""
     engine: Literal["local", "ray"] = "local"
     """Where large calls are computed: local, on this machine, or ray, on a Ray cluster too, which needs the extra
     [ray]."""
@@ -183,6 +186,15 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("device", "engine")
+    @classmethod
+    def _has_one_worker(cls, value: str, info: ValidationInfo) -> str:
+        if value == "cuda" and (workers := info.data.get("workers", 0)) > 1:
+            raise ValueError(f"cuda has one worker, but --workers is {workers}: start a service for each GPU")
+        if value == "ray" and info.data.get("device") == "cuda":
+            raise ValueError("ray computes on processors, but --device is cuda")
+        return value
+
     @field_validator("tls_key", "tls_client_ca")
     @classmethod
     def _needs_certificate(cls, value: Any, info: ValidationInfo) -> Any:
@@ -216,7 +228,7 @@ class Settings(BaseSettings):
     @cached_property
     def worker_count(self) -> int:
         """Number of worker processes to run."""
-        return self.workers or cpu_count()
+        return self.workers or (1 if self.device == "cuda" else cpu_count())
 
     @cached_property
     def memory_budget(self) -> int:
@@ -228,7 +240,7 @@ class Settings(BaseSettings):
         """What a call may take."""
         cluster, work = self.ray_workers if self.engine == "ray" else 0, self.work_limit
         output, memory = max(int(self.body_limit), _GIB), self.memory_budget
-        return Limits(self.worker_count, cluster, work, output, memory, full_verification=work)
+        return Limits(self.worker_count, cluster, work, output, memory, full_verification=work, device=self.device)
 
 
 class _Flags(Settings):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from convgrad._async_client import AsyncClient
 from convgrad._base import BaseClient
@@ -28,10 +28,14 @@ __all__ = ["AsyncLocalClient", "LocalClient", "local"]
 _TARGET = "CONVGRAD_TARGET"
 _NEEDS = ("numba", "pydantic")
 
+Device = Literal["cpu", "cuda"]
+
 _loading = threading.Lock()
 
 
-def local(*, threads: int = 0, target: str | None = None, progress: bool | None = None, **unknown: Any) -> LocalClient:
+def local(
+    *, threads: int = 0, target: str | None = None, device: Device = "cpu", progress: bool | None = None, **unknown: Any
+) -> LocalClient:
     """Return a client that computes in this process: the methods of `Client`, without a service.
 
     >>> with convgrad.local() as client:  # doctest: +SKIP
@@ -42,12 +46,16 @@ def local(*, threads: int = 0, target: str | None = None, progress: bool | None 
     their memory. `target` chooses the code by the name of a processor (docs/running.md), before the kernels are first
     used. The client works without a block too, and in ``async with`` it gives its asyncio twin.
 
+    With `device` "cuda" operations are computed on the first GPU (docs/gpu.md), which needs the extra ``gpu``. Tensors
+    of PyTorch that are there are not copied, and results are such tensors; other results are arrays. All else, such as
+    `verify`, is computed on the CPU.
+
     The first time on a machine the kernels are compiled, which takes half a minute to a minute on two processors;
     `progress` shows a bar meanwhile, by default in terminals and notebooks.
 
     The first call raises `ImportError` if a package that computes is missing (the extra ``compute``), and
-    `RuntimeError` if the compiled code does not work on this processor. `ValueError` is raised for an unknown
-    target, or one that comes too late, and `TypeError` for an unknown argument.
+    `RuntimeError` if the compiled code does not work on this processor, or no GPU can be used. `ValueError` is raised
+    for an unknown device, an unknown target, or one that comes too late, and `TypeError` for an unknown argument.
     """
     if unknown:
         name = next(iter(unknown))
@@ -57,21 +65,24 @@ def local(*, threads: int = 0, target: str | None = None, progress: bool | None 
         raise TypeError(f"convgrad.local() has no argument {name}{hint}")
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
         raise ValueError(f"threads must be an integer of at least 0, but is {threads!r}")
-    return LocalClient(threads, target, progress)
+    if device not in get_args(Device):
+        raise ValueError(f"device must be {' or '.join(get_args(Device))}, but is {device!r}")
+    return LocalClient(threads, target, progress, device)
 
 
 class LocalClient(Client):
     """A `Client` that computes in this process; made by `local`."""
 
-    def __init__(self, threads: int, target: str | None, progress: bool | None) -> None:
+    def __init__(self, threads: int, target: str | None, progress: bool | None, device: Device = "cpu") -> None:
         self._threads = threads
         self._target = target
         self._progress = progress
+        self._device = device
 
     @cached_property
     def _engine(self) -> Engine:
         with _loading:
-            return _load(self._threads, self._target, self._progress)
+            return _load(self._threads, self._target, self._progress, self._device)
 
     @cached_property
     def _async(self) -> BaseClient:  # type: ignore[override] # made when it is first needed
@@ -114,7 +125,7 @@ class AsyncLocalClient(AsyncClient):
         return f"<convgrad.AsyncLocalClient: {self._engine}>"
 
 
-def _load(threads: int, target: str | None, progress: bool | None) -> Engine:
+def _load(threads: int, target: str | None, progress: bool | None, device: Device) -> Engine:
     """Load the packages that compute and the kernels, which are compiled if they are not yet."""
     if missing := [name for name in _NEEDS if find_spec(name) is None]:
         hint = install_hint("compute")
@@ -123,7 +134,7 @@ def _load(threads: int, target: str | None, progress: bool | None) -> Engine:
         from engine.compiling import ready
         from engine.process import Engine
 
-        engine = Engine(threads)
+        engine = Engine(threads, device)
         if target not in (None, engine.target):
             raise ValueError(f"target {target} comes too late: this process has loaded the kernels for {engine.target}")
     shown = progress

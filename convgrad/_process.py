@@ -47,6 +47,7 @@ from convgrad._tensors import NpyFile, Part, array_of, part
 from engine.graphs import GraphCall, read_graph_call
 from engine.options import Options, parse_options
 from engine.planning import Prepared
+from engine.prepare import Metas
 from engine.process import Computed, Engine, metas_of
 from engine.sealed.selftest import SelfTests
 from engine.threads import Stop
@@ -110,7 +111,10 @@ class Process:
         engine = self.engine
         match request:
             case Compute(whole=whole):
-                found = engine.run(*self.prepared(request), stop)
+                if (metas := engine.metas_on_gpu(request.inputs)) is not None:
+                    found = engine.run_tensors(self._prepared(request, metas), request.inputs)
+                else:
+                    found = engine.run(*self.prepared(request), stop)
                 return Result(request.op, found.outputs) if whole else _detailed(found)
             case Verify(op, inputs, attributes, options) | GetTolerance(op, inputs, attributes, options):
                 given, verify = _tensors(inputs, f64=True), isinstance(request, Verify)
@@ -151,11 +155,13 @@ class Process:
 
     def prepared(self, request: Compute) -> tuple[Prepared, dict[str, Any]]:
         """Check and plan a computation; return it with its tensors."""
-        preparer, options = self.engine.preparer, _options(request.options)
-        given = _tensors(request.inputs, f64=options.uses_reference)
-        attributes, metas = request.attributes, metas_of(given)
+        given = _tensors(request.inputs, f64=_options(request.options).uses_reference)
+        return self._prepared(request, metas_of(given)), given
+
+    def _prepared(self, request: Compute, metas: Metas) -> Prepared:
+        preparer, options, attributes = self.engine.preparer, _options(request.options), request.attributes
         prepared = preparer.known(request.op, attributes, metas, options)
-        return prepared or preparer.prepare(request.op, _plain(attributes), metas, options), given
+        return prepared or preparer.prepare(request.op, _plain(attributes), metas, options)
 
 
 class AsyncProcess:

@@ -16,7 +16,7 @@ from convgrad._errors import TooLarge
 from engine.container import memory_bytes
 from engine.options import Options
 from kernels import ConvProblem, Plan, plan
-from kernels.plan import algorithm_of
+from kernels.plan import Device, algorithm_of
 from kernels.problem import Algorithm, Dims
 from kernels.reference import REFERENCE
 from kernels.target import target
@@ -66,6 +66,8 @@ class Limits:
     """Largest tensors and scratch of a call, together."""
     full_verification: float = 1e13
     """Most multiply-adds of a verification by the reference; beyond it, projections verify by default."""
+    device: Device = "cpu"
+    """Where operations are computed; verifications always are on the CPU."""
 
 
 _MOST_TAPS, _MOST_CHANNELS = 1 << 17, 1 << 21
@@ -334,13 +336,14 @@ def plan_call(
     computations = []
     for spec in op.outputs:
         problem = problem_of(op, spec.name)
-        if algorithm != "direct" and not reference and not refusals(problem):
+        if algorithm != "direct" and limits.device == "cpu" and not reference and not refusals(problem):
             problem = replace(problem, algorithm=algorithm)
         if reference:
             _check_reference(op, problem)
-        chosen = plan(problem, workers=limits.workers + limits.remote_workers, reference=reference)
+        workers = limits.workers + limits.remote_workers
+        chosen = plan(problem, workers=workers, reference=reference, device=limits.device)
         short = _is_short(problem, chosen)
-        tiny = short and _is_tiny(op, problem, chosen)
+        tiny = short and limits.device == "cpu" and _is_tiny(op, problem, chosen)
         computations.append(Computation(spec, chosen, _inputs_of(op, spec), short, tiny))
     _check_scratch(op, sum(each.plan.scratch_bytes for each in computations), limits)
     return tuple(computations)

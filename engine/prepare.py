@@ -64,6 +64,9 @@ def _check(name: str, attributes: Mapping[str, Any], metas: Metas, options: Opti
         require_reference(op)
     check_encoding(options, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
     check_algorithm(op.called_as, options.algorithm, [("", op)])
+    if options.algorithm == "winograd" and limits.device != "cpu":
+        rule = "algorithm must be direct or auto on a GPU, but is winograd"
+        raise invalid_params(op.called_as, [broken_rule(["options", "algorithm"], rule, "algorithm")])
     check_limits(op, limits)
     return op
 

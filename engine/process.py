@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,10 @@ from engine.planning import Limits, Prepared
 from engine.prepare import Metas, Preparer, describe, report_of, tolerance_of
 from engine.threads import Job, OnUnit, Stop, run
 from kernels import Unit, box, storage_dtype
+from kernels.gpu.device import GpuMemoryError, refuse
+from kernels.plan import Device
 from kernels.target import target
+from schemas.broken_rules import broken_rule, invalid_params
 from schemas.describe import describe as describe_operation
 from schemas.describe import list_operations
 from schemas.tensors import TensorMeta
@@ -48,7 +52,7 @@ class Computed:
     """The outputs of a call by name, in the dialect of the operation's name, and how long it took."""
 
     prepared: Prepared
-    outputs: dict[str, Array]
+    outputs: dict[str, Any]
     seconds: float
 
 
@@ -60,13 +64,16 @@ class Engine:
     `DeadlineExceeded` and `Cancelled` where `stop` ends it.
     """
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(self, threads: int = 0, device: Device = "cpu") -> None:
+        if device != "cpu" and (refusal := refuse()) is not None:
+            raise RuntimeError(refusal)
         self.threads = threads or cpu_count()
-        self.limits = Limits(self.threads)
+        self.device = device
+        self.limits = Limits(self.threads, device=device)
         self.preparer = Preparer(self.limits)
 
     def __repr__(self) -> str:
-        return f"threads {self.threads}, target {self.target}"
+        return f"threads {self.threads}, target {self.target}" + (f", device {self.device}" * (self.device != "cpu"))
 
     def run(self, prepared: Prepared, inputs: Given, stop: Stop, on_part: OnPart | None = None) -> Computed:
         """Compute a prepared call."""
@@ -75,8 +82,41 @@ class Engine:
         outputs = {name: np.empty(shape, dtype) for name, (shape, dtype) in prepared.results.items()}
         arrays = list(outputs.values())
         jobs = _jobs(prepared, inputs, arrays)
-        run(jobs, self.threads, stop, None if on_part is None else _delivering(jobs, arrays, on_part))
+        with _gpu_memory():
+            threads = self.threads if self.device == "cpu" else 1
+            run(jobs, threads, stop, None if on_part is None else _delivering(jobs, arrays, on_part))
         return Computed(prepared, outputs, time.perf_counter() - begun)
+
+    def metas_on_gpu(self, inputs: Mapping[str, Any]) -> dict[str, TensorMeta | list[int]] | None:
+        """Return dtype and shape of tensors of PyTorch on the GPU, and the lists; None if the tensors are not there.
+
+        Raises `InvalidParams` if some of them are and others are not.
+        """
+        if self.device == "cpu":
+            return None
+        from kernels.gpu.arrays import device_of, is_there, name_of  # loads PyTorch and Triton
+
+        tensors = {name: value for name, value in inputs.items() if not isinstance(value, list)}
+        if not any(map(is_there, tensors.values())):
+            return None
+        try:
+            device_of(tensors)
+        except ValueError as error:
+            raise invalid_params("inputs", [broken_rule(["inputs"], str(error), "device")]) from error
+        described = {name: TensorMeta(name_of(value), tuple(value.shape)) for name, value in tensors.items()}
+        return {name: described.get(name, value) for name, value in inputs.items()}
+
+    def run_tensors(self, prepared: Prepared, tensors: Mapping[str, Any]) -> Computed:
+        """Compute a prepared call from tensors of PyTorch on the GPU, and return such, on its current stream."""
+        from kernels.gpu.arrays import compute_tensors  # loads PyTorch and Triton
+
+        begun = time.perf_counter()
+        with _gpu_memory():
+            found = [
+                compute_tensors(plan, [tensors[name] for name in names])
+                for plan, names in zip(prepared.plans, prepared.reads, strict=True)
+            ]
+        return Computed(prepared, dict(zip(prepared.results, found, strict=True)), time.perf_counter() - begun)
 
     def validate(self, name: str, attributes: Mapping[str, Any], metas: Metas, options: Options) -> dict[str, Any]:
         """Describe a call as JSON: resolved attributes, outputs, plan and cost."""
@@ -139,6 +179,15 @@ class Engine:
             for number in unused & values.keys():
                 del values[number]
         return {number: _laid_out(prepared, number, values[number]) for number in prepared.wanted}
+
+
+@contextmanager
+def _gpu_memory() -> Iterator[None]:
+    """Raise `TooLarge` where a GPU's memory is too small."""
+    try:
+        yield
+    except GpuMemoryError as error:
+        raise TooLarge(str(error), data={"reason": "memory", "limit": error.free, "value": error.needed}) from error
 
 
 def metas_of(inputs: Given) -> dict[str, TensorMeta | list[int]]:

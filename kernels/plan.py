@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from kernels.problem import ConvProblem
 
-__all__ = ["Kernel", "Plan", "Runs", "Stop", "Storage", "Task", "Unit", "algorithm_of", "box"]
+__all__ = ["Device", "Kernel", "Plan", "Runs", "Stop", "Storage", "Task", "Unit", "algorithm_of", "box"]
 
 Storage = npt.NDArray[Any]
 Stop = Callable[[], bool]
+Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)

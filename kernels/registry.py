@@ -12,8 +12,9 @@ from kernels.arena import arena_trim
 from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
+from kernels.gpu.unit import GPU_KERNELS
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
-from kernels.plan import Kernel, Plan, Runs, Stop, Storage, Unit
+from kernels.plan import Device, Kernel, Plan, Runs, Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import REFERENCE
 from kernels.target import target
@@ -55,7 +56,7 @@ def register(runs: Runs) -> None:
 @cache
 def by_name(name: str) -> Runs:
     """Find a kernel by its name."""
-    return _ELSEWHERE.get(name) or next(kernel for kernel in KERNELS if kernel.name == name)
+    return _ELSEWHERE.get(name) or next(kernel for kernel in (*KERNELS, *GPU_KERNELS.values()) if kernel.name == name)
 
 
 def explain(problem: ConvProblem) -> str:
@@ -65,11 +66,12 @@ def explain(problem: ConvProblem) -> str:
 
 
 @cached
-def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> Plan:
+def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False, device: Device = "cpu") -> Plan:
     """Choose a kernel for `problem` and cut the work into units for `workers`.
 
     The bits of the result depend on the problem alone: more workers get more units, but every sum is formed in the
-    same order. With `reference` the float64 kernel is taken, and always for f64, which no other kernel has.
+    same order. With `reference` the float64 kernel is taken, and always for f64, which no other kernel has. On the
+    device "cuda" a problem is one unit for a GPU (`kernels.gpu`).
 
     Raises ValueError with the rules that `problem` breaks where its algorithm is ``winograd``
     (`kernels.winograd.rules.refusals` gives them one by one, before any tensor is there).
@@ -78,7 +80,8 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> 
         raise ValueError("; ".join(str(each) for each in broken))
     reasons: list[str] = []
     with in_passing():  # who plans need not be who computes
-        for kernel in candidates(reference or problem.dtype == "f64"):
+        exact = reference or problem.dtype == "f64"
+        for kernel in candidates(exact) if device == "cpu" else (GPU_KERNELS[exact],):
             reason = kernel.refuse(problem)
             if reason is None:
                 units, scratch_bytes = kernel.units(problem, workers)

@@ -29,7 +29,7 @@ OUTSIDE = {
     "engine": {"numpy", "ml_dtypes", "cryptography"},
     "schemas": {"pydantic", "pydantic_core"},
     "verify": {"numpy", "ml_dtypes"},
-    "kernels": {"numpy", "numba", "llvmlite"},
+    "kernels": {"numpy", "numba", "llvmlite", "torch", "triton"},
     # matplotlib only where a report is drawn, cryptography where one is signed, pytest in the fixture, frameworks and
     # mcp (with pydantic) in the modules of their names
     "convgrad": {
@@ -54,6 +54,8 @@ IMPORT_NAMES = {
     "uvicorn": {"uvicorn", "h11", "click"}, "mcp": {"mcp", "mcp_types"},
 }  # fmt: skip
 FRAMEWORKS = ("torch", "jax")
+GPU = "kernels.gpu"
+"""The package of kernels in Triton, whose tensors are PyTorch's; its functions are not Numba's."""
 MCP = ("convgrad._mcp", "app.api.tools")
 """The modules of the Model Context Protocol, which are imported only where its package is installed."""
 JIT = {"jit", "inlined", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
@@ -117,7 +119,7 @@ def calls(module: str) -> Iterator[tuple[str, ast.Call]]:
 def is_compiled(node: ast.AST) -> bool:
     """Return whether Numba compiles a function, judging by the names of its decorators."""
     decorators = getattr(node, "decorator_list", [])
-    return any(set(re.findall(r"\w+", ast.unparse(d))) & JIT for d in decorators)
+    return any(set(re.findall(r"\w+", ast.unparse(d))) & JIT for d in decorators if ast.unparse(d) != "triton.jit")
 
 
 def of(package: str) -> list[str]:
@@ -166,7 +168,7 @@ def test_every_outside_package_is_declared() -> None:
     lazy = {name for extra in ("ray", "otel", "plot", "mcp") for line in optional[extra] for name in import_names(line)}
     lazy -= {"convgrad"}
     assert {name for extra in FRAMEWORKS for line in optional[extra] for name in import_names(line)} == {*FRAMEWORKS}
-    serves = client + optional["sign"] + optional["compute"] + optional["server"]
+    serves = client + [line for extra in ("sign", "compute", "server", "gpu") for line in optional[extra]]
     declared = {name for line in serves for name in import_names(line)} | lazy | {*FRAMEWORKS}
     known = sys.stdlib_module_names | declared | set(PACKAGES)
     strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
@@ -182,10 +184,24 @@ def test_frameworks_are_imported_in_one_module(framework: str) -> None:
     """Only `convgrad.torch` imports PyTorch, and only `convgrad.jax` JAX; nothing else imports these two."""
     own = f"convgrad.{framework}"
     users = {
-        m for p in PACKAGES for m in of(p) for i in imports(m) if i.split(".")[0] == framework or i.startswith(own)
+        m
+        for p in PACKAGES
+        for m in of(p)
+        for i in imports(m)
+        if not m.startswith(GPU) and (i.split(".")[0] == framework or i.startswith(own))
     }
     assert users
     assert {user for user in users if not f"{user}.".startswith(f"{own}.")} == set()
+
+
+def test_triton_is_imported_only_for_a_gpu() -> None:
+    """Only kernels for GPUs import Triton, and nothing else imports them, or PyTorch, before a GPU was chosen."""
+    light = {f"{GPU}.unit", f"{GPU}.device", f"{GPU}.tables", f"{GPU}.configurations"}
+    others = [m for p in PACKAGES for m in of(p) if m in light or not m.startswith(GPU)]
+    assert not {m for m in others for i in imports(m) if i.split(".")[0] == "triton"}
+    assert not {
+        f"{m}: {i}" for m in others for i in imports(m, eager=True) if i.startswith(f"{GPU}.") and i not in light
+    }
 
 
 def import_names(requirement: str) -> set[str]:
@@ -245,7 +261,8 @@ def test_compiler_flags_come_from_one_module() -> None:
         decorators = [d for n in ast.walk(modules()[module]) for d in getattr(n, "decorator_list", [])]
         ours = "kernels.emit.compiler" in imports(module)
         if not ours and any(
-            not isinstance(d, ast.Call) and ast.unparse(d).rpartition(".")[2] in JIT for d in decorators
+            not isinstance(d, ast.Call) and ast.unparse(d).rpartition(".")[2] in JIT and ast.unparse(d) != "triton.jit"
+            for d in decorators
         ):
             literal.add(f"{module} (a bare decorator)")
         for name, call in calls(module):

@@ -51,6 +51,8 @@ async def readyz(request: Request) -> Response:
         "target": str(target()),
         "unfit": list(service.unfit),
     }
+    if service.gpu is not None:
+        readiness["device"] = service.gpu
     if readiness["status"] == "ready":
         return JSONResponse(readiness)
     return JSONResponse(readiness, status_code=503, headers=not_ready_headers(service))

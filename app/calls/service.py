@@ -76,6 +76,8 @@ class Service:
         """The jobs, if the settings name a spool."""
         self.unfit = unfit
         """Targets whose code does not work on this processor, each with the reason."""
+        self.gpu: str | None = None
+        """The GPU that computes, if one does."""
         self.draining = False
         """Whether the process is about to exit; /readyz then replies with 503."""
         self.admitting = True

@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import socket
+import sys
 import time
 import traceback
 from collections import deque
@@ -33,7 +34,10 @@ def work(sock: socket.socket) -> NoReturn:
     worker = _Worker(sock)
     send(sock, ())
     while True:
-        send(sock, tuple(worker.run(*worker.next())))
+        done = worker.run(*worker.next())
+        send(sock, tuple(done))
+        if done.outcome == "failed" and "torch" in sys.modules:  # after an error of CUDA no call of this process works
+            os._exit(1)
 
 
 class _Worker:

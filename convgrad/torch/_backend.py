@@ -136,9 +136,11 @@ def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor if layout == "NCX" else tensor.movedim(1, -1)
 
 
-def _tensor(array: Array, like: Tensor, layout: Layout = "NCX") -> Tensor:
+def _tensor(array: Array | Tensor, like: Tensor, layout: Layout = "NCX") -> Tensor:
     """Return a result as a tensor (N, C, X) on the device of another one; on the CPU it shares the array's memory."""
-    if array.dtype == _BFLOAT16:
+    if isinstance(array, Tensor):  # computed on the GPU
+        found = array
+    elif array.dtype == _BFLOAT16:
         found = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     else:
         found = torch.from_numpy(array)

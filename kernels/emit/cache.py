@@ -48,12 +48,12 @@ def folder_name() -> str:
     """Name the folder by the target and a digest of it, of the package's sources and place, and of the compilers.
 
     Numba looks only at the file that a function stands in, not at what it calls, and would run old code after a change
-    elsewhere; and it finds a function by the path of its file.
+    elsewhere; and it finds a function by the path of its file. Triton's functions are not Numba's.
     """
     package = Path(__file__).parents[1]
     versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
     digest = hashlib.sha256(" ".join(map(str, (target().digest, *versions, package))).encode())
-    for source in sorted(package.rglob("*.py")):
+    for source in sorted(set(package.rglob("*.py")) - set((package / "gpu").iterdir())):
         digest.update(source.read_bytes())
     return f"{target()}-{digest.hexdigest()[:16]}"
 

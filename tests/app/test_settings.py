@@ -92,6 +92,20 @@ def test_all_wrong_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_gpu_has_one_worker() -> None:
+    """A service on a GPU has one worker and plans for the GPU; more, or a cluster, are refused."""
+    settings, _ = read_settings(["--device", "cuda"])
+    assert settings.worker_count == settings.limits.workers == 1
+    assert (settings.limits.device, Settings().limits.device) == ("cuda", "cpu")
+    for flags, line in (
+        (["--workers", "2"], "--device: cuda has one worker, but --workers is 2: start a service for each GPU"),
+        (["--engine", "ray"], "--engine: ray computes on processors, but --device is cuda"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_settings(["--device", "cuda", *flags])
+        assert str(caught.value) == line
+
+
 def run(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the service without compiled kernels, to its end."""
     environment = {**os.environ, NAME: "reference", **environment}

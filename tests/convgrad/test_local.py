@@ -253,7 +253,7 @@ def test_a_misspelt_argument_is_an_error() -> None:
     wrong: dict[str, dict[str, Any]] = {
         "no argument thread; did you mean threads": {"thread": 2},
         "no argument workers; did you mean threads": {"workers": 2},
-        "no argument settings: it has threads, target, progress": {"settings": {"memory_limits": "1GB"}},
+        "no argument settings: it has threads, target, device, progress": {"settings": {"memory_limits": "1GB"}},
     }
     for message, given in wrong.items():
         with pytest.raises(TypeError, match=message):
