@@ -31,7 +31,7 @@ class KeepTensor(Task):
         inputs = document.get("inputs") or {} if isinstance(document, Mapping) else None
         if not isinstance(inputs, Mapping) or {*document} - {"inputs"} or {*inputs} - {_NAME}:
             rule = f"the request must be an object whose only member is inputs, with the only member {_NAME}"
-            raise invalid_params(_NAME, [broken_rule(["inputs"], rule, "object_type")])
+            raise invalid_params(_NAME, [broken_rule([], rule, "object_type")])
         return RequestObject(_NAME, _ROWS, {}, inputs, None)
 
     async def prepare(self, request: RequestObject) -> TensorSpec:

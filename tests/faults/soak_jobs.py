@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import re
 import sys
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import httpx
 
+from app.calls.jobs.spool import Spool, SpoolLimits
 from tests.app.samples import HEAVY, same_bits
 from tests.faults.apis import Prepared, prepare
 from tests.faults.chaos import Striker, family_service, prepare_all
@@ -196,6 +198,16 @@ def _held(spool: Path) -> dict[str, int]:
     return {name: sum(path.stat().st_size for path in spool.glob(pattern)) for name, pattern in names.items()}
 
 
+def _left(spool: Path) -> list[str]:
+    """Return the files of jobs that are left when those that killed replicas left are old enough to be removed."""
+    for path in spool.glob("re*/*"):
+        os.utime(path, (0, 0))
+    index = Spool(spool, SpoolLimits(1, 1, 1, 1.0))
+    index.sweep()
+    index.close()
+    return [path.name for path in spool.glob("re*/*")]
+
+
 async def soak(options: argparse.Namespace, spool: Path) -> Outcome:
     """Run the jobs with their faults; return what came of them."""
     outcome, calls, drawn = Outcome(), [*prepare_all(apis=_APIS), *_long_calls()], random.Random(options.seed)
@@ -227,7 +239,7 @@ async def soak(options: argparse.Namespace, spool: Path) -> Outcome:
                 await replica._start()
         for job in (await _ask(replicas, "GET", "/v1/jobs")).json()["jobs"]:
             await _ask(replicas, "DELETE", f"/v1/jobs/{job['job']}")
-        outcome.left = [path.name for kind in ("requests", "results") for path in (spool / kind).iterdir()]
+        outcome.left = _left(spool)
     for replica in replicas:
         outcome.strikes += replica.outcome.strikes
         outcome.attempts += replica.outcome.attempts

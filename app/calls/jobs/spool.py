@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -335,8 +335,9 @@ class Spool:
         (self._requests / job).unlink(missing_ok=True)
 
     def forget_result(self, job: Job) -> None:
-        """Remove the result of an attempt."""
-        self.result_path(job).unlink(missing_ok=True)
+        """Remove the result of an attempt, and those of attempts before it, whose replicas may have been killed."""
+        for attempt in range(1, job.attempt + 1):
+            self.result_path(replace(job, attempt=attempt)).unlink(missing_ok=True)
 
     def _select(self, condition: str, *values: object) -> list[Job]:
         rows = self._index.execute(f"SELECT {_COLUMNS} FROM jobs WHERE {condition}", values)  # noqa: S608 -- as above

@@ -99,6 +99,18 @@ def test_only_the_last_claim_ends_a_job(spool: Spool, tmp_path: Path) -> None:
     other.close()
 
 
+def test_a_killed_attempt_leaves_nothing(spool: Spool, tmp_path: Path) -> None:
+    """The result of an attempt whose replica was killed before it ended the job goes with the job."""
+    job = added(spool)
+    spool.write_result(claimed(spool), [b"first"])
+    expire(spool)
+    second = claimed(spool)
+    spool.write_result(second, [b"second"])
+    assert spool.finish(second, 6)
+    spool.cancel(job.id, "key a")
+    assert files(tmp_path) == []
+
+
 def test_clocks(spool: Spool) -> None:
     """A claim renewed after another replica has looked at the clock is valid; one from before a restart is not."""
     added(spool)
