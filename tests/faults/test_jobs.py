@@ -123,6 +123,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         wait_for(lambda: http.get(path).json()["state"] == "done")
 
 
+@pytest.mark.release
 @pytest.mark.heavy(minutes=3)
 def test_two_replicas_under_kills(tmp_path: Path) -> None:
     """Workers and replicas are killed: every job is right, once, and in the end the spool is empty."""

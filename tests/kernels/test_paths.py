@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels.target import IMITATE, NAME, SETTING, host_target
+from kernels.target import IMITATE, NAME, SETTING, host_target, target
 from kernels.target.known import FEATURE_WORDS
 from tests.kernels.paths import INNER, imitated_paths, narrower_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = narrower_paths() | imitated_paths()
-RARE = ["ivybridge", "nehalem"]
-"""Paths of processors without AVX2; releases test them."""
+RARE = ["ivybridge", "nehalem", *(["skylake-avx512"] if target().dots else [])]
+"""Paths that releases test: of processors without AVX2, and the own one without products of bf16."""
 
 
 @pytest.mark.heavy(minutes=2)
