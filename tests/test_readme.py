@@ -113,7 +113,7 @@ def test_the_examples_of_a_page(service: LiveService, tmp_path: Path, page: Path
     """Typed one after another in a checkout, they succeed, print what the page shows, and change no file of it."""
     for block in blocks(page):
         lines = [line for line in block["text"].splitlines() if line and not line.startswith("#")]
-        assert block["reason"] is None or all(map(NOT_RUN.match, lines)), block["text"]
+        assert block["reason"] in (None, "needs a GPU") or all(map(NOT_RUN.match, lines)), block["text"]
     examples = [block for block in blocks(page) if block["reason"] is None]
     text = "".join(block["text"] for block in examples)
     for package in re.findall(r"^import (torch|jax|tritonclient)\b", text, re.MULTILINE):
