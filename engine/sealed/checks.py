@@ -43,7 +43,7 @@ _OUTCOMES = ("unsupported", "failed")
 """What a caller may report for a case instead of a result."""
 
 _CASES, _MOST_CASES = 50, 200
-# One in so many cases repeats the problem of an earlier one.
+# Every fourth case repeats the problem of an earlier one.
 _REPEATED = 4
 _MOST_CHECKS = 256
 """Open checks of all owners; as many finished ones are kept."""

@@ -15,7 +15,7 @@ REFERENCE_NAME = "triton_reference_f64"
 
 
 class GpuMemoryError(MemoryError):
-    """A call needs so many bytes of the GPU's memory, of which so many are free."""
+    """A call needs more of the GPU's memory than is free; both in bytes."""
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(f"the call needs at least {needed} bytes of the GPU's memory, but {free} are free")

@@ -216,7 +216,7 @@ def _walk(table: Vector, share: Share, slab: Slab, tables: WalkTables, batch: Ba
                             panel, sums = group.panels + block.panel, group.acc + block.acc
                             ahead, lines = 0, 0
                             if begin == 0 and share.in_place and not share.lanewise:
-                                # the processor itself asks too late for the lines of the next block
+                                # the hardware prefetcher is too late for the next block's lines
                                 ahead = panel + (visits[first].line + positions) * line
                                 lines = positions * line // (64 * calls) + 1
                             for step in range(most):

@@ -89,7 +89,7 @@ class Visit(Record):
     """What a block of positions has of a range: where its panel and scalars begin, and what its tiles sum.
 
     Positions are a box along (outer, row, column): their `counts`, and their steps as the `moves` of a `Source` are.
-    They are so many `elements`, which are as they were `listed` for some counts and bytes of a panel line.
+    They were listed as so many `elements`; `listed` has the counts and the bytes of a panel line of that list.
     """
 
     line: int

@@ -313,7 +313,7 @@ def schedule(problem: ConvProblem) -> Schedule:
 
 
 def _scalar_row(roles: Roles, offsets: Ints, position: int) -> int:
-    """Return the bytes from one row of a tile to the next, of which a `position` of the scalars has so many."""
+    """Return the bytes from one row of a tile to the next; `position` is the bytes between positions of the scalars."""
     if len(offsets) > 1:
         return int(offsets[1] - offsets[0])
     shifts = roles.axes[3].shifts

@@ -117,7 +117,7 @@ def layout(problem: ConvProblem) -> Layout:
 
 
 def _tile_table(scalars: Records, vectors: int) -> Records:
-    """Return tiles of so many vectors, and where their scalars lie: each takes channels of one panel."""
+    """Return the tiles for one or two vectors; the scalars of a tile are channels of one panel."""
     cuts = [split(int(valid), tile_rows(int(valid), vectors)) for valid in scalars["valid"]]
     sizes = [*chain(*cuts)]
     places = np.repeat(scalars["panel"] - 4 * scalars["first"], [*map(len, cuts)])
