@@ -135,8 +135,7 @@ def _arrays(problem: ConvProblem) -> int:
 
 
 def copied_bytes(problem: ConvProblem, workers: int) -> int:
-    """Return the bytes of what a verification copies as float64: for each unit one image of each
-    tensor and the weights, at 12 bytes a value."""
+    """Return the bytes that a verification copies as float64: one image of each tensor for each unit, 12 a value."""
     units = min(workers, len(REFERENCE.units(problem, workers)[0]))
     whole = [problem.forward and place > 0 for place in range(len(problem.input_shapes))]
     sizes = [prod(shape[0 if all_of_it else 1 :]) for shape, all_of_it in zip(problem.input_shapes, whole, strict=True)]

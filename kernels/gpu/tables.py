@@ -98,7 +98,7 @@ def _phase(table: AxisTable, lane: int, order: Ints) -> tuple[int, ...]:
 
 
 def pixels_of(problem: ConvProblem, chunk: int) -> npt.NDArray[np.int32] | None:
-    """Return the table of `multiply_weights`, for chunks of `chunk` pixels; None where 32-bit integers are too small."""
+    """Return the table of `multiply_weights`, for chunks of `chunk` pixels; None if 32 bits are too few."""
     dims = problem.dims
     pixels = dims.n * prod(dims.narrow)
     far = max(*dims.strides, *dims.dilations, *dims.pads, *dims.wide)
