@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import uvicorn
 import uvloop
 
@@ -49,6 +51,11 @@ class Resident:
     def is_idle(self) -> bool:
         """Return whether no worker has a unit."""
         return all(worker["unit"] is None for worker in self.service.engine.snapshot()["workers"])
+
+    def cancelled(self) -> float:
+        """Return how many calls ended because nobody waited for them any more."""
+        page = httpx.get(f"{self.url}/metrics").text
+        return sum(float(each) for each in re.findall(r'convgrad_calls_total{.*outcome="cancelled"} (.*)', page))
 
 
 @contextmanager

@@ -156,8 +156,8 @@ def test_handles_have_a_time_and_a_share(resident: Resident, http: httpx.Client)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_closing_the_stream_ends_the_work(resident: Resident, http: httpx.Client, mode: str) -> None:
-    """A verification of seconds stops when its client closes the connection, in both revisions."""
-    arguments = long_verification()
+    """A verification of seconds is cancelled when its client closes the connection, in both revisions."""
+    arguments, before = long_verification(), resident.cancelled()
     params: dict[str, Any] = {"name": "verify", "arguments": arguments, "_meta": {**META, "progressToken": 1}}
     document = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": MODES[mode]}
@@ -167,4 +167,5 @@ def test_closing_the_stream_ends_the_work(resident: Resident, http: httpx.Client
         lines = (line for line in reply.iter_lines() if line.startswith("data:"))
         assert json.loads(next(lines)[5:])["method"] == "notifications/progress"
         assert resident.service.calls
-    resident.until(lambda: not resident.service.calls and resident.is_idle(), timeout=1.0)
+    resident.until(lambda: not resident.service.calls and resident.is_idle())
+    assert resident.cancelled() == before + 1
