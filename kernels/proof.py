@@ -20,8 +20,16 @@ from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import LANEWISE as LANE_KINDS
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
-from kernels.emit.depthwise import LANE_DTYPES, LANE_ROWS, LINE_TAPS, lane_entries, lane_table
-from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, TAPS, line_table
+from kernels.emit.depthwise import (
+    DTYPES_IN_PLACE,
+    KEPT_LINES,
+    KERNEL_LINE,
+    LINES,
+    PIXELS,
+    TAPS,
+    KernelLine,
+    depthwise_entry,
+)
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
 from kernels.reference import bias_gradient, bias_of, forward, gradients, narrow, single, widen
@@ -33,7 +41,6 @@ __all__ = ["prove"]
 Sums = npt.NDArray[np.float64]
 
 _BATCH = ctypes.CFUNCTYPE(None, ctypes.c_int64)
-_LANES = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 POSITIONS = 5
 """Pixels of a line that a tile of a depthwise gradient sums."""
@@ -58,17 +65,17 @@ def prove() -> Iterator[str]:
 
 def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Name what is tried, with what tries it."""
-    for dtype, rows in lane_entries():
-        address = int(lane_table()[LANE_DTYPES.index(dtype), rows])
+    for dtype, rows in product(DTYPES_IN_PLACE, range(1, 1 + TAPS + KEPT_LINES)):
+        address = depthwise_entry("taps", dtype)
         yield f"depthwise gradient in {dtype}, tile {rows}", partial(_try_taps, dtype, rows, address, rng)
     for name, vectors in micro_entries():
         address = int(micro_table()[MICRO[name] + vectors - 1])
         for rows in range(1, MICRO_ROWS[name][vectors] + 1):
             yield f"micro-kernel {name}, {rows} x {vectors}", partial(_try_batch, name, vectors, rows, address, rng)
-    for (number, dtype), (stride, lines) in product(enumerate(LINE_DTYPES), TAPS.items()):
-        for taps, rows in product(lines, range(1, LINE_ROWS + 1)):
+    for dtype, (stride, lines) in product(DTYPES_IN_PLACE, LINES.items()):
+        for taps, rows in product(lines, range(1, PIXELS + 1)):
             name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} pixels"
-            yield name, partial(_try_line, dtype, taps, stride, rows, int(line_table()[number, stride - 1]), rng)
+            yield name, partial(_try_line, dtype, (taps, stride), rows, depthwise_entry("pixels", dtype), rng)
     for number, problem in enumerate(_problems(rng)):
         yield f"problem {number}, {problem}", partial(_try_problem, number, problem, rng)
 
@@ -114,13 +121,12 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> S
     return narrow(rng.integers(-3, 4, shape).astype(np.float64), dtype)
 
 
-def _call_batch(address: int, elements: npt.NDArray[np.void], *others: npt.NDArray[np.int64], **values: int) -> None:
-    """Call a micro-kernel with a `Batch` of elements, and the addresses of other arrays."""
+def _call_batch(address: int, elements: npt.NDArray[np.void], **values: int) -> None:
+    """Call a micro-kernel with a `Batch` of elements."""
     batch = np.zeros(1, Batch.dtype)
     for name, value in {"elements": elements.ctypes.data, "count": len(elements), **values}.items():
         batch[name] = value
-    kind = _LANES if others else _BATCH
-    kind(address)(*(each.ctypes.data for each in (batch, *others)))
+    _BATCH(address)(batch.ctypes.data)
 
 
 def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> bool:
@@ -167,8 +173,10 @@ def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.
     return True
 
 
-def _try_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: np.random.Generator) -> bool:
+def _try_line(dtype: str, sizes: tuple[int, int], rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum two lines of taps for two vectors of groups, with each number of columns outside."""
+    (taps, stride), one = sizes, np.zeros(1, KernelLine.dtype)
+    one["taps"], one["stride"] = sizes
     columns, lanes = (rows - 1) * stride + taps, 2 * target().lanes
     src = _integers(rng, (2, columns, lanes), dtype)
     weights, start = _integers(rng, (2, taps, lanes), "f32"), _integers(rng, (lanes,), "f32")
@@ -181,7 +189,7 @@ def _try_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: 
         _call_batch(
             address, elements, rows=rows, a=src.ctypes.data, a_row=src.strides[1], b=weights.ctypes.data,
             c=sums.ctypes.data, c_row=sums.strides[0], start=start.ctypes.data, vectors=2, last=4 * target().lanes,
-            b_step=weights.strides[1], taps=taps,
+            b_step=weights.strides[1], indirection=one.ctypes.data,
         )  # fmt: skip
         expected = np.tile(start, (rows, 1))
         for line, row, tap in np.ndindex(2, rows, taps):
@@ -194,13 +202,12 @@ def _try_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: 
 
 def _try_taps(dtype: str, rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum a few taps over a line of positions, for three vectors of adjacent groups (see `kernels.emit.depthwise`)."""
-    kept = rows > LANE_ROWS
-    taps = LINE_TAPS * (rows - LANE_ROWS) if kept else rows
-    lanes, lines = 3 * target().lanes, -(-taps // LINE_TAPS)
+    taps = KERNEL_LINE * (rows - TAPS) if rows > TAPS else rows
+    lanes, lines = 3 * target().lanes, -(-taps // KERNEL_LINE)
     narrow = _integers(rng, (POSITIONS, lanes), dtype)
-    wide = _integers(rng, (lines, POSITIONS + LINE_TAPS, lanes), dtype)
+    wide = _integers(rng, (lines, POSITIONS + KERNEL_LINE, lanes), dtype)
     sums = np.zeros((taps, lanes), np.float32)
-    places = np.array([divmod(tap, LINE_TAPS) for tap in range(taps)])
+    places = np.array([divmod(tap, KERNEL_LINE) for tap in range(taps)])
     expected = np.array(
         [(single(narrow, dtype) * single(wide, dtype)[h, w : w + POSITIONS]).sum(0) for h, w in places], np.float32
     )
@@ -209,8 +216,9 @@ def _try_taps(dtype: str, rows: int, address: int, rng: np.random.Generator) -> 
     elements["steps"], elements["flush"] = (2, POSITIONS - 2), (FLUSH, 0)
     elements["a"][1] = elements["b"][1] = 2 * narrow.strides[0]
     _call_batch(
-        address, elements, offsets, a=wide.ctypes.data, a_step=wide.strides[1], b=narrow.ctypes.data,
+        address, elements, rows=rows, a=wide.ctypes.data, a_step=wide.strides[1], b=narrow.ctypes.data,
         b_step=narrow.strides[0], c=sums.ctypes.data, c_row=4 * target().lanes, vectors=3,
+        indirection=offsets.ctypes.data,
     )  # fmt: skip
     return np.array_equal(sums, expected)
 

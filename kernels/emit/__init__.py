@@ -1,2 +1,2 @@
-"""LLVM IR for Numba: vectors, register tiles, depthwise lines, products of bf16 pairs, and the table of what is
+"""LLVM IR for Numba: vectors, register tiles, depthwise sums, products of bf16 pairs, and the table of what is
 compiled."""

@@ -71,8 +71,8 @@ def grouped(src_channels: int, dst_channels: int) -> bool:
 class Element(Record):
     """What is added to a tile: `steps` words and lines that follow each other, from byte offsets `a` and `b` on.
 
-    `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s. In
-    `kernels.emit.depthwise_lines` these two are columns. Of pairs with `half` only the first products count.
+    `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s. For pixels of
+    `kernels.emit.depthwise` these two are columns. Of pairs with `half` only the first products count.
     """
 
     a: int
@@ -99,8 +99,7 @@ class Batch(Record):
     written next.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most.
-    Only `kernels.emit.depthwise_lines` reads the `taps` of a line, and prefetches src for the pixels below:
-    `ahead_lines` lines, `ahead` bytes from `a` on and `ahead_row` apart.
+    Only `kernels.emit.depthwise` reads the `indirection`, an address.
     """
 
     rows: int
@@ -124,10 +123,7 @@ class Batch(Record):
     rounds: int
     vectors: int
     last: int
-    taps: int
-    ahead: int
-    ahead_row: int
-    ahead_lines: int
+    indirection: int
 
 
 _LINE = 4 * WIDTH

@@ -255,7 +255,7 @@ def _sum_block(
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
     loops, at, end, counts, room = share.loops, work.at, work.end, work.counts, pieces.shape[0] // 4
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
-    brought, lines = work.brought > 0, share.line_kernels[0] != 0
+    brought, lines = work.brought > 0, share.line_kernel != 0
     skips = work.limit if lines else 0 if share.compact > 0 else SKIPS
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
@@ -323,6 +323,7 @@ def gather(
         np.empty(64, np.float32),
     )
     batch, work = batches[0], works[0]  # below the loops the tables are named too: that keeps them
+    work.line.taps = work.line.ahead_lines = 0
     batch.totals, batch.totals_row = call.products if share.flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if share.flushes else 0, 1 if direct else 0
     batch.a_step, batch.b_step, batch.b_vector = 0 if share.grouped else share.word, share.line, share.block_bytes

@@ -90,7 +90,7 @@ def _sum_tiles(
     loops, at, end, src, dst = share.loops, work.at, work.end, work.src, work.dst
     one, two, three, row = loops[0], loops[1], loops[2], loops[3]
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
-    batch.a_row, batch.c_row = src[row] if batch.taps > 1 else a_row, c_row
+    batch.a_row, batch.c_row = src[row] if work.line.taps > 1 else a_row, c_row
     a_one, a_two, a_three = (
         axes[one].src_step * src[one],
         axes[two].src_step * src[two],
@@ -139,7 +139,9 @@ def sum_lines(
             one = 1  # a pixel meets no tap of this part of a line
             break
     apart, columns = (step, batch.rows) if one == 1 else (1, (batch.rows - 1) * step + one)
-    batch.elements, batch.taps = address_of(elements), one
+    line = work.line
+    line.taps, line.stride = one, 1 if one == 1 else step
+    batch.elements, batch.indirection = address_of(elements), address_of(line)
     for i in range(counts[two]):
         outer = pieces[two * room + i]
         for j in range(counts[three]):
@@ -157,8 +159,8 @@ def sum_lines(
                 count += 1 if element.steps > 0 else 0
     batch.count = count
     if share.ahead:
-        batch.ahead, batch.ahead_row, batch.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
-    work.last = share.line_kernels[0 if one == 1 else step - 1]
+        line.ahead, line.ahead_row, line.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
+    work.last = share.line_kernel
     _sum_tiles(work.last, share, axes, phases, work, batch, False)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kernels.emit.brgemm import Element
 from kernels.emit.compiler import Record, Rows, Vector, numbers, together
+from kernels.emit.depthwise import KernelLine
 
 __all__ = [
     "Axis", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "Lists", "Pass", "Phase", "Piece", "ScatterShare",
@@ -166,13 +167,13 @@ class GatherShare(Record):
     is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes behind
     the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `far` src is packed
     tap by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself.
-    `covered` says that every dst position meets a tap. With `line_kernels`, addresses by stride, lines of taps along
-    the rows' axis, of which src has `width` positions, are summed by them (see `kernels.emit.depthwise_lines`). With
-    `ahead` these prefetch the src of the tile below, otherwise a band prefetches all of its src first.
+    `covered` says that every dst position meets a tap. With the address of a `line_kernel`, lines of taps along the
+    rows' axis, of which src has `width` positions, are summed by it (see `kernels.emit.depthwise`). With `ahead` it
+    prefetches the src of the tile below, otherwise a band prefetches all of its src first.
     """
 
     kind: int
-    line_kernels: Vector = numbers(2)
+    line_kernel: int
     width: int
     ahead: bool
     micro: int
@@ -258,6 +259,7 @@ class Work(Record):
     end: Vector = numbers(4)
     counts: Vector = numbers(4)
     repeat: int
+    line: KernelLine
     micro: int
     limit: int
     blocks: int

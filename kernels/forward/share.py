@@ -15,7 +15,7 @@ from kernels.blocks import STEPS, SUMS
 from kernels.dtypes import KINDS
 from kernels.emit.brgemm import MASKS, MICRO, ROWS, grouped, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, line_table, line_taps
+from kernels.emit.depthwise import DTYPES_IN_PLACE, PIXELS, depthwise_entry, line_taps
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
@@ -176,11 +176,11 @@ class _Gather(Share):
         self.share = row_of(
             GatherShare,
             kind=self.kind,
-            line_kernels=line_table()[LINE_DTYPES.index(stored)] if reading.by_lines else [0, 0],
+            line_kernel=depthwise_entry("pixels", stored) if reading.by_lines else 0,
             width=self.tables[row].src,
             ahead=reading.by_lines and not reading.packed and row == 3,
             micro=MICRO[micro],
-            limits=[LINE_ROWS, 0] if reading.by_lines else rows,
+            limits=[PIXELS, 0] if reading.by_lines else rows,
             loops=[*(axis for axis in range(4) if axis != row), row],
             channels=channels,
             words=words,
@@ -245,7 +245,7 @@ class _Gather(Share):
         long, whole = self._long(tables, channels), dims.groups * self.many >= WIDTH
         lines = channels == 1 and not long and len(self.numbers) <= self.limit
         # the last vector may only be moved back into src where dst has the same lanes
-        in_place = self.near and self.near_dst and (dtype == "f32" or (lines and dtype in LINE_DTYPES))
+        in_place = self.near and self.near_dst and (dtype == "f32" or (lines and dtype in DTYPES_IN_PLACE))
         in_place = in_place and (channels * self.many == 1 or self.grouped) and whole and not long
         large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
         far = large and not in_place

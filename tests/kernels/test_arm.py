@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.depthwise import LANE_ROWS, lane_taps
+from kernels.emit.brgemm import Batch
+from kernels.emit.depthwise import TAPS, Tile
 from kernels.target import KNOWN, Target
 
 TRIPLE = "aarch64-linux-gnu"
@@ -24,14 +24,14 @@ def _arm(monkeypatch: pytest.MonkeyPatch) -> Target:
     return described
 
 
-def _hot_loop(tile: Any) -> list[str]:
-    """Return the instructions of the loop with the most multiply-adds in a tile."""
+def _hot_loop(rows: int, lanes: int, dtype: str) -> list[str]:
+    """Return the instructions of the loop with the most multiply-adds in a tile of taps."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [simd.I64] * 2), "tile")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [simd.I64]), "tile")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    tile(builder, *function.args)
+    Tile(builder, simd.fields(builder, function.args[0], Batch), dtype, lanes).taps(rows, 0)
     builder.ret_void()
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu="neoverse-n1", opt=3)
     parsed = llvm.parse_assembly(str(module))
@@ -47,6 +47,6 @@ def _hot_loop(tile: Any) -> list[str]:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_direct_tiles_fill_the_registers(arm: Target, dtype: str) -> None:
     """Nine taps that are read in place spill nothing, and f16 is converted by its own instruction."""
-    code = _hot_loop(lane_taps(LANE_ROWS, 1, arm.lanes, dtype))
+    code = _hot_loop(TAPS, arm.lanes, dtype)
     assert not [line for line in code if "[sp" in line]
     assert any(line.startswith("fcvtl") for line in code) == (dtype == "f16")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels import plan
-from kernels.emit.depthwise import LANE_DTYPES
+from kernels.emit.depthwise import DTYPES_IN_PLACE
 from kernels.forward.tiles import way_costs
 from kernels.gradient.tiles.schedule import schedule
 from kernels.target import target
@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", LANE_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES_IN_PLACE)
 def test_reads_in_place(name: str, dtype: str) -> None:
     """Both operations give the oracle's bits without packing, for one worker and for three."""
     case = replace(CASES[name], dtype=dtype)

@@ -9,7 +9,7 @@ import pytest
 
 from kernels import compute, proof
 from kernels.emit.brgemm import MICRO, micro_entries, micro_table
-from kernels.emit.depthwise import LANE_DTYPES, lane_entries, lane_table
+from kernels.emit.depthwise import depthwise_entries, depthwise_entry
 from kernels.target import target
 
 _NOTHING = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)(lambda *_: None)
@@ -35,15 +35,26 @@ def test_a_fault_of_the_reference_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         list(proof.prove())
 
 
-@pytest.mark.parametrize("entry", [*lane_entries(), *micro_entries()], ids=lambda entry: f"{entry[0]}-{entry[1]}")
+@pytest.mark.parametrize("entry", micro_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
 def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[str, int]) -> None:
     """Each micro-kernel is tested by itself, and the error names it."""
-    (name, number), lanes = entry, entry in lane_entries()
-    table = (lane_table if lanes else micro_table)().copy()
-    table[(LANE_DTYPES.index(name), number) if lanes else MICRO[name] + number - 1] = _nothing()
-    monkeypatch.setattr(proof, "lane_table" if lanes else "micro_table", lambda: table)
-    named = f"depthwise gradient in {name}, tile {number} is" if lanes else rf"micro-kernel {name}, 1 x {number} is"
-    with pytest.raises(ArithmeticError, match=f"{named} wrong"):
+    name, vectors = entry
+    table = micro_table().copy()
+    table[MICRO[name] + vectors - 1] = _nothing()
+    monkeypatch.setattr(proof, "micro_table", lambda: table)
+    with pytest.raises(ArithmeticError, match=rf"micro-kernel {name}, 1 x {vectors} is wrong"):
+        list(proof.prove())
+
+
+@pytest.mark.parametrize("entry", depthwise_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
+def test_a_depthwise_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[str, str]) -> None:
+    """Those of pixels and of taps are tested by themselves, in each dtype."""
+    monkeypatch.setattr(
+        proof, "depthwise_entry", lambda *given: _nothing() if given == entry else depthwise_entry(*given)
+    )
+    kind, dtype = entry
+    named = f"line of 1 taps in {dtype}, stride 1, for 1 pixels" if kind == "pixels" else f"gradient in {dtype}, tile 1"
+    with pytest.raises(ArithmeticError, match=f"{named} is wrong"):
         list(proof.prove())
 
 

@@ -228,10 +228,12 @@ def _walk(table: Vector, share: Share, slab: Slab, tables: WalkTables, batch: Ba
                                     batch.elements, batch.count = origin + i * room * ELEMENT_BYTES, visit.elements
                                     batch.b = panel + visit.line * move
                                     batch.a, batch.c = group.scalars + visit.scalar, sums
+                                    batch.rows = tile.rows
                                     if share.lanewise:
-                                        call_entry(table[tile.rows], address_of(batch), address_of(tile.offsets))
+                                        batch.indirection = address_of(tile.offsets)
+                                        call_entry(table[0], address_of(batch))
                                         continue
-                                    batch.rows, batch.a = tile.rows, batch.a + tile.offsets[0]
+                                    batch.a += tile.offsets[0]
                                     batch.c += (visit.row + tile.row) * line
                                     batch.next = batch.totals = batch.c
                                     for _ in range(lines):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kernels.emit.brgemm import Element
 from kernels.emit.compiler import Record, Rows, Vector, numbers, together
-from kernels.emit.depthwise import LANE_ROWS
+from kernels.emit.depthwise import TAPS
 
 __all__ = [
     "Block", "Box", "Group", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile", "TileCall", "Visit",
@@ -76,13 +76,12 @@ class Range(Record):
 class Tile(Record):
     """A tile: accumulator row counted from the range's, number of rows, byte offset of the first one's scalars.
 
-    One of `kernels.emit.depthwise`, where `rows` is its place in the table, has an offset for each row, and behind them
-    the accumulator bytes of each.
+    One of `kernels.emit.depthwise` has an offset for each row, and behind them the accumulator bytes of each.
     """
 
     row: int
     rows: int
-    offsets: Vector = numbers(2 * LANE_ROWS)
+    offsets: Vector = numbers(2 * TAPS)
 
 
 class Visit(Record):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kernels.blocks import CACHES, STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.depthwise import LANE_DTYPES, LANE_ROWS
+from kernels.emit.depthwise import DTYPES_IN_PLACE, TAPS
 from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
 from kernels.gradient.roles import lane_blocks, merges, role_costs, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
@@ -267,7 +267,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         blocks["first"], blocks["vectors"], blocks["valid"] = np.arange(vector.channels), 1, target().lanes
         blocks["lane"] = blocks["first"] * target().lanes
     count = channels * len(axes[3].shifts) if roles.merged else channels
-    limit = LANE_ROWS if by_group else min(tile_rows(count, vectors) for vectors in heights)
+    limit = TAPS if by_group else min(tile_rows(count, vectors) for vectors in heights)
     cuts = [[1] * run.count if by_group else split(run.count, limit) for run in roles.runs]
     lanes = int(blocks["vectors"].sum()) * target().lanes
     packed = 0 if roles.in_place else lanes
@@ -359,7 +359,7 @@ def _lines_in_place(vector: Tensor) -> Operand:
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
     """Whether groups follow each other in both tensors, and fill whole vectors."""
     single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
-    return single and problem.groups % target().lanes == 0 and problem.dtype in LANE_DTYPES
+    return single and problem.groups % target().lanes == 0 and problem.dtype in DTYPES_IN_PLACE
 
 
 def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:

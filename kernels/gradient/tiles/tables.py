@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.emit.depthwise import LANE_ROWS, LINE_TAPS, LINES_KEPT
+from kernels.emit.depthwise import KEPT_LINES, KERNEL_LINE, TAPS
 from kernels.gradient.geometry import Axis
 from kernels.gradient.tiles.records import Range, Tile
 from kernels.problem import wrapped
@@ -172,7 +172,7 @@ def region_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int], line: 
     `steps` are bytes for one position of the wide tensor along (d, h, w), `line` those of an accumulator row.
     """
     sizes, line_taps, channels = [len(axis.shifts) for axis in axes], axes[2].shifts, rows.offsets.tolist()
-    kept = LINES_KEPT > 0 and axes[2].stride == 1 and [*line_taps] == [*range(line_taps[0], line_taps[0] + LINE_TAPS)]
+    kept = KEPT_LINES > 0 and axes[2].stride == 1 and [*line_taps] == [*range(line_taps[0], line_taps[0] + KERNEL_LINE)]
     kept = kept and len(channels) == 1
     edges, ends = [], [0]
     heights: list[int] = []
@@ -187,8 +187,8 @@ def region_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int], line: 
         done = 0
         for size in split(len(sums), rows.limit):
             part = slice(done, done + size)
-            whole = kept and len(box[2][2]) == LINE_TAPS and size % LINE_TAPS == 0
-            heights.append(LANE_ROWS + size // LINE_TAPS if whole else size)
+            whole = kept and len(box[2][2]) == KERNEL_LINE and size % KERNEL_LINE == 0
+            heights.append(TAPS + size // KERNEL_LINE if whole else size)
             offsets += [*scalars[part], *sums[part]]
             counts.append(2 * size)
             done += size
@@ -198,5 +198,5 @@ def region_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int], line: 
     ranges["low"], ranges["high"] = np.array(edges, np.int64).reshape(-1, 3, 2).transpose(2, 0, 1)
     ranges["first"], ranges["last"], ranges["walk"] = ends[:-1], ends[1:], np.arange(len(edges))
     tiles["rows"] = heights
-    tiles["offsets"][np.arange(2 * LANE_ROWS) < np.array(counts)[:, None]] = wrapped(offsets)
+    tiles["offsets"][np.arange(2 * TAPS) < np.array(counts)[:, None]] = wrapped(offsets)
     return ranges, tiles

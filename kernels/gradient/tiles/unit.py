@@ -22,7 +22,7 @@ from kernels.cache import cached
 from kernels.dtypes import KINDS
 from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.depthwise import LANE_DTYPES, lane_table
+from kernels.emit.depthwise import depthwise_entry
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
@@ -209,7 +209,9 @@ class TilePart(Part):
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
         groups, stored = self.g1 - self.g0, problem.dtype if plan.direct else "f32"
-        self.table = lane_table()[LANE_DTYPES.index(stored)] if plan.lanes_are_groups else micro_table()
+        self.table = micro_table()
+        if plan.lanes_are_groups:
+            self.table = np.array([depthwise_entry("taps", stored)])
         self.share = row_of(
             Share,
             kind=KINDS[problem.dtype],
