@@ -74,7 +74,7 @@ PRODUCTS = {1: ((0, 0),), 2: ((1, 1), (0, 1), (1, 0), (0, 0)), 3: ((2, 0), (1, 0
 """Which parts of `a` and of `b` are multiplied, by how many parts a value has: small products first.
 
 In this order no sum on the way is larger than the absolute products of what it stands for, so sums that fit f32 are
-exact. The three products that are left out are below 2**-22 of the whole one each; see `kernels.pack.split`.
+exact. The three products that are left out are below 2**-22 of the whole one each; see `kernels.pack.lines`.
 """
 
 ROWS, ACROSS = (TILE, 1) if target().dots == "amx" else (1, 2)

@@ -18,7 +18,7 @@ from kernels.emit.compiler import emitted
 __all__ = [
     "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel",
     "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "stored_size",
-    "transpose_panel", "untranspose",
+    "touch", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -175,6 +175,12 @@ def put_value(builder: Any, kind: str, address: Any, value: Any) -> None:
 def store_value(builder: Any, address: Any, value: Any) -> None:
     """Write one f32 at an address."""
     simd.store(builder, value, address)
+
+
+@emitted
+def touch(builder: Any, address: Any) -> None:
+    """Prefetch a line of memory."""
+    simd.prefetch(builder, address)
 
 
 @emitted

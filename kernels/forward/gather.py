@@ -19,13 +19,12 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import F32, address_of, copy_panel, load, store_value, stored_size
+from kernels.emit.intrinsics import F32, address_of, copy_panel, load, store_value, stored_size, touch
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
-from kernels.pack.split import touch
 from kernels.target import target
 
 if target().dots == "avx512bf16":

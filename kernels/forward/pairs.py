@@ -12,7 +12,7 @@ from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import address_of, fill_zero
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
-from kernels.pack.halves import SPREAD, spread1, spread3, transpose16
+from kernels.pack.lines import SPREAD, spread1, spread3, transpose16
 from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target

@@ -1,7 +1,7 @@
 """Packing of boxes of positions for products of bf16 pairs: from tensors in any layout to planes or panels of pairs.
 
-Lines, which `kernels.pack.halves` and `kernels.pack.split` move, are runs of the last of four axes; they are a common
-pitch apart, zeros between them.
+Lines, which `kernels.pack.lines` packs, are runs of the last of four axes; they are a common pitch apart, zeros between
+them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import numpy as np
 
 from kernels.emit.compiler import Record, Records, Rows, Vector, inlined, jit, numbers
 from kernels.emit.intrinsics import fill_zero
-from kernels.pack.halves import pack_line, pack_line_pairs
-from kernels.pack.split import Pixels, split_line, split_line_pairs
+from kernels.pack.lines import Pixels, pack_line, pack_line_pairs
 from kernels.problem import ConvProblem, storage_dtype
 
 __all__ = ["PackedBox", "Packing", "pack_boxes", "unfolded_boxes", "weight_boxes"]
@@ -120,18 +119,13 @@ def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) ->
 
 
 @jit
-def _pack_line(packing: Packing, channels: int, to: int, place: int, src: Pixels, scratch: int) -> None:
+def _pack_line(packing: Packing, channels: int, to: int, place: int, src: Pixels) -> None:
     """Pack one line of pixels of some channels to their planes from `to` on, at a place in them."""
-    plane, part = packing.plane, packing.planes * packing.plane
+    width, plane, part = _value_bytes(packing), packing.plane, packing.planes * packing.plane
     if packing.pairs:
-        if packing.parts == 3:
-            split_line_pairs(channels, to, plane, part, place // 2, src, scratch)
-        else:
-            pack_line_pairs(channels, to, plane, place // 2, src)
-    elif packing.parts == 3:
-        split_line(channels, to + place, plane, part, src, scratch)
+        pack_line_pairs(width, channels, to, plane, part, place // 2, src, packing.scratch)
     else:
-        pack_line(channels, to + place, plane, src)
+        pack_line(width, channels, to + place, plane, part, src, packing.scratch)
 
 
 @jit
@@ -156,5 +150,4 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
                     for h in range(sizes[2]):
                         place = box.place + n * steps[0] + d * steps[1] + h * steps[2]
                         line = start + n * strides[0] + d * strides[1] + h * strides[2]
-                        src = Pixels(line, strides[3], channel, run)
-                        _pack_line(packing, some, to, place, src, packing.scratch)
+                        _pack_line(packing, some, to, place, Pixels(line, strides[3], channel, run))

@@ -15,8 +15,7 @@ from kernels import ConvProblem, explain, plan
 from kernels.arena import arena
 from kernels.gradient.dots import unit as bwd_dots
 from kernels.gradient.dots.schedule import dot_schedule
-from kernels.pack.halves import split_f16
-from kernels.pack.split import Pixels, split_line
+from kernels.pack.lines import Pixels, pack_line, split_f16
 from kernels.target import target
 from tests.kernels.accuracy import assert_accurate, assert_nothing_is_lost
 from tests.kernels.bits import DTYPES
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.path
 
 @numba.njit("void(int64, int64, int64, int64)")
 def _split_f32(dst: int, part: int, src: int, count: int) -> None:
-    split_line(1, dst, 0, part, Pixels(src, 4, 0, count), 0)
+    pack_line(4, 1, dst, 0, part, Pixels(src, 4, 0, count), 0)
 
 
 @numba.njit("void(int64, int64, int64)")

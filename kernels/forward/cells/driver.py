@@ -21,7 +21,7 @@ from kernels.forward.cells.records import Cell, CellLine, CellPhase, CellShare, 
 from kernels.forward.cells.schedule import LANES, ROW_BYTES
 from kernels.forward.output import bring_bias, write
 from kernels.forward.records import Call, Data, Pass
-from kernels.pack.halves import split_f16
+from kernels.pack.lines import split_f16
 from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.pack.panels import Values

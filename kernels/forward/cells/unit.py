@@ -18,8 +18,8 @@ from kernels.forward.cells.records import CellShare
 from kernels.forward.cells.schedule import LANES, ROW_BYTES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
+from kernels.pack.lines import SPLIT_BYTES
 from kernels.pack.pairs import weight_boxes
-from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.target import target

@@ -1,6 +1,6 @@
 """Filter gradients on products of bf16 pairs, where the processor has instructions for them.
 
-Values of f16 are sums of two bf16, those of f32 of three (`kernels.emit.dots`, `kernels.pack.split`).
+Values of f16 are sums of two bf16, those of f32 of three (`kernels.emit.dots`, `kernels.pack.lines`).
 
 Zeros multiply here: those that fill up channels, pairs and steps, and those of the padding. With finite data they add
 nothing. A channel that holds Inf or NaN among a slab's pixels is replaced by zeros, and its sums are formed pixel by
@@ -26,10 +26,9 @@ from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
 from kernels.emit.dots import ACROSS, BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
-from kernels.pack.halves import split_f16
+from kernels.pack.lines import SPLIT_BYTES, split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
 from kernels.pack.pairs import pack_boxes
-from kernels.pack.split import SPLIT_BYTES
 from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]

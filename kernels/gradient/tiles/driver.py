@@ -18,6 +18,7 @@ from kernels.emit.intrinsics import (
     put,
     put_value,
     stored_size,
+    touch,
     untranspose,
 )
 from kernels.gradient.tiles.records import (
@@ -36,7 +37,6 @@ from kernels.gradient.tiles.records import (
     Weights,
 )
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
-from kernels.pack.split import touch
 from kernels.target import target
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store"]
