@@ -23,7 +23,6 @@ from kernels.arena import arena
 from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
-from kernels.projections import add_products, add_signed, meetings
 from kernels.reference import REFERENCE, channels_first, single, widen
 from verify.arithmetic import PLAIN, Arithmetic
 from verify.blocks import blocks, largest_within
@@ -31,6 +30,7 @@ from verify.evaluate import evaluate
 from verify.layout import along_channels, in_data_order, is_bias, pixel_axes
 from verify.model import EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
+from verify.signed import add_products, add_signed, meetings
 from verify.stopping import until
 
 __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from kernels import plan
-from kernels.projections import meetings
 from kernels.reference import taps
 from tests.kernels.harness import check, problem_of
 from tests.kernels.special import assert_propagates
 from tests.problems import FORMATS, Case, fit, real_layers
 from tests.traps import TRAPS
+from verify.signed import meetings
 
 SMALL = 2_000_000  # larger ones are tested once, not in all their variants
 MACS = 2_000_000

@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pytest
 
 from kernels.dtypes import DTYPES
-from kernels.projections import add_products, add_signed, meetings
 from kernels.reference import narrow, taps, widen
 from tests.kernels.harness import problem_of
 from tests.problems import Case
 from verify.model import ulp
+from verify.signed import add_products, add_signed, meetings
 
 pytestmark = pytest.mark.path
 
