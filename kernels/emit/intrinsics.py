@@ -16,9 +16,9 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel",
-    "fill_zero", "load", "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "stored_size",
-    "touch", "transpose_panel", "untranspose",
+    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fill_zero", "keep_alive", "load",
+    "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "stored_size", "touch",
+    "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -200,3 +200,13 @@ def address_of(typingctx: Any, part: Any) -> Any:
         return builder.ptrtoint(pointer, simd.I64)
 
     return types.int64(part), codegen
+
+
+@_typed_intrinsic
+def keep_alive(typingctx: Any, table: Any) -> Any:
+    """Keep a function's own array until here, the last use of its name: rows and addresses of it do not count."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(table), codegen

@@ -19,7 +19,16 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import F32, address_of, copy_panel, load, store_value, stored_size, touch
+from kernels.emit.intrinsics import (
+    F32,
+    address_of,
+    copy_panel,
+    keep_alive,
+    load,
+    store_value,
+    stored_size,
+    touch,
+)
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
 from kernels.forward.records import Axis, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
@@ -49,7 +58,7 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
     They do unless it is so small that a sum might be subnormal.
     """
     share, one, call = shares[0], passes[0], calls[0]
-    lanes, kept = (one.channels + WIDTH - 1) // WIDTH * WIDTH, True
+    lanes, kept, compact = (one.channels + WIDTH - 1) // WIDTH * WIDTH, True, share.src.compact > 0
     for g in range(one.groups):
         line = _bias_line(share, one, call, g)
         bring_bias(share.kind, one, call, g, 0, lanes, line)
@@ -57,7 +66,7 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
             value = load(F32, line + 4 * lane)
             if value != 0 and abs(value) < LEAST_BIAS:
                 kept = False
-            if share.compact > 0 and value == 0 and np.signbit(value):  # the zeros of half a word would change its sign
+            if compact and value == 0 and np.signbit(value):  # the zeros of half a word would change its sign
                 kept = False
     return kept
 
@@ -66,8 +75,8 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
 def _bias_line(share: GatherShare, one: Pass, call: Call, g: int) -> int:
     """Return the address of a group's bias."""
     blocks = (one.channels + WIDTH - 1) // WIDTH
-    panels = 1 if share.lanewise else one.groups * blocks
-    address: int = call.panels + panels * share.block_bytes + g * blocks * 4 * WIDTH
+    panels = 1 if share.lanes.lanewise else one.groups * blocks
+    address: int = call.panels + panels * share.panel.block_bytes + g * blocks * 4 * WIDTH
     return address
 
 
@@ -78,7 +87,7 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
     Panels of taps are often powers of two apart, where a few lines at a time push each other out of L1.
     """
     line, some, whole = 4 * WIDTH, max(1, KERNEL_TAPS // taps), weights.src_channel == taps * weights.tap
-    room = np.empty(some * taps * WIDTH, np.float32)
+    room, layout = np.empty(some * taps * WIDTH, np.float32), share.panel
     for first in range(0, share.channels, some):
         place, count = address_of(room), min(some, share.channels - first)
         for c in range(1 if whole else count):
@@ -87,10 +96,10 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
                 weights.dst_channel, count * taps if whole else taps,
             )  # fmt: skip
         for tap in range(taps):
-            number = tap if share.order > 0 else taps - 1 - tap
-            to = panel + number * share.tap_bytes + first * line
+            number = tap if layout.order > 0 else taps - 1 - tap
+            to = panel + number * layout.tap_bytes + first * line
             copy_panel(F32, WIDTH, to, line, place + tap * line, taps * line, count)
-    room[0] = 0  # the array is named once more: that keeps it
+    keep_alive(room)
 
 
 @jit
@@ -102,36 +111,37 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
     size, blocks = stored_size(share.kind), (one.channels + WIDTH - 1) // WIDTH
-    if share.lanewise:
+    layout, lanes = share.panel, share.lanes
+    if lanes.lanewise:
         for tap in range(taps):
             for c in range(channels):
-                panel = call.panels + numbers[tap] * share.tap_bytes
+                panel = call.panels + numbers[tap] * layout.tap_bytes
                 source = call.weights + weights.start + tap * weights.tap + c * weights.src_channel
                 for lane in range(one.channels):
-                    g, j = lane // share.multiplier, lane % share.multiplier
+                    g, j = lane // lanes.multiplier, lane % lanes.multiplier
                     value = load(share.kind, source + g * weights.group + j * weights.dst_channel)
-                    store_value(panel + (c ^ j if share.grouped else c) * share.line + 4 * lane, np.float32(value))
+                    store_value(panel + (c ^ j if lanes.grouped else c) * layout.line + 4 * lane, np.float32(value))
         return
-    adjacent = share.order != 0 and weights.tap == size
+    adjacent = layout.order != 0 and weights.tap == size
     if adjacent and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
         for g in range(one.groups):
             for b in range(blocks):
                 source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
-                panel = call.panels + (g * blocks + b) * share.block_bytes
+                panel = call.panels + (g * blocks + b) * layout.block_bytes
                 _pack_kernels(share, taps, min(WIDTH, one.channels - b * WIDTH), weights, source, panel)
         return
     counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
     panels = np.empty(blocks, PANEL)
-    counts[2], steps[2], to[2] = taps if share.order != 0 else 1, weights.tap, share.order * share.tap_bytes
+    counts[2], steps[2], to[2] = taps if layout.order != 0 else 1, weights.tap, layout.order * layout.tap_bytes
     counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * WIDTH
     for g in range(one.groups):
-        for tap in range(1 if share.order != 0 else taps):
-            number = 0 if share.order > 0 else taps - 1 if share.order < 0 else numbers[tap]
+        for tap in range(1 if layout.order != 0 else taps):
+            number = 0 if layout.order > 0 else taps - 1 if layout.order < 0 else numbers[tap]
             for b in range(blocks):
                 panel = panels[b]
                 panel.lanes, panel.valid, panel.unit = WIDTH, min(WIDTH, one.channels - b * WIDTH), 1
                 panel.source = b * WIDTH * weights.dst_channel
-                panel.address = call.panels + (g * blocks + b) * share.block_bytes + number * share.tap_bytes
+                panel.address = call.panels + (g * blocks + b) * layout.block_bytes + number * layout.tap_bytes
             source = call.weights + weights.start + g * weights.group + tap * weights.tap
             pack_panels(Values(share.kind, source, steps, weights.dst_channel, end), panels, counts, to)
 
@@ -139,8 +149,8 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
 @jit
 def _reach(tables: Tables, axis: int, work: Work) -> None:
     """Note the src positions of an axis that the dst positions at hand meet."""
-    phases, taps, low, high = tables.phases, tables.taps, work.low[axis], work.high[axis]
-    one, first, last = tables.axes[axis], 1 << 62, -1
+    phases, taps, band = tables.phases, tables.taps, work.band
+    one, first, last, low, high = tables.axes[axis], 1 << 62, -1, band.low[axis], band.high[axis]
     for number in range(one.first, one.first + one.phases):
         phase = phases[number]
         begin, end = _clip(one, phase, low, high)
@@ -150,21 +160,21 @@ def _reach(tables: Tables, axis: int, work: Work) -> None:
             if a < b:
                 first = min(first, tap.src + (a - tap.low) * one.src_step)
                 last = max(last, tap.src + (b - 1 - tap.low) * one.src_step)
-    work.first[axis], work.sizes[axis] = (first, last + 1 - first) if last >= 0 else (0, 0)
+    band.first[axis], band.sizes[axis] = (first, last + 1 - first) if last >= 0 else (0, 0)
 
 
 @jit
 def _cut_band(share: GatherShare, tables: Tables, work: Work, counts: Vector, band: int) -> None:
-    """Note the positions of a band, and unless taps are far the src positions that it meets."""
-    grid = share.grid
+    """Note the positions of a band, and unless src is packed by taps the src positions that it meets."""
+    grid, cut = share.grid, work.band
     for axis in range(3, -1, -1):
         low, high, size = grid.low[axis], grid.high[axis], grid.step[axis]
         parts = (high - low + size - 1) // size
-        work.low[axis] = low + band % parts * size
-        work.high[axis] = min(high, work.low[axis] + size)
-        counts[axis] = work.high[axis] - work.low[axis]
+        cut.low[axis] = low + band % parts * size
+        cut.high[axis] = min(high, cut.low[axis] + size)
+        counts[axis] = cut.high[axis] - cut.low[axis]
         band //= parts
-        if not share.far:
+        if not share.src.by_tap:
             _reach(tables, axis, work)
 
 
@@ -182,7 +192,7 @@ def bring_box(src: Values, channels: int, pitch: int, work: Work, scratch: int) 
     panel = panels[0]
     panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1
     lay_out(work, pitch, scratch)
-    pack_panels(src, panels, work.sizes[:], work.src[:])
+    pack_panels(src, panels, work.band.sizes[:], work.src[:])
 
 
 @jit
@@ -191,7 +201,7 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
     The channels of a group are `step` bytes apart.
     """
-    many, line, sizes = share.multiplier, share.line, work.sizes
+    many, line, sizes = share.lanes.multiplier, share.panel.line, work.band.sizes
     groups, positions = lanes // many, sizes[0] * sizes[1] * sizes[2] * sizes[3]
     if positions == 0:
         return
@@ -208,33 +218,34 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
 @jit
 def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector) -> bool:
-    """Pack the src that a band reaches, or that the positions of one far tap meet; return whether there is any."""
-    axes, phases, taps, source = tables.axes, tables.phases, tables.taps, work.source
-    strides, end = np.empty(4, np.int64), call.src + one.src.nbytes
+    """Pack the src that a band reaches, or by tap that its positions meet; return whether there is any."""
+    axes, phases, taps, source = tables.axes, tables.phases, tables.taps, work.block.source
+    strides, end, band, by_tap = np.empty(4, np.int64), call.src + one.src.nbytes, work.band, share.src.by_tap
     for axis in range(4):
-        tap, step = taps[phases[work.phase[axis]].first], axes[axis].stride if share.far else 1
+        tap, step = taps[phases[work.part.phase[axis]].first], axes[axis].stride if by_tap else 1
         strides[axis] = step * one.src.strides[axis]
-        if share.far:
+        if by_tap:
             begin[axis], stop[axis] = max(begin[axis], tap.low), min(stop[axis], tap.high)
-            work.first[axis], work.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
+            band.first[axis], band.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
             source += (tap.src + (begin[axis] - tap.low) * step) * one.src.strides[axis]
             if begin[axis] >= stop[axis]:
                 return False
         else:
-            source += work.first[axis] * strides[axis]
-    by_group = share.lanewise and not share.grouped  # the lanes of a packed position
+            source += band.first[axis] * strides[axis]
+    grouped = share.lanes.grouped
+    by_group = share.lanes.lanewise and not grouped  # the lanes of a packed position
     src = Values(share.kind, source, strides, one.src.group if by_group else one.src.channel, end)
     if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
-        bring_box(src, one.channels if share.grouped else share.channels, share.pixel_bytes, work, call.source)
+        bring_box(src, one.channels if grouped else share.channels, share.src.pixel_bytes, work, call.source)
     return True
 
 
 @jit
 def _touch_source(data: Data, call: Call, work: Work) -> None:
     """Ask for the src positions at hand in the order of memory: tiles read a few bytes of many pixels in turn."""
-    first, sizes, strides = work.first, work.sizes, data.strides
+    first, sizes, strides = work.band.first, work.band.sizes, data.strides
     for n in range(first[0], first[0] + sizes[0]):
         for d in range(first[1], first[1] + sizes[1]):
             for h in range(first[2], first[2] + sizes[2]):
@@ -249,46 +260,47 @@ def _sum_block(
 ) -> None:
     """Sum all positions of a band for one block of lanes.
 
-    Far taps are phases of their own: in each the src that it meets is packed first, its positions side by side.
+    By tap, each tap is a phase of its own, in which the src that it meets is packed first, its positions side by side.
     """
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
-    loops, at, end, counts, room = share.loops, work.at, work.end, work.counts, pieces.shape[0] // 4
+    loops, part, band, reading, room = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4
+    at, end, counts = part.at, part.end, part.counts
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
-    brought, lines = work.brought > 0, share.line_kernel != 0
-    skips = work.limit if lines else 0 if share.compact > 0 else SKIPS
+    packed, lines = work.block.packed > 0, share.lines.kernel != 0
+    skips = work.tile.limit if lines else 0 if reading.compact > 0 else SKIPS
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True
         for axis in range(3, -1, -1):
-            work.phase[axis] = axes[axis].first + rest % axes[axis].phases
+            part.phase[axis] = axes[axis].first + rest % axes[axis].phases
             rest //= axes[axis].phases
-            begin[axis], stop[axis] = _clip(axes[axis], phases[work.phase[axis]], work.low[axis], work.high[axis])
+            begin[axis], stop[axis] = _clip(axes[axis], phases[part.phase[axis]], band.low[axis], band.high[axis])
             some = some and begin[axis] < stop[axis]
         if not some:
             continue
-        if share.packed and (share.far or not brought) and share.micro != DOTS_PLACE:
+        if reading.packed and (reading.by_tap or not packed) and share.micro != DOTS_PLACE:
             if not _bring(share, whole, call, tables, work, begin, stop):
                 continue
-            work.start += work.shift
-            brought = True
+            work.start += work.block.shift
+            packed = True
         depth, at[loops[0]] = 0, begin[loops[0]]
         while depth >= 0:
             axis = loops[depth]
-            phase, some_taps = phases[work.phase[axis]], pieces[axis * room : (axis + 1) * room]
+            phase, some_taps = phases[part.phase[axis]], pieces[axis * room : (axis + 1) * room]
             if at[axis] >= stop[axis]:
                 depth -= 1
                 if depth >= 0:
                     at[loops[depth]] = end[loops[depth]]
             elif depth == 3:
-                rows, work.repeat, counts[axis] = list_rows(
-                    taps, phase, axes[axis].src_step, at[axis], stop[axis], work.limit, skips, some_taps
+                rows, part.repeat, counts[axis] = list_rows(
+                    taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, skips, some_taps
                 )
                 batch.rows = rows
                 if counts[axis] > 0 and lines:
                     sum_lines(share, axes, phases, taps, work, pieces, elements, batch)
                 elif counts[axis] > 0:
                     sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
-                at[axis] += rows * work.repeat
+                at[axis] += rows * part.repeat
             else:
                 counts[axis], end[axis] = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)
                 if counts[axis] == 0:
@@ -309,7 +321,7 @@ def gather(
     its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
     share, one, call, axes = shares[0], passes[0], calls[0], tables.axes
-    src, dst, lanewise, direct = one.src, one.dst, share.lanewise, share.direct
+    src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
     blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
     for axis in range(4):
         for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
@@ -321,65 +333,71 @@ def gather(
         np.empty(4, np.int64),
         np.empty(64, np.float32),
     )
-    batch, work = batches[0], works[0]  # below the loops the tables are named too: that keeps them
+    batch, work = batches[0], works[0]
     work.line.taps = work.line.ahead_lines = 0
-    batch.totals, batch.totals_row = call.products if share.flushes else 0, 8 * WIDTH
-    batch.apart, batch.rounds = 1 if share.flushes else 0, 1 if direct else 0
-    batch.a_step, batch.b_step, batch.b_vector = 0 if share.grouped else share.word, share.line, share.block_bytes
-    step = share.lanes if lanewise else 2 * WIDTH * share.together
+    tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
+    batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
+    batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
+    batch.a_step, batch.b_step, batch.b_vector = (
+        0 if share.lanes.grouped else reading.word,
+        panel.line,
+        panel.block_bytes,
+    )
+    step = share.lanes.count if lanewise else 2 * WIDTH * share.lanes.pairs
     for item in range(first, last):
-        _cut_band(share, tables, works[0], counts, item)
-        if not share.packed and share.micro != DOTS_PLACE and not share.ahead:
-            _touch_source(src, call, works[0])
+        _cut_band(share, tables, work, counts, item)
+        if not reading.packed and share.micro != DOTS_PLACE and not share.lines.ahead:
+            _touch_source(src, call, work)
         for g in range(one.groups):
-            start, work.micro = call.src + src.start + g * src.group, share.micro
+            start, tile.micro = call.src + src.start + g * src.group, share.micro
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
             work.start = start
             if DOTS and share.micro == DOTS_PLACE:
-                if share.packed:
-                    bring_pairs(share, src, start, src.strides[:], works[0], call.source)
-                if not keep(share, src, call, works[0], least):
-                    work.micro = PAIRS
+                if reading.packed:
+                    bring_pairs(share, src, start, src.strides[:], work, call.source)
+                if not keep(share, src, call, work, least):
+                    tile.micro = PAIRS
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
                 for axis in range(4):
-                    to += work.low[axis] * dst.strides[axis]
+                    to += work.band.low[axis] * dst.strides[axis]
                 fill(share.kind, line, one.channels, counts, to, dst.strides[:])
             for channel in range(0, one.channels, step):
                 valid = min(step, one.channels - channel)
                 vectors = (valid + WIDTH - 1) // WIDTH
-                work.blocks = 1 if lanewise else (vectors + 1) // 2
-                wide, narrow = (1, 1) if lanewise else (min(vectors, 2), vectors - 2 * (work.blocks - 1))
+                tile.blocks = 1 if lanewise else (vectors + 1) // 2
+                wide, narrow = (1, 1) if lanewise else (min(vectors, 2), vectors - 2 * (tile.blocks - 1))
                 lanes, to = vectors * WIDTH, place + channel * dst.channel
                 batch.start, batch.start_row = line + 4 * channel, 0
-                work.pair, work.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
-                batch.b = call.panels + (g * blocks + channel // WIDTH) * share.block_bytes
+                tile.pair, tile.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
+                batch.b = call.panels + (g * blocks + channel // WIDTH) * panel.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
-                work.limit = share.limits[wide - 1]
-                if DOTS and work.micro == PAIRS:
-                    work.limit = PAIRS_ROWS
+                tile.limit = share.limits[wide - 1]
+                if DOTS and tile.micro == PAIRS:
+                    tile.limit = PAIRS_ROWS
                 shift = 0
                 if lanewise:
-                    batch.b, shift = call.panels + 4 * channel, channel * (4 if share.packed else src.channel)
+                    batch.b, shift = call.panels + 4 * channel, channel * (4 if reading.packed else src.channel)
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:
                         work.dst[axis] = 4 * lanes if axis == 3 else work.dst[axis + 1] * counts[axis + 1]
                 work.place = to if direct else call.sums
                 for axis in range(4):
-                    to += work.low[axis] * dst.strides[axis]
-                    work.place -= 0 if direct else work.low[axis] * work.dst[axis]
-                if not direct and (share.far or not share.covered):
+                    to += work.band.low[axis] * dst.strides[axis]
+                    work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
+                if not direct and (reading.by_tap or not share.covered):
                     fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
                 work.start += shift
-                work.source, work.shift, work.brought = start, shift, channel
-                entry = table[work.micro + wide - 1]
-                work.last = table[work.micro + narrow - 1]
-                _sum_block(entry, share, tables, works[0], lists, batches[0], one, call)
+                work.block.source, work.block.shift, work.block.packed = start, shift, channel
+                entry = table[tile.micro + wide - 1]
+                tile.last = table[tile.micro + narrow - 1]
+                _sum_block(entry, share, tables, work, lists, batch, one, call)
                 work.start -= shift
                 if not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
                     write(out, call.sums, lanes, valid, counts, address_of(spare))
-    works[0].limit = batches[0].count
+    keep_alive(works)
+    keep_alive(batches)

@@ -87,7 +87,8 @@ def _sum_tiles(
     entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
 ) -> None:
     """Add the batch to the tiles at hand."""
-    loops, at, end, src, dst = share.loops, work.at, work.end, work.src, work.dst
+    loops, part, tile, panel, src, dst = share.loops, work.part, work.tile, share.panel, work.src, work.dst
+    at, end = part.at, part.end
     one, two, three, row = loops[0], loops[1], loops[2], loops[3]
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
     batch.a_row, batch.c_row = src[row] if work.line.taps > 1 else a_row, c_row
@@ -103,17 +104,17 @@ def _sum_tiles(
     )
     place, b, start = work.place, batch.b, batch.start
     for axis in range(4):
-        place += (phases[work.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
+        place += (phases[part.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
     for i in range(end[one] - at[one]):
         for j in range(end[two] - at[two]):
             for k in range(end[three] - at[three]):
                 a, c = work.start + i * a_one + j * a_two + k * a_three, place + i * c_one + j * c_two + k * c_three
-                for block in range(work.blocks):
-                    final = block == work.blocks - 1
-                    call, batch.valid = (work.last, work.valid) if final else (entry, WIDTH)
-                    batch.a, batch.b, batch.c = a, b + 2 * block * share.block_bytes, c + block * work.pair
-                    batch.start = start + 2 * block * share.line
-                    for _ in range(work.repeat):
+                for block in range(tile.blocks):
+                    final = block == tile.blocks - 1
+                    call, batch.valid = (tile.last, tile.valid) if final else (entry, WIDTH)
+                    batch.a, batch.b, batch.c = a, b + 2 * block * panel.block_bytes, c + block * tile.pair
+                    batch.start = start + 2 * block * panel.line
+                    for _ in range(part.repeat):
                         if begun:
                             batch.start, batch.start_row = batch.c, c_row
                         batch.next = batch.c + batch.rows * c_row
@@ -129,13 +130,14 @@ def sum_lines(
     elements: Rows[Element], batch: Batch,
 ) -> None:  # fmt: skip
     """Sum the tiles at hand line of taps by line of taps; the rows' axis is the last one with several taps."""
-    src, counts, room, loops, count = work.src, work.counts, pieces.shape[0] // 4, share.loops, 0
+    src, counts, room, loops, count = work.src, work.part.counts, pieces.shape[0] // 4, share.loops, 0
     two, three, row = loops[1], loops[2], loops[3]
-    phase, step, kernel = phases[work.phase[row]], axes[row].src_step, share.kernel
+    phase, step, kernel = phases[work.part.phase[row]], axes[row].src_step, share.panel.kernel
+    at, width = work.part.at, share.lines.width
     one = phase.adjacent
     for place in range(phase.first, phase.first + phase.taps, one):
-        begin = taps[place].src + (work.at[row] - taps[place].low) * step
-        if begin <= -one or begin + (batch.rows - 1) * step >= share.width:
+        begin = taps[place].src + (at[row] - taps[place].low) * step
+        if begin <= -one or begin + (batch.rows - 1) * step >= width:
             one = 1  # a pixel meets no tap of this part of a line
             break
     apart, columns = (step, batch.rows) if one == 1 else (1, (batch.rows - 1) * step + one)
@@ -150,18 +152,18 @@ def sum_lines(
             number = (outer.number * kernel[three - 1] + inner.number) * kernel[row - 1]
             for place in range(phase.first, phase.first + phase.taps, one):
                 tap, element = taps[place], elements[count]
-                begin = tap.src + (work.at[row] - tap.low) * step
+                begin = tap.src + (at[row] - tap.low) * step
                 first = (apart - 1 - begin) // apart if begin < 0 else 0
-                left = share.width - begin
+                left = width - begin
                 element.steps = min(columns, left if apart == 1 else (left + apart - 1) // apart) - first
-                element.a, element.b = base + begin * src[row], (number + tap.number) * share.tap_bytes
+                element.a, element.b = base + begin * src[row], (number + tap.number) * share.panel.tap_bytes
                 element.case = first
                 count += 1 if element.steps > 0 else 0
     batch.count = count
-    if share.ahead:
+    if share.lines.ahead:
         line.ahead, line.ahead_row, line.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
-    work.last = share.line_kernel
-    _sum_tiles(work.last, share, axes, phases, work, batch, False)
+    work.tile.last = share.lines.kernel
+    _sum_tiles(work.tile.last, share, axes, phases, work, batch, False)
 
 
 @jit
@@ -173,9 +175,10 @@ def sum_lists(
 
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
-    src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
-    count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
-    line, halves = phases[work.phase[3]].taps, share.compact > 0 and work.micro == PAIRS
+    src, counts, room, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
+    words, kernel, runs, group = panel.words, panel.kernel, share.src.compact, order.group
+    count, last, begun, start, totals = 0, -1, share.src.by_tap, batch.start, batch.totals
+    line, halves = phases[work.part.phase[3]].taps, runs > 0 and work.tile.micro == PAIRS
     if not begun:
         batch.totals = 0
     image = pieces[0]
@@ -184,31 +187,29 @@ def sum_lists(
         plane = pieces[room + i]
         for j in range(counts[2]):
             across = pieces[2 * room + j]
-            number = plane.number * share.kernel[1] + across.number
+            number = plane.number * kernel[1] + across.number
             base = image.src * src[0] + plane.src * src[1] + across.src * src[2]
             k = 0
             while k < counts[3]:
                 column, run = pieces[3 * room + k], 1
-                while share.joined and k + run < counts[3]:
+                while share.src.joined and k + run < counts[3]:
                     following = pieces[3 * room + k + run]
                     if following.case != column.case or following.src != column.src + run:
                         break
-                    if share.inside and following.number // share.group != column.number // share.group:
+                    if order.within_line and following.number // group != column.number // group:
                         break
                     run += 1
-                compact = share.compact if run == line else 0
-                if share.compact > 0 and compact == 0:  # which taps a tile meets must not decide what is a pair
+                compact = runs if run == line else 0
+                if runs > 0 and compact == 0:  # which taps a tile meets must not decide what is a pair
                     run = 1
                 k += run
-                mark = (
-                    number * share.kernel[2] + column.number // share.group if share.inside else number // share.group
-                )
+                mark = number * kernel[2] + column.number // group if order.within_line else number // group
                 every = (run * share.channels + 1) // 2 if compact > 0 else run * words
                 half = halves and run % 2 == 1  # the other half of the last word is not the run's
-                chunk = share.chunk if words > share.chunk else max(1, every - 1) if half else every
+                chunk = order.chunk if words > order.chunk else max(1, every - 1) if half else every
                 for done in range(0, every, chunk):
-                    if count > 0 and (mark != last or done > 0 or words > share.chunk):
-                        if share.flushes:
+                    if count > 0 and (mark != last or done > 0 or words > order.chunk):
+                        if order.flushes:
                             elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
                             batch.totals = totals
                         if count > MOST_ELEMENTS // 2:
@@ -217,8 +218,8 @@ def sum_lists(
                             count, begun = 0, True
                     last = mark
                     element = elements[count]
-                    element.a = base + column.src * src[3] + done * share.word
-                    element.b = (number * share.kernel[2] + column.number) * share.tap_bytes + done * share.line
+                    element.a = base + column.src * src[3] + done * share.src.word
+                    element.b = (number * kernel[2] + column.number) * panel.tap_bytes + done * panel.line
                     element.b += compact
                     element.steps, element.flush = min(chunk, every - done), 0
                     element.half = 1 if half and done + element.steps == every else 0

@@ -33,7 +33,7 @@ def bring_bias(kind: int, one: Pass, call: Call, g: int, first: int, lanes: int,
 @jit
 def lay_out(work: Work, pitch: int, scratch: int) -> None:
     """Set the strides of the src positions at hand, packed in scratch memory with `pitch` bytes between them."""
-    steps, first, sizes = work.src, work.first, work.sizes
+    steps, first, sizes = work.src, work.band.first, work.band.sizes
     steps[3], work.start = pitch, scratch
     for axis in range(2, -1, -1):
         steps[axis] = steps[axis + 1] * sizes[axis + 1]

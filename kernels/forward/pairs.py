@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import address_of, fill_zero
+from kernels.emit.intrinsics import address_of, fill_zero, keep_alive
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
 from kernels.pack.lines import SPREAD, spread1, spread3, transpose16
@@ -54,7 +54,7 @@ def pack_pairs(
     weights, packing, blocks = one.weights, packings[0], (one.channels + WIDTH - 1) // WIDTH
     packing.pairs, packing.parts, packing.channels = True, 1, one.channels
     packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
-    packing.planes, packing.plane = blocks, share.block_bytes
+    packing.planes, packing.plane = blocks, share.panel.block_bytes
     whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
     kernel = taps.shape[0] * share.channels
     room = np.empty(WIDTH * kernel if unfolds else 0, np.uint16)
@@ -62,19 +62,19 @@ def pack_pairs(
         packing.channel, packing.strides[3], packing.planes = 2 * kernel, 2, 1
     for g in range(one.groups):
         packing.source = call.weights + weights.start + g * weights.group
-        packing.target = call.panels + g * blocks * share.block_bytes
+        packing.target = call.panels + g * blocks * share.panel.block_bytes
         if not unfolds:
-            pack_boxes(packings[0], taps, taps if whole else taps[:0])
+            pack_boxes(packing, taps, taps if whole else taps[:0])
         for b in range(blocks if unfolds else 0):
             packing.channels = min(WIDTH, one.channels - b * WIDTH)
             source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
             packing.source = address_of(room)
             _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
-            pack_boxes(packings[0], taps, taps if whole else taps[:0])
-            packing.target += share.block_bytes
-    packings[0].parts = 0  # the tables are named once more: that keeps them
-    room[:1] = 0
-    return _exponent(share, call.panels, one.groups * blocks * share.block_bytes // LINE)
+            pack_boxes(packing, taps, taps if whole else taps[:0])
+            packing.target += share.panel.block_bytes
+    keep_alive(packings)
+    keep_alive(room)
+    return _exponent(share, call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
 
 @inlined
@@ -84,7 +84,7 @@ def _exponent(share: GatherShare, place: int, lines: int) -> int:
     Where the other half of a run's last word belongs to another one, its product is a zero only if both are finite.
     """
     least, most = magnitudes(place, lines)
-    if share.compact > 0 and most >= SPECIAL:
+    if share.src.compact > 0 and most >= SPECIAL:
         return 0
     return int((least + 1) >> 7)
 
@@ -95,17 +95,17 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
 
     A pixel of a line is a plane of its own, and its channels are the line.
     """
-    packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.sizes
+    packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.band.sizes
     packing, box = packings[0], boxes[0]
-    lay_out(work, share.pixel_bytes, scratch)
+    lay_out(work, share.src.pixel_bytes, scratch)
     positions = 1
     for axis in range(4):
-        source += work.first[axis] * strides[axis]
+        source += work.band.first[axis] * strides[axis]
         positions *= sizes[axis]
     if positions == 0:
         return
     fill_zero(scratch + positions * steps[3], LINE)
-    channels, run, compact = share.channels, sizes[3], share.compact > 0
+    channels, run, compact = share.channels, sizes[3], share.src.compact > 0
     lines = data.channel == 2 and strides[3] == 2 * channels
     if (channels == 1 or channels == 3) and lines and run >= SPREAD and not compact:
         for n in range(sizes[0]):
@@ -126,16 +126,17 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
     whole = channels % 2 == 0 or compact
-    pack_boxes(packings[0], boxes, boxes if whole else boxes[:0])
-    boxes[0].place = packings[0].parts  # the tables are named once more: that keeps them
+    pack_boxes(packing, boxes, boxes if whole else boxes[:0])
+    keep_alive(packings)
+    keep_alive(boxes)
 
 
 @jit
 def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> bool:
     """Return whether dot products keep all sums of the src positions at hand; `least` is the weights' exponent."""
-    first, sizes, lowest = work.first, work.sizes, 512
-    if share.packed:
-        size = sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.pixel_bytes
+    first, sizes, lowest = work.band.first, work.band.sizes, 512
+    if share.src.packed:
+        size = sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.src.pixel_bytes
         lowest = _exponent(share, call.source, (size + LINE - 1) // LINE) if size > 0 else 512
     else:
         run, origin = sizes[3] * data.strides[3], call.src + first[3] * data.strides[3]

@@ -12,8 +12,9 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import KernelLine
 
 __all__ = [
-    "Axis", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "Lists", "Pass", "Phase", "Piece", "ScatterShare",
-    "Tables", "Tap", "TapLine", "TapRun", "TapRuns", "Window", "Work",
+    "Axis", "Band", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneBlock", "LaneGroups", "LineSums",
+    "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "ScatterShare", "SrcReading", "SumOrder", "Tables",
+    "Tap", "TapLine", "TapRun", "TapRuns", "WeightPanel", "Window", "Work",
 ]  # fmt: skip
 
 
@@ -148,62 +149,100 @@ class Grid(Record):
     step: Vector = numbers(4)
 
 
-class GatherShare(Record):
-    """The facts of a unit in which dst pixels gather their taps.
+class WeightPanel(Record):
+    """How packed weights lie, and how many steps a tap has.
 
-    Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
-    of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A tap has so many
-    `words` of the `channels` of a group: `word` bytes lead to the next one in src, `line` bytes in the panel. There a
-    tap has `tap_bytes`, and all taps of a vector of dst channels `block_bytes`. `kernel` counts taps along (d, h, w),
-    `order` is 1 where they are numbered forwards, -1 where backwards, 0 otherwise.
-
-    Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
-    a line if `inside`. Only with `flushes` are they then added up by themselves.
-
-    With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. They are
-    `grouped` where a group has as many src channels, so that src has the same lanes as dst. Without `lanewise`,
-    so many pairs of vectors (`together`) are done line by line. Src that is not `packed` is read in place; a packed
-    position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `compact` a packed position
-    is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes behind
-    the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `far` src is packed
-    tap by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself.
-    `covered` says that every dst position meets a tap. With the address of a `line_kernel`, lines of taps along the
-    rows' axis, of which src has `width` positions, are summed by it (see `kernels.emit.depthwise`). With `ahead` it
-    prefetches the src of the tile below, otherwise a band prefetches all of its src first.
+    A tap has so many `words` of the channels of a group: `line` bytes lead to the next one, `tap_bytes` to the next
+    tap, and all taps of a vector of dst channels have `block_bytes`. `kernel` counts taps along (d, h, w), `order` is 1
+    where they are numbered forwards, -1 where backwards, 0 otherwise.
     """
 
-    kind: int
-    line_kernel: int
-    width: int
-    ahead: bool
-    micro: int
-    limits: Vector = numbers(2)
-    loops: Vector = numbers(4)
-    channels: int
     words: int
-    word: int
     line: int
     tap_bytes: int
     block_bytes: int
     kernel: Vector = numbers(3)
     order: int
-    chunk: int
-    group: int
-    inside: bool
-    flushes: bool
-    lanewise: bool
-    grouped: bool
-    multiplier: int
-    lanes: int
-    together: int
+
+
+class SrcReading(Record):
+    """How src is read: in place unless it is `packed`; `word` bytes lead to the next word.
+
+    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `compact` a packed
+    position is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes
+    behind the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `by_tap` src is
+    packed for one tap after another, because all that a band meets would be too much.
+    """
+
+    word: int
     packed: bool
+    by_tap: bool
     joined: bool
     pixel_bytes: int
     compact: int
-    far: bool
+
+
+class SumOrder(Record):
+    """Where sums are cut, which decides their bits.
+
+    Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
+    a line if `within_line`. Only with `flushes` are they then added up by themselves.
+    """
+
+    chunk: int
+    group: int
+    within_line: bool
+    flushes: bool
+
+
+class LaneGroups(Record):
+    """What lanes are: dst channels, or with `lanewise` groups, or `multiplier` dst channels of each.
+
+    Lanewise, so many (`count`) are done at a time, and they are `grouped` where a group has as many src channels, so
+    that src has the same lanes as dst. Otherwise so many `pairs` of vectors are done line by line.
+    """
+
+    lanewise: bool
+    grouped: bool
+    multiplier: int
+    count: int
+    pairs: int
+
+
+class LineSums(Record):
+    """Sums of whole lines of taps by `kernels.emit.depthwise`: the address of its `kernel`, or 0 for none.
+
+    Src has `width` positions along the rows' axis. With `ahead` the src of the tile below is prefetched, otherwise a
+    band prefetches all of its src first.
+    """
+
+    kernel: int
+    width: int
+    ahead: bool
+
+
+class GatherShare(Record):
+    """The facts of a unit in which dst pixels gather their taps.
+
+    Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
+    of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A group has so
+    many src `channels`. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a
+    tap.
+    """
+
+    kind: int
+    micro: int
+    limits: Vector = numbers(2)
+    loops: Vector = numbers(4)
+    channels: int
     direct: bool
     covered: bool
     grid: Grid
+    panel: WeightPanel
+    src: SrcReading
+    sums: SumOrder
+    lanes: LaneGroups
+    lines: LineSums
 
 
 class Window(Record):
@@ -238,42 +277,69 @@ class ScatterShare(Record):
     dense: bool
 
 
-class Work(Record):
-    """What is at hand: where src and dst lie, in bytes to the next position, and the positions that are summed.
+class Band(Record):
+    """Dst positions from `low` to `high`, and the src positions that they meet: the `first` ones, and `sizes`."""
 
-    `start` and `place` are the addresses of position 0; that of src may be packed. Of each axis the positions `at` to
-    `end` of a phase (whose `Phase.dst` is the first position) meet so many taps (`counts`); of the row axis those are
-    the rows of `repeat` tiles.
+    low: Vector = numbers(4)
+    high: Vector = numbers(4)
+    first: Vector = numbers(4)
+    sizes: Vector = numbers(4)
+
+
+class PhasePart(Record):
+    """Positions that are summed: of each axis those from `at` to `end` of a phase, which meet so many taps (`counts`).
+
+    Of the row axis those are the rows of `repeat` tiles. `Phase.dst` is the first position of a phase.
+    """
+
+    phase: Vector = numbers(4)
+    at: Vector = numbers(4)
+    end: Vector = numbers(4)
+    counts: Vector = numbers(4)
+    repeat: int
+
+
+class MicroTile(Record):
+    """Tiles of some dst channels: the place of their micro-kernel in the table, and the `limit` of their rows.
+
+    There are so many `blocks` of two vectors, `pair` bytes apart in dst; the micro-kernel of the `last` one, of whose
+    last vector `valid` lanes are written, has an address.
+    """
+
+    micro: int
+    limit: int
+    blocks: int
+    pair: int
+    last: int
+    valid: int
+
+
+class LaneBlock(Record):
+    """A block of lanes: the `source` that its src is packed from, and bytes from the first block to this one.
+
+    The src may have been `packed` (not 0) for an earlier block.
+    """
+
+    source: int
+    shift: int
+    packed: int
+
+
+class Work(Record):
+    """What is at hand: where src and dst lie, in bytes to the next position, and what is summed.
+
+    `start` and `place` are the addresses of position 0; that of src may be packed. `line` is for lines of taps.
     """
 
     src: Vector = numbers(4)
     start: int
     dst: Vector = numbers(4)
     place: int
-    low: Vector = numbers(4)
-    high: Vector = numbers(4)
-    first: Vector = numbers(4)
-    sizes: Vector = numbers(4)
-    phase: Vector = numbers(4)
-    at: Vector = numbers(4)
-    end: Vector = numbers(4)
-    counts: Vector = numbers(4)
-    repeat: int
+    band: Band
+    part: PhasePart
+    tile: MicroTile
+    block: LaneBlock
     line: KernelLine
-    micro: int
-    limit: int
-    blocks: int
-    """The number of pairs of vectors of dst channels, which are `pair` bytes apart in dst."""
-    pair: int
-    last: int
-    """The micro-kernel of the last one, of whose last vector `valid` lanes are written."""
-    valid: int
-    source: int
-    """Where the src of a block of lanes is packed from."""
-    shift: int
-    """Bytes from the first block of lanes to this one."""
-    brought: int
-    """Whether (not 0) the src was packed for an earlier block."""
 
 
 class TapRun(Record):

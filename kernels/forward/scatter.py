@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import F32, add_run, address_of, call_entry, fill_zero, load, put, store_value
+from kernels.emit.intrinsics import F32, add_run, address_of, call_entry, fill_zero, keep_alive, load, put, store_value
 from kernels.forward.gather import bring_box
 from kernels.forward.output import bring_bias, write
 from kernels.forward.records import Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
@@ -132,7 +132,7 @@ def scatter(
         element.a, element.b, element.steps = 4 * done, 4 * WIDTH * done, min(chunk, channels - done)
         element.flush = FLUSH if number > 0 else FLUSH_FIRST
     elements[elements.shape[0] - 1].flush = 0
-    work, batch = works[0], batches[0]  # behind the loops the tables are named too: that keeps them
+    work, batch = works[0], batches[0]
     batch.elements, batch.count, batch.valid = address_of(elements), elements.shape[0], WIDTH
     zeros = np.zeros(2 * WIDTH, np.float32)
     batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
@@ -145,7 +145,7 @@ def scatter(
     chunks = max(1, (reach.high[2] - reach.low[2] + share.lines - 1) // share.lines)
     depth = max(1, reach.high[1] - reach.low[1])
     left, width = reach.low[3], reach.high[3] - reach.low[3]
-    box, sizes = work.first, work.sizes
+    box, sizes = work.band.first, work.band.sizes
     sizes[0], sizes[1], box[3], sizes[3] = 1, 1, left, width
     for item in range(first, last):
         g = item // (chunks * depth) % groups
@@ -163,7 +163,7 @@ def scatter(
             for axis in range(4):
                 source += box[axis] * src.strides[axis]
             values = Values(kind, source, src.strides[:], src.channel, call.src + src.nbytes)
-            bring_box(values, channels, share.pixel_bytes, works[0], call.source)
+            bring_box(values, channels, share.pixel_bytes, work, call.source)
         steps = work.src
         base = work.start + n * steps[0] + d * steps[1]
         batch.a_row = steps[3]
@@ -184,4 +184,7 @@ def scatter(
                 place += low[axis] * dst.strides[axis]
             to = Values(kind, place, dst.strides[:], dst.channel, 0)
             write(to, acc, out, out, counts, address_of(spare))
-    elements[0].flush = works[0].limit = batches[0].count + int(zeros[0])
+    keep_alive(elements)
+    keep_alive(works)
+    keep_alive(batches)
+    keep_alive(zeros)

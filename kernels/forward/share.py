@@ -26,9 +26,14 @@ from kernels.forward.records import (
     Filter,
     GatherShare,
     Grid,
+    LaneGroups,
+    LineSums,
     Pass,
     ScatterShare,
+    SrcReading,
+    SumOrder,
     TapRuns,
+    WeightPanel,
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
@@ -128,7 +133,7 @@ class _Reading:
 
     words: int
     packed: bool
-    far: bool
+    by_tap: bool
     direct: bool
     pixel: int
     """Words of a packed position: lines, where lanes are groups."""
@@ -155,15 +160,15 @@ class _Gather(Share):
         self.line = 4 * ceil(widest / WIDTH) * WIDTH
         tap_bytes = self.line * words
         kernel = [table.kernel for table in self.tables[1:]]
-        group, inside = self._flushes(kernel[2], words)
-        compact = reading.dots and reading.packed and reading.joined and not inside
+        group, within_line = self._flushes(kernel[2], words)
+        compact = reading.dots and reading.packed and reading.joined and not within_line
         compact = compact and _compact(self.tables[3], channels)
         self.block_bytes = tap_bytes * taps * (1 + compact)
         pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if reading.packed:
-            points = prod(grid) if reading.far else self._points(grid)
+            points = prod(grid) if reading.by_tap else self._points(grid)
             self.floats["source"] = points * pixel_bytes // 4 + WIDTH * 4
         self.floats["sums"] = 0 if direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
@@ -173,42 +178,45 @@ class _Gather(Share):
         rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
+        panel = values_of(
+            WeightPanel, words=words, line=self.line, tap_bytes=tap_bytes, block_bytes=self.block_bytes, kernel=kernel,
+            order=order,
+        )  # fmt: skip
+        src = values_of(
+            SrcReading, word=self.line if self.lanewise else 4, packed=reading.packed, by_tap=reading.by_tap,
+            joined=reading.joined, pixel_bytes=2 * channels if compact else pixel_bytes,
+            compact=compact * tap_bytes * taps,
+        )  # fmt: skip
+        sums = values_of(
+            SumOrder, chunk=ceil(words / ceil(words / self.limit)), group=group, within_line=within_line,
+            flushes=problem.dtype != "bf16" and taps * words > self.limit,
+        )  # fmt: skip
+        in_lines = direct and not self.lanewise
+        lanes = values_of(
+            LaneGroups, lanewise=self.lanewise, grouped=self.grouped, multiplier=self.many, count=self.lanes,
+            pairs=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if in_lines else 1,
+        )  # fmt: skip
+        lines = values_of(
+            LineSums, kernel=depthwise_entry("pixels", stored) if reading.by_lines else 0, width=self.tables[row].src,
+            ahead=reading.by_lines and not reading.packed and row == 3,
+        )  # fmt: skip
         self.share = row_of(
             GatherShare,
             kind=self.kind,
-            line_kernel=depthwise_entry("pixels", stored) if reading.by_lines else 0,
-            width=self.tables[row].src,
-            ahead=reading.by_lines and not reading.packed and row == 3,
             micro=MICRO[micro],
             limits=[PIXELS, 0] if reading.by_lines else rows,
             loops=[*(axis for axis in range(4) if axis != row), row],
             channels=channels,
-            words=words,
-            word=self.line if self.lanewise else 4,
-            line=self.line,
-            tap_bytes=tap_bytes,
-            block_bytes=self.block_bytes,
-            kernel=kernel,
-            order=order,
-            chunk=ceil(words / ceil(words / self.limit)),
-            group=group,
-            inside=inside,
-            flushes=problem.dtype != "bf16" and taps * words > self.limit,
-            lanewise=self.lanewise,
-            grouped=self.grouped,
-            multiplier=self.many,
-            lanes=self.lanes,
-            together=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if direct and not self.lanewise else 1,
-            packed=reading.packed,
-            joined=reading.joined,
-            pixel_bytes=2 * channels if compact else pixel_bytes,
-            compact=compact * tap_bytes * taps,
-            far=reading.far,
             direct=direct,
             covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=grid),
+            panel=panel,
+            src=src,
+            sums=sums,
+            lanes=lanes,
+            lines=lines,
         )
-        self.axes = tables_of(self.tables, reading.far)
+        self.axes = tables_of(self.tables, reading.by_tap)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
         self.unfolds = reading.dots and not compact and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
         self.boxes = self._weight_boxes(words, compact) if reading.dots else None
@@ -222,8 +230,8 @@ class _Gather(Share):
         dots = DOTS and self.problem.dtype == "bf16"
         in_place = self.near and (channels % 2 == 0 if dots else f32)
         large = 4 * prod(table.reach for table in tables) * channels > SUMS.source_bytes
-        far = large and not in_place
-        dots = dots and not far
+        by_tap = large and not in_place
+        dots = dots and not by_tap
         words = ceil(channels / 2) if dots else channels
         few = words < FEW_WORDS
         packed = not in_place or (few and dims.groups > 1 and not large)
@@ -233,9 +241,9 @@ class _Gather(Share):
             dots=dots,
             words=words,
             packed=packed,
-            far=far,
+            by_tap=by_tap,
             joined=few and (pixel == words if packed else dims.groups == 1),
-            direct=self.near_dst and (f32 or dots) and whole and not far and not self._long(tables, words),
+            direct=self.near_dst and (f32 or dots) and whole and not by_tap and not self._long(tables, words),
             pixel=pixel,
         )
 
@@ -248,13 +256,13 @@ class _Gather(Share):
         in_place = self.near and self.near_dst and (dtype == "f32" or (lines and dtype in DTYPES_IN_PLACE))
         in_place = in_place and (channels * self.many == 1 or self.grouped) and whole and not long
         large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
-        far = large and not in_place
+        by_tap = large and not in_place
         return _Reading(
             words=channels,
             packed=not in_place,
-            far=far,
-            by_lines=lines and not far,
-            direct=self.near_dst and (dtype == "f32" or in_place) and whole and not far and not long,
+            by_tap=by_tap,
+            by_lines=lines and not by_tap,
+            direct=self.near_dst and (dtype == "f32" or in_place) and whole and not by_tap and not long,
             pixel=1 if self.grouped else channels,
         )
 

@@ -13,7 +13,10 @@ import kernels
 from kernels.emit.compiler import Record, row_of
 from kernels.gradient.tiles.records import Block, Box, Slab
 
-PARAMETERS_MAX = 8
+PARAMETERS_MAX, FIELDS_MAX = 8, 16
+
+WIDE = {"Batch"}
+"""The records that have more fields: what a micro-kernel reads is one list of words."""
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -38,6 +41,11 @@ def test_no_function_has_many_parameters() -> None:
     own = [(name, node) for name, node in found if not name.startswith("gpu/") or not node.decorator_list]
     many = [f"{name}: {node.name}" for name, node in own if len(parameters(node)) > PARAMETERS_MAX]
     assert not many
+
+
+def test_no_record_has_many_fields() -> None:
+    """Fields that belong together are a record inside the record."""
+    assert {kind.__name__ for kind in Record.__subclasses__() if len(kind.__annotations__) > FIELDS_MAX} == WIDE
 
 
 def test_no_two_records_have_one_name() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE, Walks
-from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load
+from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, keep_alive, load
 from kernels.forward.cells.records import Cell, CellLine, CellPhase, CellShare, CellTables, Cut, Magnitudes
 from kernels.forward.cells.schedule import LANES, ROW_BYTES
 from kernels.forward.output import bring_bias, write
@@ -129,7 +129,6 @@ def _bring(
     packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, ROW_BYTES
     packing.scratch = call.products
     pack_boxes(packing, boxes, boxes if same else boxes[:0])
-    packings[0].parts = share.parts  # the table is named once more: that keeps it
     if share.parts == 2:
         split_f16(panel, panel + planes * ROW_BYTES, planes)
 
@@ -151,7 +150,7 @@ def bring_weights(
     packing.target, packing.planes, packing.plane = call.panels, blocks, block
     whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
     pack_boxes(packing, taps, taps if whole else taps[:0])
-    packings[0].parts = 0  # the table is named once more: that keeps it
+    keep_alive(packings)
     if parts == 2:
         part = blocks * block
         split_f16(call.panels, call.panels + part, part // ROW_BYTES)

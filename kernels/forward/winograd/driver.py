@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import address_of, call_entry, fill_zero, store_value
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
@@ -61,8 +61,8 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], room: Room, a_plane: int) -> None:
     """Sum the 16 products of a slab's tiles over all src channels, for all dst channels."""
     batches = np.zeros(1, BATCH)
-    batch = batches[0]  # the loops name the table: that keeps it
-    batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.a_row, dst.b_block, dst.c_row, WIDTH
+    batch = batches[0]
+    batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.steps.a_row, dst.steps.b_block, dst.steps.c_row, WIDTH
     batch.a_step, batch.b_step = 4, VECTOR
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], room.zeros
     batch.totals = dst.totals if elements.shape[0] > 1 else 0
@@ -73,14 +73,15 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
             across = min(2, dst.vectors - vector)
             entry, most, batch.totals_row = table[F32_PLACE + across - 1], TWO if across == 2 else ONE, across * VECTOR
             parts = (count + most - 1) // most
-            batch.b = dst.filters + product * dst.b_plane + vector * dst.b_block
+            batch.b = dst.filters + product * dst.steps.b_plane + vector * dst.steps.b_block
             for part in range(parts):
                 first = count * part // parts
                 batch.rows = count * (part + 1) // parts - first
-                batch.a = room.panels + product * a_plane + first * dst.a_row
-                batch.c = dst.sums + product * dst.plane + first * dst.c_row + vector * VECTOR
-                batch.next = batch.c + batch.rows * dst.c_row
-                call_entry(entry, address_of(batches[0]))
+                batch.a = room.panels + product * a_plane + first * dst.steps.a_row
+                batch.c = dst.sums + product * dst.steps.plane + first * dst.steps.c_row + vector * VECTOR
+                batch.next = batch.c + batch.rows * dst.steps.c_row
+                call_entry(entry, address_of(batch))
+    keep_alive(batches)
 
 
 @jit
@@ -93,7 +94,7 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
     last = tiles_along(slab, 0, FACTORS - 1)
     across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
     along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
-    source, bias, plane, row = dst.sums + vector * VECTOR, dst.bias + vector * VECTOR, dst.plane, dst.c_row
+    source, bias, plane, row = dst.sums + vector * VECTOR, dst.bias + vector * VECTOR, dst.steps.plane, dst.steps.c_row
     for frame in range(frames):
         for line in range(lines):
             number = (frame * lines + line) * across
@@ -160,5 +161,5 @@ def add_products(
         if sides.shape[0] > 0:
             _multiply(table, slab, dst, elements, room, sides[0].plane)
         else:
-            fill_zero(dst.sums, PRODUCTS * dst.plane)
+            fill_zero(dst.sums, PRODUCTS * dst.steps.plane)
         _write(slab, dst, place)

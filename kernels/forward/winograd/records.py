@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.emit.compiler import Record, Vector, numbers
 
-__all__ = ["Filters", "Outputs"]
+__all__ = ["Filters", "Outputs", "ProductSteps"]
 
 
 class Filters(Record):
@@ -28,15 +28,27 @@ class Filters(Record):
     block: int
 
 
+class ProductSteps(Record):
+    """Bytes between what the products of tiles and weights read and write.
+
+    Sums of a tile's products have `c_row` bytes, those of all tiles `plane` for each of the 16. Transformed tiles have
+    `a_row` bytes, transformed weights of a product `b_plane` and of a vector of dst channels `b_block`.
+    """
+
+    c_row: int
+    plane: int
+    a_row: int
+    b_plane: int
+    b_block: int
+
+
 class Outputs(Record):
     """The part of dst that a unit computes of one group; strides and sizes are in bytes.
 
     `start` is the address of the first position of its first channel. Its `channels` fill so many `vectors`. Outputs
     are written directly if `in_place`, and otherwise staged first.
 
-    `strides` are between positions (n, d, h, w) and `channel` between channels. Sums of a tile's products have `c_row`
-    bytes, those of all tiles `plane` for each of the 16. Transformed tiles have `a_row` bytes, transformed weights of a
-    product `b_plane` and of a vector of dst channels `b_block`.
+    `strides` are between positions (n, d, h, w) and `channel` between channels.
 
     Then there is a depth of dst, and addresses: of the group's transformed weights and bias, of sums of products,
     staged outputs, a second set of sums, and 64 spare f32.
@@ -49,11 +61,7 @@ class Outputs(Record):
     channel: int
     channels: int
     vectors: int
-    c_row: int
-    plane: int
-    a_row: int
-    b_plane: int
-    b_block: int
+    steps: ProductSteps
     depth: int
     filters: int
     bias: int

@@ -15,7 +15,7 @@ from kernels.dtypes import KINDS
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.forward.winograd.driver import KERNEL, VECTOR, WIDTH, add_products, transform_filters
-from kernels.forward.winograd.records import Filters, Outputs
+from kernels.forward.winograd.records import Filters, Outputs, ProductSteps
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype
 from kernels.reference import widen
@@ -87,11 +87,14 @@ class Share:
         self._steps = [size * step for step in data_steps(problem.data_format, problem.dst_channels, dims.dst)]
         out = self.span[1] - self.span[0]
         in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
+        steps = values_of(
+            ProductSteps, c_row=c_row, plane=most * c_row + GAP, a_row=a_row, b_plane=self.filters.plane,
+            b_block=self.filters.block,
+        )  # fmt: skip
         self._outputs = row_of(
             Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
-            channel=self._steps[4], channels=out, vectors=dst_vectors, c_row=c_row, plane=most * c_row + GAP,
-            a_row=a_row, b_plane=self.filters.plane, b_block=self.filters.block, depth=0, filters=0, bias=0, sums=0,
-            staged=0, totals=0, spare=0,
+            channel=self._steps[4], channels=out, vectors=dst_vectors, steps=steps, depth=0, filters=0, bias=0,
+            sums=0, staged=0, totals=0, spare=0,
         )  # fmt: skip
         self._rooms = {
             "stage": STAGED_LINE * positions * len(self.channels),

@@ -69,7 +69,7 @@ def _pack_vector(share: Share, packed: Packed, box: Box, blocks: Rows[Block], pa
             block, part = blocks[b], parts[row]
             part.lanes, part.valid = block.vectors * WIDTH, min(block.valid, packed.left - g * WIDTH)
             part.source = g * vector.group + block.first * vector.channel
-            part.address, part.unit = packed.to + g * share.panel_bytes + block.panel, 4 * block.vectors * WIDTH
+            part.address, part.unit = packed.to + g * share.packs.panel_bytes + block.panel, 4 * block.vectors * WIDTH
             row += 1
     src = Values(share.kind, source, vector.strides[:], vector.lane, packed.end)
     pack_panels(src, parts[:row], box.sizes[:], vector.steps[:])
@@ -82,7 +82,7 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
     `parts` is scratch.
     """
     source, scratch = packed.source, packed.to
-    if share.pack == NATIVE:
+    if share.packs.scalars == NATIVE:
         return source
     scalar, base, row = share.scalar, scratch, 0
     steps, sizes, to = scalar.steps, box.sizes, np.empty(4, np.int64)
@@ -95,14 +95,14 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
             part = parts[row]
             part.lanes, part.valid = steps[3] // 4, min(lines[t].valid, packed.left - g * WIDTH)
             part.source, part.unit = g * scalar.group + lines[t].source, steps[3]
-            part.address = scratch + g * share.scratch_bytes + t * share.plane
+            part.address = scratch + g * share.packs.scratch_bytes + t * share.packs.plane
             row += 1
     src = Values(share.kind, source, scalar.strides[:], scalar.lane, packed.end)
-    if share.pack == PLANES:
+    if share.packs.scalars == PLANES:
         channels = 0
         for t in range(lines.shape[0]):
             channels += lines[t].valid
-        pack_planes(src, channels, scratch, share.plane, sizes[:], steps[:])
+        pack_planes(src, channels, scratch, share.packs.plane, sizes[:], steps[:])
     else:
         pack_panels(src, parts[:row], sizes[:], to)
     return base
@@ -215,7 +215,7 @@ def _walk(table: Vector, share: Share, slab: Slab, tables: WalkTables, batch: Ba
                                 batch.c_row = batch.totals_row = share.acc_step * line
                             panel, sums = group.panels + block.panel, group.acc + block.acc
                             ahead, lines = 0, 0
-                            if begin == 0 and share.in_place and not share.lanewise:
+                            if begin == 0 and share.packs.in_place and not share.lanewise:
                                 # the hardware prefetcher is too late for the next block's lines
                                 ahead = panel + (visits[first].line + positions) * line
                                 lines = positions * line // (64 * calls) + 1
@@ -252,7 +252,8 @@ def add_slabs(
     `table` holds the tiles' addresses.
     """
     share, addresses = shares[0], calls[0]
-    together, block, segment = share.together, share.block, share.segment
+    packs, block, segment = share.packs, share.block, share.segment
+    together = packs.groups
     room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
     visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
     elements, batches = np.empty(visits.shape[0] * room, ELEMENT), np.zeros(1, BATCH)
@@ -275,13 +276,16 @@ def add_slabs(
             vector.left = scalar.left = left
             vector.source = addresses.vector + share.vector.start + first * share.vector.group
             scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
-            panels = vector.source if share.in_place else vector.to
-            if not share.in_place:
+            panels = vector.source if packs.in_place else vector.to
+            if not packs.in_place:
                 _pack_vector(share, packings[0], slab.vector, blocks, vector_parts)
             base = _pack_scalar(share, packings[1], slab.scalar, lines, scalar_parts)
             for g in range(vector.count):
-                group.panels, group.acc = panels + g * share.panel_bytes, addresses.acc + (first + g) * share.acc_bytes
-                group.scalars = base + g * (share.scalar.group if share.pack == NATIVE else share.scratch_bytes)
+                group.panels, group.acc = (
+                    panels + g * packs.panel_bytes,
+                    addresses.acc + (first + g) * share.acc_bytes,
+                )
+                group.scalars = base + g * (share.scalar.group if packs.scalars == NATIVE else packs.scratch_bytes)
                 _walk(table, share, slab, tables, batches[0], groups[0])
 
 

@@ -13,8 +13,8 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import TAPS
 
 __all__ = [
-    "Block", "Box", "Group", "Line", "Packed", "Range", "Share", "Slab", "Source", "Tile", "TileCall", "Visit",
-    "WalkTables", "Weights",
+    "Block", "Box", "Group", "Line", "Packed", "Packs", "Range", "Share", "Slab", "Source", "Tile", "TileCall",
+    "Visit", "WalkTables", "Weights",
 ]  # fmt: skip
 
 
@@ -132,14 +132,27 @@ class Source(Record):
     moves: Vector = numbers(4)
 
 
+class Packs(Record):
+    """How both tensors are packed: panels of so many `groups` at a time, `panel_bytes` and `scratch_bytes` apart.
+
+    A vector tensor that is read `in_place` is its own panel, of which position 0 is the first line. `scalars` are
+    packed in one of the ways of `kernels.gradient.tiles.driver`, in planes of so many bytes for a line or a channel.
+    """
+
+    in_place: bool
+    scalars: int
+    groups: int
+    panel_bytes: int
+    scratch_bytes: int
+    plane: int
+
+
 class Share(Record):
     """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
 
     With `lanewise` every lane is a convolution group; `lane_groups` are left, and a tile sums so many `vectors` of
-    them. Panels of `together` groups are packed at a time, each `panel_bytes` and `scratch_bytes` from the last;
-    `plane` is the bytes of one line's or channel's scalars. A vector tensor that is read `in_place` is its own panel,
-    of which position 0 is the first line. From one row of a tile to the next it is `scalar_row` bytes and `acc_step`
-    accumulator rows. Sums of `segment` positions, or some more, are formed in registers.
+    them. From one row of a tile to the next it is `scalar_row` bytes and `acc_step` accumulator rows. Sums of `segment`
+    positions, or some more, are formed in registers.
     """
 
     kind: int
@@ -147,11 +160,7 @@ class Share(Record):
     lanewise: bool
     lane_groups: int
     vectors: int
-    pack: int
-    together: int
-    panel_bytes: int
-    scratch_bytes: int
-    plane: int
+    packs: Packs
     acc_bytes: int
     scalar_row: int
     acc_step: int
@@ -159,7 +168,6 @@ class Share(Record):
     block: Vector = numbers(4)
     vector: Source
     scalar: Source
-    in_place: bool
 
 
 class TileCall(Record):

@@ -24,7 +24,7 @@ from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import depthwise_entry
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
-from kernels.gradient.tiles.records import Share, Source, TileCall, Weights
+from kernels.gradient.tiles.records import Packs, Share, Source, TileCall, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
@@ -212,6 +212,11 @@ class TilePart(Part):
         self.table = micro_table()
         if plan.lanes_are_groups:
             self.table = np.array([depthwise_entry("taps", stored)])
+        packs = values_of(
+            Packs, in_place=plan.in_place or plan.direct, scalars=plan.scalar_pack, groups=together,
+            panel_bytes=4 * (plan.vector.group if plan.in_place else panel), scratch_bytes=4 * plan.scalar.scratch,
+            plane=plan.scalar.plane,
+        )  # fmt: skip
         self.share = row_of(
             Share,
             kind=KINDS[problem.dtype],
@@ -219,11 +224,7 @@ class TilePart(Part):
             lanewise=plan.lanes_are_groups,
             lane_groups=self.lane_groups,
             vectors=groups if plan.direct else 1,
-            pack=plan.scalar_pack,
-            together=together,
-            panel_bytes=4 * (plan.vector.group if plan.in_place else panel),
-            scratch_bytes=4 * plan.scalar.scratch,
-            plane=plan.scalar.plane,
+            packs=packs,
             acc_bytes=4 * self.group_floats,
             scalar_row=plan.scalar_row,
             acc_step=plan.row_step,
@@ -231,7 +232,6 @@ class TilePart(Part):
             block=plan.block,
             vector=self._source(plan.vector),
             scalar=self._source(plan.scalar),
-            in_place=plan.in_place or plan.direct,
         )
         (self.ranges, self.tiles), self.lines = plan.tables, plan.scalar_lines
 

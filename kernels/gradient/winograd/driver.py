@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
 from kernels.emit.compiler import Record, Rows, Vector, jit, numbers
-from kernels.emit.intrinsics import address_of, call_entry, fill_zero
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive
 from kernels.emit.winograd import FACTORS, count_taps
 from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Tile, Weights
@@ -52,7 +52,7 @@ def add_products(
             most, (slabs[s].high[0] - slabs[s].low[0]) * tiles_along(slabs[s], 0, 0) * tiles_along(slabs[s], 1, 0)
         )
     elements = np.zeros(most // SEGMENT + 1, ELEMENT)
-    batch = batches[0]  # the loops name the table: that keeps it
+    batch = batches[0]
     batch.a_row, batch.a_step, batch.b_vector, batch.valid, batch.apart = 4, STAGED_LINE, VECTOR, WIDTH, 1
     batch.elements = address_of(elements)
     for s in range(slabs.shape[0]):
@@ -88,7 +88,9 @@ def add_products(
                         if count > 0:
                             batch.rows, batch.a = tile.rows, scalar + tile.offsets[0]
                             batch.c = batch.next = batch.totals = place
-                            call_entry(table[F32_PLACE + block.vectors - 1], address_of(batches[0]))
+                            call_entry(table[F32_PLACE + block.vectors - 1], address_of(batch))
+    keep_alive(batches)
+    keep_alive(elements)
 
 
 @jit
