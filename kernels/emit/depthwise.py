@@ -28,17 +28,8 @@ from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
 
 __all__ = [
-    "DTYPES_IN_PLACE",
-    "KEPT_LINES",
-    "KERNEL_LINE",
-    "LINES",
-    "PIXELS",
-    "TAPS",
-    "KernelLine",
-    "Tile",
-    "depthwise_entries",
-    "depthwise_entry",
-    "line_taps",
+    "DTYPES_IN_PLACE", "KEPT_LINES", "KERNEL_LINE", "LINES", "PIXELS", "TAPS", "KernelLine", "Tile",
+    "depthwise_entries", "depthwise_entry", "line_taps",
 ]  # fmt: skip
 
 DTYPES_IN_PLACE = ("f32", "bf16", "f16") if target().converts_f16 else ("f32", "bf16")

@@ -201,21 +201,11 @@ class _Gather(Share):
             ahead=reading.by_lines and not reading.packed and row == 3,
         )  # fmt: skip
         self.share = row_of(
-            GatherShare,
-            kind=self.kind,
-            micro=MICRO[micro],
-            limits=[PIXELS, 0] if reading.by_lines else rows,
-            loops=[*(axis for axis in range(4) if axis != row), row],
-            channels=channels,
-            direct=direct,
-            covered=all(table.covered for table in tables),
-            grid=values_of(Grid, low=lows, high=highs, step=grid),
-            panel=panel,
-            src=src,
-            sums=sums,
-            lanes=lanes,
-            lines=lines,
-        )
+            GatherShare, kind=self.kind, micro=MICRO[micro], limits=[PIXELS, 0] if reading.by_lines else rows,
+            loops=[*(axis for axis in range(4) if axis != row), row], channels=channels, direct=direct,
+            covered=all(table.covered for table in tables), grid=values_of(Grid, low=lows, high=highs, step=grid),
+            panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
+        )  # fmt: skip
         self.axes = tables_of(self.tables, reading.by_tap)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
         self.unfolds = reading.dots and not compact and problem.weights_strides[3] == 1 and min(taps, channels) >= 8

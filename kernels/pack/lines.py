@@ -31,6 +31,7 @@ _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
 _INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
 _HALVES = ir.VectorType(_I16, 32)
 _SOME_HALVES = ir.VectorType(ir.IntType(1), 32)
+_TWO_BY_TWO = ir.Constant(ir.VectorType(_I32, 32), [lane + 16 * half for lane in range(16) for half in (0, 1)])
 
 SPLIT_BYTES = 2048
 """Scratch of one call: 32 pixels of 16 channels."""
@@ -86,6 +87,23 @@ def _four_pairs(builder: Any, dst: Any, dst_step: Any, src: Any, row_step: Any, 
         simd.store(builder, pair, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
 
 
+@emitted
+def _move16(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> None:
+    """Move `count` (at least 1) values of 16 bits that lie some bytes apart: for few of them gathers are slower."""
+
+    def body(carried: list[Any]) -> list[Any]:
+        simd.store(builder, simd.load(builder, carried[1], _I16, 2), carried[0], 2)
+        return [builder.add(carried[0], dst_step), builder.add(carried[1], src_step)]
+
+    def four(carried: list[Any]) -> list[Any]:
+        for _ in range(4):
+            carried = body(carried)
+        return carried
+
+    moved = simd.some(builder, builder.lshr(count, _I64(2)), [dst, src], four, "move")
+    simd.some(builder, builder.and_(count, _I64(3)), moved, body, "move")
+
+
 def _every(builder: Any, address: Any, step: int) -> Any:
     """Read `PICKED` values, each the first of `step` adjacent ones, by shuffles of at most two registers."""
     kind, index = ir.VectorType(_I16, 32), ir.VectorType(_I32, PICKED)
@@ -134,17 +152,21 @@ def _below(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("<", ir.Constant(_LONGS, list(range(16))), simd.splat(builder, count, 16))
 
 
+def _load(builder: Any, width: int, address: Any, mask: Any) -> Any:
+    """Load 16 adjacent values, zeros where the mask is unset."""
+    kind = _INTS if width == 4 else _SIXTEEN
+    pointer, name = builder.inttoptr(address, kind.as_pointer()), f"llvm.masked.load.v16i{8 * width}.p0"
+    return simd.call(builder, name, kind, pointer, _I32(width), mask, ir.Constant(kind, [0] * 16))
+
+
 def _read(builder: Any, width: int, address: Any, step: Any, mask: Any) -> list[Any]:
     """Load the parts of 16 values that lie `step` bytes apart (None: side by side), as bf16 in upper halves.
 
     They are zeros where the mask is unset: nothing is read there. Halves that are not side by side are read with the
     aligned 32 bits that they are in, which no page ends in.
     """
-    kind = _INTS if width == 4 else _SIXTEEN
     if step is None:
-        pointer, name = builder.inttoptr(address, kind.as_pointer()), f"llvm.masked.load.v16i{8 * width}.p0"
-        zero = ir.Constant(kind, [0] * 16)
-        found = simd.call(builder, name, kind, pointer, _I32(width), mask, zero)
+        found = _load(builder, width, address, mask)
         return _parts(builder, found) if width == 4 else [builder.shl(builder.zext(found, _INTS), _upper(16))]
     offsets = builder.mul(simd.splat(builder, step, 16), ir.Constant(_LONGS, list(range(16))))
     places = builder.add(offsets, simd.splat(builder, address, 16))
@@ -246,23 +268,25 @@ def _pairs(width: int, strided: bool, builder: Any, *values: Any) -> None:
         if not strided and width == 4:
             simd.prefetch(builder, builder.add(first, _I64(AHEAD)))
             simd.prefetch(builder, builder.add(builder.add(first, pixel), _I64(AHEAD)))
-        begin, end = (
-            _read(builder, width, place, step, some)
-            for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
-        )
-        for number, (low, high) in enumerate(zip(begin, end, strict=True)):
-            pair = builder.or_(builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000)))
-            place = builder.add(to, builder.mul(part, _I64(number)))
-            _write(builder, builder.bitcast(pair, _HALVES), place, mask)
+        places = first, builder.add(first, pixel)
+        if width == 2 and not strided:
+            halves = [_load(builder, 2, place, some) for place, some in zip(places, masks, strict=True)]
+            _write(builder, builder.shuffle_vector(*halves, _TWO_BY_TWO), to, mask)
+        else:
+            parts = [_read(builder, width, place, step, some) for place, some in zip(places, masks, strict=True)]
+            for number, (low, high) in enumerate(zip(*parts, strict=True)):
+                pair = builder.or_(builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000)))
+                place = builder.add(to, builder.mul(part, _I64(number)))
+                _write(builder, builder.bitcast(pair, _HALVES), place, mask)
         return [builder.add(to, dst_step), builder.add(first, src_step)]
 
     simd.loop(builder, count, [dst, src], body, "pairs")
 
 
-_run2, _strided2, _run4, _strided4 = (
-    emitted(partial(_run, width, strided)) for width in (2, 4) for strided in (False, True)
+_run2, _run4, _strided4 = (
+    emitted(partial(_run, width, strided)) for width, strided in ((2, False), (4, False), (4, True))
 )
-_adjacent2, _apart2, _adjacent4, _apart4 = (
+_adjacent_pairs2, _strided_pairs2, _adjacent_pairs4, _strided_pairs4 = (
     emitted(partial(_pairs, width, strided)) for width in (2, 4) for strided in (False, True)
 )
 
@@ -319,7 +343,7 @@ def split_f16(builder: Any, place: Any, rest: Any, count: Any) -> None:
 
 @jit
 def _pack_channel(width: int, dst: int, part: int, src: int, step: int, run: int) -> None:
-    """Pack a run of one channel's pixels into its planes, `part` bytes apart."""
+    """Pack a run of one channel's pixels into its planes, `part` bytes apart; strided halves are more than `PICKED`."""
     if width == 4:
         if step == 4:
             _run4(dst, part, src, 4, run)
@@ -327,24 +351,24 @@ def _pack_channel(width: int, dst: int, part: int, src: int, step: int, run: int
             _strided4(dst, part, src, step, run)
     elif step == 2:
         _run2(dst, part, src, 2, run)
-    elif step == 4 and run > PICKED:
+    elif step == 4:
         _pick2(dst, src, run)
-    elif step == 6 and run > PICKED:
+    elif step == 6:
         _pick3(dst, src, run)
-    elif step == 8 and run > PICKED:
+    elif step == 8:
         _pick4(dst, src, run)
-    elif step == 12 and run > PICKED:
+    elif step == 12:
         _pick6(dst, src, run)
     else:
-        _strided2(dst, part, src, step, run)
+        _move16(dst, 2, src, step, run)
 
 
 @jit
 def pack_line(width: int, channels: int, dst: int, plane: int, part: int, src: Pixels, scratch: int) -> None:
     """Pack one line of pixels into each channel's planes, `part` bytes apart; adjacent channels are transposed."""
     place, pixel, channel, run = src
-    done, turned = 0, channel == width and channels >= 8 and pixel != width
-    while turned and width == 4 and done < run:
+    done, transposed = 0, channel == width and channels >= 8 and pixel != width
+    while transposed and width == 4 and done < run:
         some, c = min(_CHUNK, run - done), 0
         while c < channels:
             c = min(c, channels - 8)
@@ -359,19 +383,24 @@ def pack_line(width: int, channels: int, dst: int, plane: int, part: int, src: P
                 _run4(dst + (c + row) * plane + 2 * done, part, scratch + 4 * _CHUNK * row, 4, some)
             c += 8 * count
         done += some
-    while turned and width == 2 and run - done >= 8:
+    while transposed and width == 2 and run - done >= 8:
         c = 0
         while c < channels:
             c = min(c, channels - 8)
             transpose16(dst + c * plane + 2 * done, plane, place + 2 * c + done * pixel, pixel)
             c += 8
         done += 8
-    for c in range(channels if done < run else 0):
-        _pack_channel(width, dst + c * plane + 2 * done, part, place + c * channel + done * pixel, pixel, run - done)
+    left, few = run - done, width == 2 and pixel != 2 and run - done <= PICKED
+    for c in range(channels if left > 0 else 0):
+        to, here = dst + c * plane + 2 * done, place + c * channel + done * pixel
+        if few:
+            _move16(to, 2, here, pixel, left)
+        else:
+            _pack_channel(width, to, part, here, pixel, left)
 
 
 @jit
-def _turn_pairs(to: int, src: int, channel: int, valid: int, pairs: int) -> None:
+def _transpose_pairs(to: int, src: int, channel: int, valid: int, pairs: int) -> None:
     """Transpose at least 4 adjacent pairs of halves of at most 16 channels; the last ones overlap."""
     last = pairs - (8 if pairs >= 8 else 4)
     for half in range(0, valid, 8):
@@ -393,9 +422,11 @@ def _pack_pixel(width: int, channels: int, panel: int, block: int, part: int, po
         to, place = panel + c // 16 * block + position // 2 * _PAIR, src.place + c * src.channel - second * src.step
         valid = min(16, channels - c)
         if width == 4:
-            _apart4(to, 0, part, place, 0, src.step, src.channel, valid, 1 + second, 1)
+            _strided_pairs4(to, 0, part, place, 0, src.step, src.channel, valid, 1 + second, 1)
+        elif src.channel == 2:
+            _adjacent_pairs2(to, 0, part, place, 0, src.step, 2, valid, 1 + second, 1)
         else:
-            _apart2(to, 0, part, place, 0, src.step, src.channel, valid, 1 + second, 1)
+            _move16(to + 2 * second, 4, src.place + c * src.channel, src.channel, valid)
 
 
 @jit
@@ -410,21 +441,21 @@ def _pack_pairs(width: int, channels: int, panel: int, block: int, part: int, po
     for pair in range(pairs if whole > 0 else 0):
         to, here = first + pair * _PAIR, start + 2 * pair * pixel
         if width == 4:
-            _adjacent4(to, block, part, here, 64, pixel, 4, 16, 3, whole)
+            _adjacent_pairs4(to, block, part, here, 64, pixel, 4, 16, 3, whole)
         else:
-            _adjacent2(to, block, part, here, 32, pixel, 2, 16, 3, whole)
+            _adjacent_pairs2(to, block, part, here, 32, pixel, 2, 16, 3, whole)
     for c in range(16 * whole, channels if pairs > 0 else 0, 16):
         to, here, valid = first + c // 16 * block, start + c * channel, min(16, channels - c)
         if width == 4 and adjacent:
-            _adjacent4(to, _PAIR, part, here, 2 * pixel, pixel, 4, valid, 3, pairs)
+            _adjacent_pairs4(to, _PAIR, part, here, 2 * pixel, pixel, 4, valid, 3, pairs)
         elif width == 4:
-            _apart4(to, _PAIR, part, here, 2 * pixel, pixel, channel, valid, 3, pairs)
+            _strided_pairs4(to, _PAIR, part, here, 2 * pixel, pixel, channel, valid, 3, pairs)
         elif adjacent:
-            _adjacent2(to, _PAIR, part, here, 2 * pixel, pixel, 2, valid, 3, pairs)
+            _adjacent_pairs2(to, _PAIR, part, here, 2 * pixel, pixel, 2, valid, 3, pairs)
         elif pixel == 2 and pairs >= 4:
-            _turn_pairs(to, here, channel, valid, pairs)
+            _transpose_pairs(to, here, channel, valid, pairs)
         else:
-            _apart2(to, _PAIR, part, here, 2 * pixel, pixel, channel, valid, 3, pairs)
+            _strided_pairs2(to, _PAIR, part, here, 2 * pixel, pixel, channel, valid, 3, pairs)
     done = odd + 2 * pairs
     if done < run:
         rest = Pixels(place + done * pixel, pixel, channel, 1)
@@ -458,6 +489,6 @@ def pack_line_pairs(
                 if some % 8 > 0:
                     at = some - 8
                     transpose_panel(F32, scratch + 4 * half + _PAIR * at, _PAIR, start + 4 * at, 1, src.channel, last)
-            turned = Pixels(scratch, _PAIR, 4, some)
-            _pack_pairs(4, valid, panel + c // 16 * block, block, part, position + done, turned)
+            transposed = Pixels(scratch, _PAIR, 4, some)
+            _pack_pairs(4, valid, panel + c // 16 * block, block, part, position + done, transposed)
             done += some
