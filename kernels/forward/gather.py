@@ -87,9 +87,9 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
     Panels of taps are often powers of two apart, where a few lines at a time push each other out of L1.
     """
     line, some, whole = 4 * WIDTH, max(1, KERNEL_TAPS // taps), weights.src_channel == taps * weights.tap
-    room, layout = np.empty(some * taps * WIDTH, np.float32), share.panel
+    buffer, layout = np.empty(some * taps * WIDTH, np.float32), share.panel
     for first in range(0, share.channels, some):
-        place, count = address_of(room), min(some, share.channels - first)
+        place, count = address_of(buffer), min(some, share.channels - first)
         for c in range(1 if whole else count):
             transpose_run(
                 share.kind, WIDTH, valid, place + c * taps * line, line, source + (first + c) * weights.src_channel,
@@ -99,7 +99,7 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
             number = tap if layout.order > 0 else taps - 1 - tap
             to = panel + number * layout.tap_bytes + first * line
             copy_panel(F32, WIDTH, to, line, place + tap * line, taps * line, count)
-    keep_alive(room)
+    keep_alive(buffer)
 
 
 @jit
@@ -263,7 +263,7 @@ def _sum_block(
     By tap, each tap is a phase of its own, in which the src that it meets is packed first, its positions side by side.
     """
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
-    loops, part, band, reading, room = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4
+    loops, part, band, reading, per_axis = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4
     at, end, counts = part.at, part.end, part.counts
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
     packed, lines = work.block.packed > 0, share.lines.kernel != 0
@@ -286,7 +286,7 @@ def _sum_block(
         depth, at[loops[0]] = 0, begin[loops[0]]
         while depth >= 0:
             axis = loops[depth]
-            phase, some_taps = phases[part.phase[axis]], pieces[axis * room : (axis + 1) * room]
+            phase, some_taps = phases[part.phase[axis]], pieces[axis * per_axis : (axis + 1) * per_axis]
             if at[axis] >= stop[axis]:
                 depth -= 1
                 if depth >= 0:
@@ -327,7 +327,7 @@ def gather(
         for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
             most = max(most, tables.phases[number].taps)
     lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
-    batches, works, counts, spare = (
+    batches, works, counts, buffer = (
         np.zeros(1, BATCH),
         np.empty(1, WORK),
         np.empty(4, np.int64),
@@ -398,6 +398,6 @@ def gather(
                 work.start -= shift
                 if not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
-                    write(out, call.sums, lanes, valid, counts, address_of(spare))
+                    write(out, call.sums, lanes, valid, counts, address_of(buffer))
     keep_alive(works)
     keep_alive(batches)

@@ -51,7 +51,7 @@ def list_rows(
     """
     tiles = (end - at + limit - 1) // limit
     rows = (end - at + tiles - 1) // tiles
-    most, same, met = rows, end, False
+    most, same, meets = rows, end, False
     for place in range(phase.first, phase.first + phase.taps):
         low, high = taps[place].low, taps[place].high
         if high <= at:
@@ -61,10 +61,10 @@ def list_rows(
             if low - at > skips:
                 most = min(most, low - at)
         else:
-            same, met = min(same, high), True
+            same, meets = min(same, high), True
         if high < at + rows:
             most = min(most, high - at + (0 if low > at else skips))
-    if not met:
+    if not meets:
         return same - at, 1, 0
     repeat = max(1, min(end - at - tiles * (rows - 1), (same - at) // rows)) if most == rows else 1
     rows, count = most, 0
@@ -130,7 +130,7 @@ def sum_lines(
     elements: Rows[Element], batch: Batch,
 ) -> None:  # fmt: skip
     """Sum the tiles at hand line of taps by line of taps; the rows' axis is the last one with several taps."""
-    src, counts, room, loops, count = work.src, work.part.counts, pieces.shape[0] // 4, share.loops, 0
+    src, counts, per_axis, loops, count = work.src, work.part.counts, pieces.shape[0] // 4, share.loops, 0
     two, three, row = loops[1], loops[2], loops[3]
     phase, step, kernel = phases[work.part.phase[row]], axes[row].src_step, share.panel.kernel
     at, width = work.part.at, share.lines.width
@@ -140,22 +140,24 @@ def sum_lines(
         if begin <= -one or begin + (batch.rows - 1) * step >= width:
             one = 1  # a pixel meets no tap of this part of a line
             break
-    apart, columns = (step, batch.rows) if one == 1 else (1, (batch.rows - 1) * step + one)
+    column_step, columns = (step, batch.rows) if one == 1 else (1, (batch.rows - 1) * step + one)
     line = work.line
     line.taps, line.stride = one, 1 if one == 1 else step
     batch.elements, batch.indirection = address_of(elements), address_of(line)
     for i in range(counts[two]):
-        outer = pieces[two * room + i]
+        outer = pieces[two * per_axis + i]
         for j in range(counts[three]):
-            inner = pieces[three * room + j]
+            inner = pieces[three * per_axis + j]
             base = pieces[0].src * src[0] + outer.src * src[two] + inner.src * src[three]
             number = (outer.number * kernel[three - 1] + inner.number) * kernel[row - 1]
             for place in range(phase.first, phase.first + phase.taps, one):
                 tap, element = taps[place], elements[count]
                 begin = tap.src + (at[row] - tap.low) * step
-                first = (apart - 1 - begin) // apart if begin < 0 else 0
+                first = (column_step - 1 - begin) // column_step if begin < 0 else 0
                 left = width - begin
-                element.steps = min(columns, left if apart == 1 else (left + apart - 1) // apart) - first
+                if column_step > 1:
+                    left = (left + column_step - 1) // column_step
+                element.steps = min(columns, left) - first
                 element.a, element.b = base + begin * src[row], (number + tap.number) * share.panel.tap_bytes
                 element.case = first
                 count += 1 if element.steps > 0 else 0
@@ -175,7 +177,7 @@ def sum_lists(
 
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
-    src, counts, room, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
+    src, counts, per_axis, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
     words, kernel, runs, group = panel.words, panel.kernel, share.src.compact, order.group
     count, last, begun, start, totals = 0, -1, share.src.by_tap, batch.start, batch.totals
     line, halves = phases[work.part.phase[3]].taps, runs > 0 and work.tile.micro == PAIRS
@@ -184,16 +186,16 @@ def sum_lists(
     image = pieces[0]
     batch.elements = address_of(elements)
     for i in range(counts[1]):
-        plane = pieces[room + i]
+        plane = pieces[per_axis + i]
         for j in range(counts[2]):
-            across = pieces[2 * room + j]
+            across = pieces[2 * per_axis + j]
             number = plane.number * kernel[1] + across.number
             base = image.src * src[0] + plane.src * src[1] + across.src * src[2]
             k = 0
             while k < counts[3]:
-                column, run = pieces[3 * room + k], 1
+                column, run = pieces[3 * per_axis + k], 1
                 while share.src.joined and k + run < counts[3]:
-                    following = pieces[3 * room + k + run]
+                    following = pieces[3 * per_axis + k + run]
                     if following.case != column.case or following.src != column.src + run:
                         break
                     if order.within_line and following.number // group != column.number // group:

@@ -53,8 +53,8 @@ def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector
 
 
 @jit
-def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, spare: int) -> None:
-    """Write a dense box of sums [n][d][h][w][lanes] to dst; `spare` has room for 64 f32."""
+def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer: int) -> None:
+    """Write a dense box of sums [n][d][h][w][lanes] to dst; `buffer` has room for 64 f32."""
     kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, stored_size(dst.kind)
     run, lines, planes = counts[3], counts[2], counts[1]
     if steps[2] == run * steps[3]:
@@ -84,9 +84,9 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, spare: 
                     start = min(start, run - 8)
                     target, origin = place + size * start, source + 4 * start * lanes
                     for first in range(whole, valid, 8):
-                        transpose_panel(F32, spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
+                        transpose_panel(F32, buffer, 32, origin + 4 * first, 1, 4 * lanes, 7)
                         for lane in range(first, min(first + 8, valid)):
-                            put(kind, target + lane * lane_step, spare + 32 * (lane - first), 8)
+                            put(kind, target + lane * lane_step, buffer + 32 * (lane - first), 8)
                     start += 8
                 # what is left goes in the longest runs that lie together on both sides
                 pixels, values, count = run - start, valid, 1

@@ -57,7 +57,7 @@ def pack_pairs(
     packing.planes, packing.plane = blocks, share.panel.block_bytes
     whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
     kernel = taps.shape[0] * share.channels
-    room = np.empty(WIDTH * kernel if unfolds else 0, np.uint16)
+    unfolded = np.empty(WIDTH * kernel if unfolds else 0, np.uint16)
     if unfolds:
         packing.channel, packing.strides[3], packing.planes = 2 * kernel, 2, 1
     for g in range(one.groups):
@@ -68,12 +68,12 @@ def pack_pairs(
         for b in range(blocks if unfolds else 0):
             packing.channels = min(WIDTH, one.channels - b * WIDTH)
             source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
-            packing.source = address_of(room)
+            packing.source = address_of(unfolded)
             _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
             pack_boxes(packing, taps, taps if whole else taps[:0])
             packing.target += share.panel.block_bytes
     keep_alive(packings)
-    keep_alive(room)
+    keep_alive(unfolded)
     return _exponent(share, call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
 
@@ -120,9 +120,9 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
         return
     for axis in range(3):
         box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
-    together = run if lines and compact else 1  # pixels of a line that are one run of values
-    box.sizes[3], packing.strides[3] = channels * together, data.channel
-    packing.parts, packing.channels, packing.channel = 1, run // together, strides[3]
+    pixels = run if lines and compact else 1  # pixels of a line that are one run of values
+    box.sizes[3], packing.strides[3] = channels * pixels, data.channel
+    packing.parts, packing.channels, packing.channel = 1, run // pixels, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
     whole = channels % 2 == 0 or compact

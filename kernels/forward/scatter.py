@@ -124,7 +124,7 @@ def scatter(
     kind, channels, src, dst, chunk = share.kind, share.src_channels, one.src, one.dst, share.chunk
     out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
-    counts, spare = np.empty(4, np.int64), np.empty(64, np.float32)
+    counts, buffer = np.empty(4, np.int64), np.empty(64, np.float32)
     live, works, batches = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), np.empty(1, WORK), np.zeros(1, BATCH)
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
     for number in range(elements.shape[0]):
@@ -183,7 +183,7 @@ def scatter(
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
             to = Values(kind, place, dst.strides[:], dst.channel, 0)
-            write(to, acc, out, out, counts, address_of(spare))
+            write(to, acc, out, out, counts, address_of(buffer))
     keep_alive(elements)
     keep_alive(works)
     keep_alive(batches)

@@ -133,7 +133,7 @@ def _write(slab: TileSlab, dst: Outputs, place: Vector) -> None:
         place[1] = counts[2] * place[2]
         _put(slab, dst, vector, vectors, place)
         out = Values(dst.kind, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel, 0)
-        write(out, dst.staged, lanes, valid, counts, dst.spare)
+        write(out, dst.staged, lanes, valid, counts, dst.buffer)
 
 
 @jit

@@ -51,7 +51,7 @@ class Outputs(Record):
     `strides` are between positions (n, d, h, w) and `channel` between channels.
 
     Then there is a depth of dst, and addresses: of the group's transformed weights and bias, of sums of products,
-    staged outputs, a second set of sums, and 64 spare f32.
+    staged outputs, a second set of sums, and a buffer of 64 f32.
     """
 
     kind: int
@@ -68,4 +68,4 @@ class Outputs(Record):
     sums: int
     staged: int
     totals: int
-    spare: int
+    buffer: int

@@ -23,7 +23,7 @@ from kernels.winograd.records import GAP, PRODUCTS, Room, Side
 from kernels.winograd.slabs import channel_blocks, cut_slabs, most_positions, side_of, tiles_of
 from kernels.winograd.tiles import STAGED_LINE
 
-__all__ = ["FilterShare", "Share", "filter_share", "share"]
+__all__ = ["FilterShare", "WinogradShare", "filter_share", "share"]
 
 
 class FilterShare:
@@ -57,7 +57,7 @@ class FilterShare:
         return True
 
 
-class Share:
+class WinogradShare:
     """Some images, groups, dst channels and positions of dst."""
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ class Share:
         self._outputs = row_of(
             Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
             channel=self._steps[4], channels=out, vectors=dst_vectors, steps=steps, depth=0, filters=0, bias=0,
-            sums=0, staged=0, totals=0, spare=0,
+            sums=0, staged=0, totals=0, buffer=0,
         )  # fmt: skip
         self._rooms = {
             "stage": STAGED_LINE * positions * len(self.channels),
@@ -103,7 +103,7 @@ class Share:
             "staged": 0 if in_place else 4 * most * STAGED_LINE,
             "zeros": STAGED_LINE,
             "totals": 4 * max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
-            "spare": 4 * 64,
+            "buffer": 4 * 64,
         }
         self._tables = [(self._sides(met), self._elements(met)) for met in self.met]
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
@@ -184,6 +184,6 @@ def filter_share(problem: ConvProblem) -> FilterShare:
 
 
 @cached
-def share(problem: ConvProblem, part: tuple[int, ...]) -> Share:
+def share(problem: ConvProblem, part: tuple[int, ...]) -> WinogradShare:
     """Prepare a unit's tables once."""
-    return Share(problem, part)
+    return WinogradShare(problem, part)

@@ -73,26 +73,26 @@ def _empty(packing: Packing, boxes: Rows[PackedBox], channel: int) -> bool:
 
 
 @jit
-def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector) -> None:
+def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], nonfinite: Vector) -> None:
     """Find the smallest and the largest of the channels' largest values for each block of 16 channels.
 
     In a panel of pairs each of the 16 channels has a lane. Channels of zeros do not count, and neither do those that
-    hold Inf or NaN: they are marked `odd`, and zeros take their place. An f32 may be too small for a first part: then
-    it counts as 1.
+    hold Inf or NaN: they are marked `nonfinite`, and zeros take their place. An f32 may be too small for a first part:
+    then it counts as 1.
     """
-    lanes, together = np.empty(TILE, np.uint16), TILE if packing.pairs else 1
+    lanes, lanes_each = np.empty(TILE, np.uint16), TILE if packing.pairs else 1
     parts, channels, size, part = packing.parts, packing.channels, packing.plane, packing.planes * packing.plane
     for i in range(peaks.shape[0]):
         peaks[i].least, peaks[i].most = SPECIAL, 0
-    for first in range(0, channels, together):
-        place = packing.target + first // together * size
+    for first in range(0, channels, lanes_each):
+        place = packing.target + first // lanes_each * size
         whole = lane_peaks(place, size // LINE, address_of(lanes))
-        for c in range(first, min(first + together, channels)):
-            peak = int(lanes[c - first]) if together == TILE else whole
-            odd[c] = 1 if peak >= SPECIAL else 0
-            if odd[c] == 1:
+        for c in range(first, min(first + lanes_each, channels)):
+            peak = int(lanes[c - first]) if lanes_each == TILE else whole
+            nonfinite[c] = 1 if peak >= SPECIAL else 0
+            if nonfinite[c] == 1:
                 for p in range(parts):
-                    if together == TILE:
+                    if lanes_each == TILE:
                         clear_lane(place + p * part + 4 * (c - first), size // LINE)
                     else:
                         fill_zero(place + p * part, size)
@@ -117,14 +117,14 @@ def _block(share: DotShare, j: int) -> int:
 
 
 @jit
-def _plain(parts: int, a: Rows[Peaks], b: Rows[Peaks], small: Vector, plain: Table) -> None:
+def _find_dense(parts: int, a: Rows[Peaks], b: Rows[Peaks], underflowed: Vector, dense: Table) -> None:
     """Return which pairs of blocks may be summed with zeros between their values, from what `_peaks` found.
 
-    Of bf16 the sums on the way are read as well: a `small` pair, which was too small once, stays with plain f32 until
+    Of bf16 the sums on the way are read as well: an `underflowed` pair, which was too small once, stays with f32 until
     its sums are complete.
     """
-    for i in range(plain.shape[0]):
-        for j in range(plain.shape[1]):
+    for i in range(dense.shape[0]):
+        for j in range(dense.shape[1]):
             fits = True
             if parts != 2 and a[i].most > 0 and b[j].most > 0:
                 first, second = a[i].least >> 7, b[j].least >> 7
@@ -132,16 +132,16 @@ def _plain(parts: int, a: Rows[Peaks], b: Rows[Peaks], small: Vector, plain: Tab
             if parts == 3:
                 fits &= (a[i].most >> 7) + (b[j].most >> 7) <= MOST_PEAKS
             if parts == 1:
-                at = i * plain.shape[1] + j
-                fits &= small[at] == 0
-                small[at] = 0 if fits else 1
-            plain[i, j] = 1 if fits else 0
+                at = i * dense.shape[1] + j
+                fits &= underflowed[at] == 0
+                underflowed[at] = 0 if fits else 1
+            dense[i, j] = 1 if fits else 0
 
 
 if target().dots == "amx":
 
     @jit
-    def _together(tiles: int, b_blocks: int) -> int:
+    def _tiles_at_once(tiles: int, b_blocks: int) -> int:
         """Return how many tiles of rows to sum at once: two, with a single block of b three or four."""
         if b_blocks > 1 or tiles < 3:
             return min(tiles, 2)
@@ -149,16 +149,16 @@ if target().dots == "amx":
 
     @jit
     def _add_tiles(
-        table: Vector, share: DotShare, work: DotWork, walks: Walks, a: int, a_step: int, b: int, plain: Vector
+        table: Vector, share: DotShare, work: DotWork, walks: Walks, a: int, a_step: int, b: int, dense: Vector
     ) -> None:
-        """Sum `down` tiles of rows with all plain blocks of b, so many steps in a walk."""
+        """Sum `down` tiles of rows with all dense blocks of b, so many steps in a walk."""
         entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * work.down - 2 if work.down < 3 else 1 + work.down)
         blocks, size = share.b.planes, share.b.plane
         for j0 in range(0, blocks, 2):
             across = min(2, blocks - j0)
-            some = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
+            some = across if dense[j0] + dense[j0 + across - 1] == 2 else 1
             for j in range(j0, j0 + across, some):
-                if plain[j] == 1:
+                if dense[j] == 1:
                     call_entry(
                         table[entry + some - 1], a, a_step, b + j * size, size, work.steps,
                         work.acc + j * share.acc_block, share.acc_block, address_of(walks),
@@ -166,9 +166,9 @@ if target().dots == "amx":
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
+        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, dense: Vector
     ) -> None:
-        """Sum tiles of rows, some at a time, with all plain blocks of b.
+        """Sum tiles of rows, some at a time, with all dense blocks of b.
 
         Their sums stay in the second cache for all pixels. A tile of one tap of 16 channels is read where it lies, if
         there are products enough to hide that its rows cross lines of memory; others are staged.
@@ -185,7 +185,7 @@ if target().dots == "amx":
         tile = 0
         while tile < tiles + rest:
             walks = table_of_walks[0]
-            down = _together((tiles if tile < tiles else tiles + rest) - tile, share.b.planes)
+            down = _tiles_at_once((tiles if tile < tiles else tiles + rest) - tile, share.b.planes)
             for k in range(down):
                 if tile < tiles:
                     i, t = divmod(tile + k, live)
@@ -216,7 +216,7 @@ if target().dots == "amx":
                             call.offsets + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
                             stage + each * ROWS * LINE, 0, 0,
                         )  # fmt: skip
-                _add_tiles(table, share, work, walks, source, pitch, b + STEP // 2 * LINE * first, plain)
+                _add_tiles(table, share, work, walks, source, pitch, b + STEP // 2 * LINE * first, dense)
             tile += down
 
 else:
@@ -224,9 +224,9 @@ else:
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, plain: Vector
+        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, dense: Vector
     ) -> None:
-        """Sum tiles of the channels of a tap with two blocks of b at a time, where both are plain.
+        """Sum tiles of the channels of a tap with two blocks of b at a time, where both are dense.
 
         Their pixels stay in the first cache. Those of a piece are summed in two parts: long sums lose more digits.
         """
@@ -245,11 +245,11 @@ else:
             batch.elements = address_of(elements)
             for j0 in range(0, blocks, 2):
                 across = min(2, blocks - j0)
-                size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
+                size = across if dense[j0] + dense[j0 + across - 1] == 2 else 1
                 for j in range(j0, j0 + across, size):
                     batch.b, line = work.b + j * block + LINE * first, _line(share, j)
                     batch.c_row = batch.totals_row = share.taps * line
-                    for tile in range(tiles if plain[j] == 1 else 0):
+                    for tile in range(tiles if dense[j] == 1 else 0):
                         channel = begin + (end - begin) * tile // tiles
                         batch.rows = begin + (end - begin) * (tile + 1) // tiles - channel
                         for t in range(taps.shape[0]):
@@ -262,46 +262,46 @@ else:
 
 @jit
 def _walk(
-    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, plain: Table, acc: int
+    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, dense: Table, acc: int
 ) -> None:
-    """Sum the plain pairs of blocks, as many at once as have the same ones."""
+    """Sum the dense pairs of blocks, as many at once as have the same ones."""
     pixels, i, works = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels, 0, np.empty(1, WORK)
-    while i < plain.shape[0]:
+    while i < dense.shape[0]:
         start, same, some, work = i, True, 0, works[0]
         while same:
             i += 1
-            same = i < plain.shape[0]
-            for j in range(plain.shape[1] if same else 0):
-                same &= plain[i, j] == plain[start, j]
-        for j in range(plain.shape[1]):
-            some += plain[start, j]
+            same = i < dense.shape[0]
+            for j in range(dense.shape[1] if same else 0):
+                same &= dense[i, j] == dense[start, j]
+        for j in range(dense.shape[1]):
+            some += dense[start, j]
         if some > 0:
             work.first, work.end, work.steps = start, i, (pixels + STEP - 1) // STEP
             work.a, work.acc = call.panels, acc
             work.b, work.stage = call.panels + share.b.target, call.panels + share.b.scratch
-            _add_rows(table, share, taps, call, works[0], plain[start])
+            _add_rows(table, share, taps, call, works[0], dense[start])
 
 
 @jit
 def _walk_exactly(
-    exact: int, share: DotShare, slab: DotSlab, taps: Rows[DotTap], packings: Rows[Packing], plain: Table, odd: Table,
-    acc: int,
+    exact: int, share: DotShare, slab: DotSlab, taps: Rows[DotTap], packings: Rows[Packing], dense: Table,
+    nonfinite: Table, acc: int,
 ) -> None:  # fmt: skip
     """Sum all other pairs of blocks, over the pixels for which each tap is inside, from the tensors themselves.
 
-    Of a plain pair only the sums of odd channels are kept.
+    Of a dense pair only the sums of nonfinite channels are kept.
     """
-    table_of_sides, apart = np.empty(1, SIDES), np.empty(TILE * TILE, np.float32)
-    a, b, a_odd, b_odd = packings[0], packings[1], odd[0], odd[1]
+    table_of_sides, buffer = np.empty(1, SIDES), np.empty(TILE * TILE, np.float32)
+    a, b, a_nonfinite, b_nonfinite = packings[0], packings[1], nonfinite[0], nonfinite[1]
     a_strides, b_strides = a.strides, b.strides
-    for pair in range(plain.size):
-        i, j = divmod(pair, plain.shape[1])
+    for pair in range(dense.size):
+        i, j = divmod(pair, dense.shape[1])
         rows, lanes = min(TILE, a.channels - TILE * i), min(TILE, b.channels - TILE * j)
-        some = plain[i, j] == 0
+        some = dense[i, j] == 0
         for m in range(rows):
-            some |= a_odd[TILE * i + m] == 1
+            some |= a_nonfinite[TILE * i + m] == 1
         for lane in range(lanes):
-            some |= b_odd[TILE * j + lane] == 1
+            some |= b_nonfinite[TILE * j + lane] == 1
         sides = table_of_sides[0]
         sides.a_channel, sides.a_last, sides.b_channel, sides.b_last = a.channel, rows - 1, b.channel, lanes - 1
         for t in range(taps.shape[0] if some else 0):
@@ -309,8 +309,8 @@ def _walk_exactly(
             row = share.taps * _line(share, j)
             sums = acc + _block(share, j) + (i * TILE * share.taps + tap.number) * _line(share, j)
             to, line = sums, row
-            if plain[i, j] == 1:
-                to, line = address_of(apart), LINE
+            if dense[i, j] == 1:
+                to, line = address_of(buffer), LINE
                 copy_panel(F32, TILE, to, line, sums, row, rows)
             first, second = a.source + TILE * i * a.channel + tap.source, b.source + TILE * j * b.channel
             low, high = max(slab.low[3], tap.low[3]), min(slab.high[3], tap.high[3])
@@ -322,38 +322,40 @@ def _walk_exactly(
                         call_entry(
                             exact, one, a_strides[3], other, b_strides[3], high - low, to, line, address_of(sides)
                         )  # fmt: skip
-            for m in range(rows if plain[i, j] == 1 else 0):
+            for m in range(rows if dense[i, j] == 1 else 0):
                 for lane in range(lanes):
-                    if a_odd[TILE * i + m] + b_odd[TILE * j + lane] > 0:
+                    if a_nonfinite[TILE * i + m] + b_nonfinite[TILE * j + lane] > 0:
                         store_value(sums + m * row + 4 * lane, load(F32, to + m * LINE + 4 * lane))
 
 
 @jit
-def _pack(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector) -> None:
+def _pack(
+    packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], nonfinite: Vector
+) -> None:
     """Pack all parts of some channels, and see how large their values are."""
     pack_boxes(packing, boxes, before)
     if packing.parts == 2:
         part = packing.planes * packing.plane
         split_f16(packing.target, packing.target + part, part // LINE)
-    _peaks(packing, boxes, peaks, odd)
+    _peaks(packing, boxes, peaks, nonfinite)
 
 
 @jit
 def add_dots(
     table: Vector, shares: Rows[DotShare], calls: Rows[DotCall], slabs: Rows[DotSlab], boxes: Rows[PackedBox],
-    last: Rows[PackedBox], taps: Rows[DotTap], small: Table,
+    last: Rows[PackedBox], taps: Rows[DotTap], underflowed: Table,
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the one share's groups.
 
-    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. `small` has a row
-    for each group: the pairs of blocks that `_plain` found to be so.
+    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. `underflowed` has
+    a row for each group: the pairs of blocks that `_find_dense` found to be so.
     """
     call = calls[0]
     share = shares[0]
     channels, phases = share.a.channels, share.phases
     a_peaks, b_peaks = np.empty((channels + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
-    plain = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
-    odd = np.empty((2, max(channels, share.b.channels)), np.int64)
+    dense = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
+    nonfinite = np.empty((2, max(channels, share.b.channels)), np.int64)
     packings = np.empty(2, PACKING)
     packings[0], packings[1] = share.a, share.b
     for i in range(2):
@@ -366,12 +368,12 @@ def add_dots(
         for g in range(share.groups):
             sums = call.acc + g * share.acc_group
             narrow.source = call.b + share.b.source + g * share.b_group
-            _pack(narrow, now[phases:], b_last, b_peaks, odd[1])
+            _pack(narrow, now[phases:], b_last, b_peaks, nonfinite[1])
             wide.source = call.a + share.a.source + g * share.a_group
-            _pack(wide, now[:phases], a_last, a_peaks, odd[0])
+            _pack(wide, now[:phases], a_last, a_peaks, nonfinite[0])
             a_last, b_last = now[:phases], now[phases:]
-            _plain(wide.parts, a_peaks, b_peaks, small[g], plain)
+            _find_dense(wide.parts, a_peaks, b_peaks, underflowed[g], dense)
             call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk(table, share, slab, taps, call, plain, sums)
+            _walk(table, share, slab, taps, call, dense, sums)
             call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk_exactly(table[EXACT + wide.parts - 1], share, slab, taps, packings, plain, odd, sums)
+            _walk_exactly(table[EXACT + wide.parts - 1], share, slab, taps, packings, dense, nonfinite, sums)

@@ -79,10 +79,10 @@ class DotPart(Part):
             b=tuple(b[0]),
         )
 
-    def _small(self, first: int) -> Table:
+    def _underflowed(self, first: int) -> Table:
         """Return the marks of pairs of blocks, which are new where sums begin."""
         shape = self.g1 - self.g0, -(-self.plan.channels // TILE) * (self.width // TILE)
-        marks = arena("small", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
+        marks = arena("underflowed", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
         if first in self.starts:
             marks[...] = 0
         return marks
@@ -98,8 +98,8 @@ class DotPart(Part):
             rows=len(plan.offsets),
         )  # fmt: skip
         boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
-        small = self._small(some.start)
-        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, small)
+        underflowed = self._underflowed(some.start)
+        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, underflowed)
         arena_keeps("vector", self, some.stop - 1)
 
 

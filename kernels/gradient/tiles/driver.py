@@ -28,10 +28,10 @@ from kernels.gradient.tiles.records import (
     Line,
     Packed,
     Range,
-    Share,
     Slab,
     Tile,
     TileCall,
+    TileShare,
     Visit,
     WalkTables,
     Weights,
@@ -59,7 +59,7 @@ BATCH, ELEMENT, GROUP, PACKED, VISIT = (each.dtype for each in (Batch, Element, 
 
 
 @jit
-def _pack_vector(share: Share, packed: Packed, box: Box, blocks: Rows[Block], parts: Rows[Panel]) -> None:
+def _pack_vector(share: TileShare, packed: Packed, box: Box, blocks: Rows[Block], parts: Rows[Panel]) -> None:
     """Pack groups of the vector tensor, a panel for each lane block; `parts` is scratch."""
     vector, row, source = share.vector, 0, packed.source
     for axis in range(4):
@@ -76,7 +76,7 @@ def _pack_vector(share: Share, packed: Packed, box: Box, blocks: Rows[Block], pa
 
 
 @jit
-def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel]) -> int:
+def _pack_scalar(share: TileShare, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel]) -> int:
     """Bring groups of the scalar tensor to where the tiles read them; return the address of position 0.
 
     `parts` is scratch.
@@ -109,7 +109,9 @@ def _pack_scalar(share: Share, packed: Packed, box: Box, lines: Rows[Line], part
 
 
 @jit
-def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], first: int, zero: int, visits: Rows[Visit]) -> int:
+def _clip(
+    at: Vector, share: TileShare, slab: Slab, ranges: Rows[Range], first: int, zero: int, visits: Rows[Visit]
+) -> int:
     """Clip ranges of one walk, from the `first` on, to the block at (n, d, h, w), as many as there is room for.
 
     Gives the number of the next range. A range has its visit at the same place for each block; one that is outside has
@@ -174,7 +176,7 @@ def _list(visit: Visit, segment: int, line: int, elements: Rows[Element], first:
 
 
 @jit
-def _walk(table: Vector, share: Share, slab: Slab, tables: WalkTables, batch: Batch, group: Group) -> None:
+def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch: Batch, group: Group) -> None:
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.gradient.tiles.unit`.
 
     A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
@@ -244,7 +246,7 @@ def _walk(table: Vector, share: Share, slab: Slab, tables: WalkTables, batch: Ba
 
 @jit
 def add_slabs(
-    table: Vector, shares: Rows[Share], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
+    table: Vector, shares: Rows[TileShare], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
     lines: Rows[Line], ranges: Rows[Range], tiles: Rows[Tile],
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the groups and lane blocks of the one share.

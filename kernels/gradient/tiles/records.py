@@ -13,7 +13,7 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import TAPS
 
 __all__ = [
-    "Block", "Box", "Group", "Line", "Packed", "Packs", "Range", "Share", "Slab", "Source", "Tile", "TileCall",
+    "Block", "Box", "Group", "Line", "Packed", "Packs", "Range", "Slab", "Source", "Tile", "TileCall", "TileShare",
     "Visit", "WalkTables", "Weights",
 ]  # fmt: skip
 
@@ -147,7 +147,7 @@ class Packs(Record):
     plane: int
 
 
-class Share(Record):
+class TileShare(Record):
     """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
 
     With `lanewise` every lane is a convolution group; `lane_groups` are left, and a tile sums so many `vectors` of

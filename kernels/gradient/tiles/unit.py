@@ -24,7 +24,7 @@ from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import depthwise_entry
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
-from kernels.gradient.tiles.records import Packs, Share, Source, TileCall, Weights
+from kernels.gradient.tiles.records import Packs, Source, TileCall, TileShare, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
@@ -218,7 +218,7 @@ class TilePart(Part):
             plane=plan.scalar.plane,
         )  # fmt: skip
         self.share = row_of(
-            Share,
+            TileShare,
             kind=KINDS[problem.dtype],
             groups=1 if plan.direct else groups,
             lanewise=plan.lanes_are_groups,
