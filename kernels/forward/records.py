@@ -157,7 +157,8 @@ class GatherShare(Record):
     `order` is 1 where they are numbered forwards, -1 where backwards, 0 otherwise.
 
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
-    a line if `inside`. Only with `flushes` are they then added up by themselves.
+    a line if `inside`. Only with `flushes` are they then added up by themselves. A tap may leave out `skips` rows at
+    either end of a tile.
 
     With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. They are
     `grouped` where a group has as many src channels, so that src has the same lanes as dst. Without `lanewise`,
@@ -190,6 +191,7 @@ class GatherShare(Record):
     group: int
     inside: bool
     flushes: bool
+    skips: int
     lanewise: bool
     grouped: bool
     multiplier: int

@@ -13,7 +13,7 @@ import numpy as np
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.dtypes import KINDS
-from kernels.emit.brgemm import MASKS, MICRO, ROWS, grouped, micro_table
+from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, grouped, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, line_table, line_taps
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
@@ -194,6 +194,7 @@ class _Gather(Share):
             group=group,
             inside=inside,
             flushes=problem.dtype != "bf16" and taps * words > self.limit,
+            skips=0 if compact else SKIPS,
             lanewise=self.lanewise,
             grouped=self.grouped,
             multiplier=self.many,
