@@ -23,6 +23,9 @@ Stored = Callable[[int, int], npt.NDArray[Any]]
 _BOX_BYTES = 1 << 19
 """What a box should take of a cache: it stays in L2."""
 
+_POSITIONS = 1 << 8
+"""Positions of a box, even if they take more of a cache: packing fewer takes as long."""
+
 _LEAST_POSITIONS, _CALL_MACS = 1 << 6, 1 << 28
 """Positions of a box at least, multiply-adds at most: a unit checks every few milliseconds if it was cancelled."""
 
@@ -40,7 +43,7 @@ def cut(sizes: Sequence[int], group: int, whole: int, macs: int) -> list[tuple[l
 
     A position takes `group` bytes for each group and `whole` for all of them, and so many multiply-adds.
     """
-    most = min(_BOX_BYTES // group, _MOST_BYTES // whole, _CALL_MACS // max(1, macs))
+    most = min(max(_POSITIONS, _BOX_BYTES // group), _MOST_BYTES // whole, _CALL_MACS // max(1, macs))
     most = max(_LEAST_POSITIONS, most)
     axis = next(axis for axis in range(3) if axis == 2 or prod(sizes[axis + 1 :]) <= most)
     step = max(1, most // max(1, prod(sizes[axis + 1 :])))

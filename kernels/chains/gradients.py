@@ -32,7 +32,7 @@ _WIDE_COST = 1.5
 """What a sum of a wide tile costs, which loads all factors, of one that takes each for all lanes."""
 
 _BLOCK = 256
-"""Positions of a block: a panel of them takes half of L1."""
+"""Positions of a block: a panel of them takes as much as L1, and an image of 14 x 14 is one block."""
 
 _PAD = 8
 """Values that keep positions from lying at powers of two, where they meet in few sets of L1."""
@@ -62,7 +62,7 @@ class _Gradient:
         self.pitch = self.lines * (row if self.by_group else many) + _PAD
         axes, taps = self._axes(), prod(problem.kernel)
         self._cut(axes, many * wide * narrow * taps)
-        self.share, points, line = np.zeros(1, Share.dtype), prod(self.room[not self.lines_wide]), 8 * lanes
+        self.share, points, line = np.zeros(1, Share.dtype), self._points(), 8 * lanes
         share = self.share[0]
         share["block"], share["segment"] = self._block(), 1 << 62
         share["acc_step"], share["scalar_row"] = parts, 8 * row
@@ -130,6 +130,10 @@ class _Gradient:
         planes = max(1, _BLOCK // (width * height)) if lines >= height else 1
         return 1, min(depth, planes), min(height, lines), ceil(width / ceil(width / _BLOCK))
 
+    def _points(self) -> int:
+        """Return the positions of a panel, an odd number: panels at powers of two would meet in few sets of L1."""
+        return prod(self.room[not self.lines_wide]) | 1
+
     def _view(self, stored: Stored, image: int, *, wide: bool) -> Values:
         """View an image of a tensor as (d, h, w, groups, channels): those of the part, and the positions that meet."""
         some = self.part.wide if wide else self.part.narrow
@@ -150,10 +154,14 @@ class _Gradient:
 
     def _pack_columns(self, box: Values) -> Array:
         """Pack panels of all positions for each group, or each channel."""
-        packed = room("panels", self.outer, self.panels, *self.room[not self.lines_wide], self.lanes)
+        if self.problem.data_format == "NXC":  # panels would read a few bytes of each position in turn
+            box = box.copy()
+        sizes, whole = self.room[not self.lines_wide], self.across // self.lanes
+        packed = room("panels", self.outer, self.panels, self._points(), self.lanes)
         box = np.moveaxis(box, -1 if self.by_group else -2, 0)
-        sizes, whole = box.shape[1:4], self.across // self.lanes
-        panels, some = packed[(slice(None), slice(None), *map(slice, sizes))], box[..., : whole * self.lanes]
+        panels = packed[:, :, : prod(sizes)].reshape(self.outer, self.panels, *sizes, self.lanes)
+        (_, depth, height, width), some = box.shape[:4], box[..., : whole * self.lanes]
+        panels = panels[:, :, :depth, :height, :width]
         panels[:, :whole] = np.moveaxis(some.reshape(*box.shape[:-1], whole, self.lanes), -2, 1)
         if whole < self.panels:
             rest = self.across - whole * self.lanes
