@@ -22,7 +22,7 @@ class Generation:
     shared: int
 
 
-GENERATIONS = (Generation(80, 108, 166912), Generation(90, 132, 232448), Generation(100, 148, 232448))
+GENERATIONS = (Generation(80, 108, 101376), Generation(90, 132, 232448), Generation(100, 148, 232448))
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,12 @@ class Blocks:
 
 
 def generation(capability: int) -> Generation:
-    """Return the newest generation that code for a compute capability, such as 90 for 9.0, may be of."""
-    return max((each for each in GENERATIONS if each.capability <= capability), key=lambda each: each.capability)
+    """Return the generation for a compute capability, such as 90 for 9.0.
+
+    Those of 9.0 and 10.0 have matrix units and shared memory of their own. All others, 12.0 among them, have what 8.0
+    has, but for the shared memory: 8.6, 8.9 and 12.0 have 101,376 bytes for a block, which its blocks fit.
+    """
+    return next((each for each in GENERATIONS if each.capability // 10 == capability // 10), GENERATIONS[0])
 
 
 def blocks_of_dst(of: Generation, parts: int, src: int, dst: int) -> Blocks:

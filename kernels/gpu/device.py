@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-__all__ = ["LEAST_CAPABILITY", "LEAST_TRITON", "REFERENCE_NAME", "GpuMemoryError", "describe", "main", "refuse"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "LEAST_CAPABILITY",
+    "LEAST_TRITON",
+    "REFERENCE_NAME",
+    "GpuMemoryError",
+    "describe",
+    "main",
+    "refuse",
+    "refuse_gpu",
+]
 
 LEAST_CAPABILITY = 80
 LEAST_TRITON = (3, 6)
@@ -47,11 +60,18 @@ def refuse() -> str | None:
         except RuntimeError as error:  # it says if the driver is missing or too old
             return f"no GPU can be used: {str(error).splitlines()[0]}"
         return "this machine has no GPU that PyTorch can use"
-    major, minor = torch.cuda.get_device_capability()
-    if 10 * major + minor < LEAST_CAPABILITY:
-        name, least = torch.cuda.get_device_name(), LEAST_CAPABILITY / 10
-        return f"{name} has compute capability {major}.{minor}, but these kernels need {least} or newer"
-    return None
+    return refuse_gpu(None)
+
+
+def refuse_gpu(device: torch.device | None) -> str | None:
+    """Return in one line why a GPU, by default the current one, can't be used; None if it can."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor >= LEAST_CAPABILITY:
+        return None
+    name, least = torch.cuda.get_device_name(device), LEAST_CAPABILITY / 10
+    return f"{name} has compute capability {major}.{minor}, but these kernels need {least} or newer"
 
 
 def describe() -> str:

@@ -52,9 +52,22 @@ def split(values: tl.tensor, parts: tl.tensor, count: tl.tensor, BLOCK: tl.const
     low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
     # The payload of a NaN may be in the bits that are cut.
     high = tl.where(value != value, float("nan"), high)
-    tl.store(parts + i, high.to(tl.bfloat16), real)
-    tl.store(parts + count + i, middle, real)
-    tl.store(parts + 2 * count + i, low, real)
+    to = parts + i
+    tl.store(to, high.to(tl.bfloat16), real)
+    tl.store(to + count, middle, real)
+    tl.store(to + count + count, low, real)  # twice the count may not fit into its 32 bits
+
+
+@triton.jit
+def _parts(at: tl.tensor, part: tl.tensor, real: tl.tensor, PARTS: tl.constexpr) -> tl.tensor:
+    """Return a tile of each of three parts, which are `part` elements apart; of one, the same tile three times."""
+    first = tl.load(at, real, 0.0)
+    second = first
+    third = first
+    if PARTS == 3:
+        second = tl.load(at + part, real, 0.0)
+        third = tl.load(at + part + part, real, 0.0)  # as in `split`
+    return first, second, third
 
 
 @triton.jit
@@ -146,22 +159,13 @@ def multiply_dst(
             met &= (at_h[:, None] + to_h >= 0) & (at_h[:, None] + to_h < size_h)
             met &= (at_w[:, None] + to_w >= 0) & (at_w[:, None] + to_w < size_w)
             met = met & real
-            a = start + ((to_d * size_h + to_h) * size_w + to_w) * channels + c
+            a = start + ((to_d.to(tl.int64) * size_h + to_h) * size_w + to_w) * channels + c
             position = (first_d + t_d * tap_d) * kernel_h + first_h + t_h * tap_h
             position = position * kernel_w + first_w + t_w * tap_w
             b = taps + position * outside * inside + c
             there = real & (o < outside)[:, None]
-            a0 = tl.load(a, met, 0.0)
-            b0 = tl.load(b, there, 0.0)
-            a1 = a0
-            a2 = a0
-            b1 = b0
-            b2 = b0
-            if PARTS == 3:
-                a1 = tl.load(a + src_part, met, 0.0)
-                b1 = tl.load(b + weights_part, there, 0.0)
-                a2 = tl.load(a + 2 * src_part, met, 0.0)
-                b2 = tl.load(b + 2 * weights_part, there, 0.0)
+            a0, a1, a2 = _parts(a, src_part, met, PARTS)
+            b0, b1, b2 = _parts(b, weights_part, there, PARTS)
             total = multiply(total, a0, a1, a2, b0.T, b1.T, b2.T, PARTS)
         if BIAS:
             total += tl.load(bias + group * outside + o, o < outside, 0.0).to(tl.float32)[None, :]
@@ -237,7 +241,8 @@ def multiply_weights(
         there = c < many_wide
     k = tl.arange(0, DEPTH)
     channels = groups * many_wide
-    from_wide = ((to_d * size_h + to_h) * size_w + to_w) * channels + group * many_wide + c[None, :]
+    from_wide = (to_d.to(tl.int64) * size_h + to_h) * size_w + to_w
+    from_wide = from_wide * channels + group * many_wide + c[None, :]
     from_narrow = group * many_narrow + i[None, :]
     begin = tl.program_id(1) * chunk
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -256,18 +261,9 @@ def multiply_weights(
         b = wide + at * channels + from_wide
         real = (m < pixels)[:, None] & (i < many_narrow)[None, :]
         a = narrow + m.to(tl.int64)[:, None] * (groups * many_narrow) + from_narrow
-        a0 = tl.load(a, real, 0.0)
-        b0 = tl.load(b, met, 0.0)
-        a1 = a0
-        a2 = a0
-        b1 = b0
-        b2 = b0
-        if PARTS == 3:
-            a1 = tl.load(a + narrow_part, real, 0.0)
-            b1 = tl.load(b + wide_part, met, 0.0)
-            a2 = tl.load(a + 2 * narrow_part, real, 0.0)
-            b2 = tl.load(b + 2 * wide_part, met, 0.0)
+        a0, a1, a2 = _parts(a, narrow_part, real, PARTS)
+        b0, b1, b2 = _parts(b, wide_part, met, PARTS)
         total = multiply(total, a0.T, a1.T, a2.T, b0, b1, b2, PARTS)
     to = parts + ((tl.program_id(1).to(tl.int64) * groups + group) * taps * many_narrow) * many_wide
-    to = to + ((tap * many_narrow) * many_wide + c)[None, :] + (i * many_wide)[:, None]
+    to = to + (tap.to(tl.int64) * many_narrow * many_wide + c)[None, :] + (i.to(tl.int64) * many_wide)[:, None]
     tl.store(to, total, (i < many_narrow)[:, None] & there[None, :])

@@ -133,6 +133,23 @@ def test_a_service_names_its_gpu_and_computes_there() -> None:
     assert page["workers"] == {"ready": 1, "wanted": 1}
 
 
+def test_copies_that_do_not_fit_are_too_large(client: convgrad.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays and tensors whose copies the GPU's memory does not hold are an error of the client's, not PyTorch's."""
+    import torch
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    array = np.ones((1, 2, 3, 3), np.float32)
+    tensor = torch.from_numpy(array).to(device()).transpose(2, 3)
+    for name, src, bias in (("to", array, array[0, :, 0, 0]), ("contiguous", tensor, tensor[0, :, 0, 0])):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, name, fail)
+            with pytest.raises(convgrad.TooLarge, match="bytes of the GPU's memory"):
+                client.run("BiasAdd", {"src": src, "bias": bias}, {"data_format": "NCX"})
+    assert (client.run("BiasAdd", {"src": array, "bias": array[0, :, 0, 0]}, {"data_format": "NCX"}) == 2).all()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="needs the memory of a GPU")
 def test_out_of_memory_is_an_error_that_names_sizes(client: convgrad.Client) -> None:
     """A call that the GPU's memory does not hold is too large, with both numbers, and the next one is computed."""

@@ -95,7 +95,7 @@ def products(op: str, dtype: str, data_format: str) -> Case:
     transposed = op.startswith("ConvTranspose")
     small, large = (3, 5), (6, 9)
     return Case(
-        op=op, dtype=dtype, n=2, src_channels=40, dst_channels=36, src_spatial=small if transposed else large,
+        op=op, dtype=dtype, n=2, src_channels=40, dst_channels=18, src_spatial=small if transposed else large,
         dst_spatial=large if transposed else small, kernel=(3, 3), strides=(2, 2), pads_begin=(1, 1), pads_end=(0, 1),
         data_format=data_format, weights_format="IOX" if transposed else "OIX", groups_axis="O" if transposed else "I",
     )  # fmt: skip
@@ -113,6 +113,22 @@ def test_blocks_of_products(op: str, dtype: str) -> None:
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
         used = prepared(harness.problem_of(case), False, device()).kernel
         assert used == ("multiply_weights" if op.endswith("Weights") else "multiply_dst")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the memory is the CPU's")
+def test_parts_of_large_tensors() -> None:
+    """Three parts of a tensor of more than 2^30 elements, at offsets beyond 31 bits, are its values."""
+    import torch
+
+    from kernels.gpu.products import split
+    from tests.kernels.gpu.parts import add_parts
+
+    count = (1 << 30) + 64
+    parts = torch.from_numpy(np.empty(3 * count, np.uint16)).view(torch.bfloat16)  # of pages that are not touched
+    values, found = torch.randn(64), torch.zeros(64)
+    split[(1,)](values, parts, count, BLOCK=64)
+    add_parts[(1,)](parts, count, found, BLOCK=64)
+    assert torch.equal(found, values)
 
 
 @pytest.mark.parametrize("op", WITH_WEIGHTS)

@@ -77,6 +77,7 @@ Triton 3.9.0; another version may need others.
 """
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("of", GENERATIONS, ids=lambda of: str(of.capability))
 def test_compiled_kernels(of: Generation) -> None:
     """Kernels of products spill no register and fit the shared memory; sums of float64 that are exact fuse nothing."""
