@@ -13,18 +13,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.chains.units import units_of
-from kernels.gpu.configurations import Generation, blocks_of_dst, blocks_of_weights, chunk_of, chunks_of, generation
-from kernels.gpu.device import GpuMemoryError, refuse_gpu
-from kernels.gpu.launches import Launch
-from kernels.gpu.products import multiply_dst, multiply_weights, split
+from kernels.gpu import configurations
+from kernels.gpu.configurations import Generation, chunk_of, chunks_of, generation
+from kernels.gpu.device import GpuMemoryError, refuse
+from kernels.gpu.launches import ALIGNED, Launch
+from kernels.gpu.products import multiply_boxes, multiply_dst, multiply_weights, split
 from kernels.gpu.sums import add_bias, sum_channels, sum_dst, sum_weights
 from kernels.gpu.tables import bias_problem, phases_of, pixels_of, spans_of, sums_of
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import REFERENCE
 
-__all__ = ["TORCH_DTYPES", "compute", "memory_error", "prepared"]
+__all__ = ["TORCH_DTYPES", "compute", "prepared"]
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 
@@ -39,6 +41,11 @@ _LOWEST, _HIGHEST = 2.0**-480, 2.0**480
 
 _BLOCK = 1024
 
+_MOST_WASTE = 1.25
+"""Positions of boxes, to those of dst, from which on blocks are no boxes."""
+
+Box = tuple[list[int], list[int]]
+
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -48,34 +55,35 @@ class _Prepared:
     kernel: str
 
 
-def compute(problem: ConvProblem, *inputs: Tensor, reference: bool = False) -> Tensor:
-    """Compute a problem from contiguous tensors of its `input_shapes` and dtype, on the device of the first.
+def compute(problem: ConvProblem, *inputs: Tensor, reference: bool = False, device: Any = None) -> Tensor:
+    """Compute a problem from tensors of its `input_shapes` and dtype, on a device, by default that of the first.
 
     With `reference`, and always for f64, the result has the bits of the CPU's reference kernel. Only f64 waits for the
     GPU, to find values beyond 2**-480 and 2**480, Inf or NaN: such tensors are summed on the CPU.
 
     Raises `GpuMemoryError` if the GPU's memory does not hold what is needed beside the inputs.
     """
-    device = inputs[0].device
+    device = device or inputs[0].device
     try:
+        inputs = tuple([each.detach().to(device).contiguous() for each in inputs])
         found = prepared(problem, reference, device)
         if device.type != "cuda":  # Triton's interpreter
             return found.run(*inputs)
         with torch.cuda.device(device):
             return found.run(*inputs)
     except torch.OutOfMemoryError as error:
-        raise memory_error(problem, device) from error
+        raise GpuMemoryError(_bytes_of(problem), _free(device)) from error
 
 
-def memory_error(problem: ConvProblem, device: torch.device) -> GpuMemoryError:
-    """Return the error of a problem that the GPU's memory does not hold."""
-    free = 0
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
-        within = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
-        free = max(0, min(free, within)) + reserved - torch.cuda.memory_allocated(device)
-    return GpuMemoryError(_bytes_of(problem), free)
+def _free(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory that this process can still have."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    within = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    found: int = max(0, min(free, within)) + reserved - torch.cuda.memory_allocated(device)
+    return found
 
 
 def _bytes_of(problem: ConvProblem) -> int:
@@ -112,7 +120,7 @@ def prepared(problem: ConvProblem, reference: bool, device: torch.device) -> _Pr
 def _generation(device: torch.device) -> Generation:
     if device.type != "cuda":
         return generation(90)
-    if (refusal := refuse_gpu(device)) is not None:  # another one than the first
+    if (refusal := refuse(device)) is not None:  # another one than the first
         raise RuntimeError(refusal)
     major, minor = torch.cuda.get_device_capability(device)
     return generation(10 * major + minor)
@@ -276,7 +284,7 @@ def _fast_dst(problem: ConvProblem, of: Generation, device: torch.device) -> tup
     if phases is None or max(sizes) >= 1 << 31 or dims.groups >= 1 << 16:
         return None, ""
     (table,) = _on(device, phases)
-    blocks = blocks_of_dst(of, parts, dims.src_channels, dims.dst_channels)
+    blocks = configurations.blocks_of_dst(of, parts, dims.src_channels, dims.dst_channels)
     flat = triton.next_power_of_2(dims.src_channels) if dims.src_channels < _FEW_CHANNELS else 0
     grid = (
         ceil(int(phases[:, -1].max()) / blocks.rows) * ceil(dims.dst_channels / blocks.columns),
@@ -288,9 +296,11 @@ def _fast_dst(problem: ConvProblem, of: Generation, device: torch.device) -> tup
         PARTS=parts, FLAT=flat, BIAS=problem.bias, FIRST=problem.data_format == "NCX", ROWS=blocks.rows,
         COLUMNS=blocks.columns, DEPTH=blocks.depth, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    repair = _sum_dst(problem, device, repairs=True)
     data, factors = _data(problem, parts, problem.input_shapes[0]), _factors(problem, parts)
-    shape = problem.output_shape
+    name, shape, repair = "multiply_dst", problem.output_shape, _sum_dst(problem, device, repairs=True)
+    if (boxes := _boxes(problem, of, phases)) is not None:
+        name, (launch, src_box, weights_box) = "multiply_boxes", boxes
+        data, factors = _described(data, *src_box), _described(factors, *weights_box)
 
     def run(src: Tensor, weights: Tensor, *bias: Tensor) -> Tensor:
         dst = src.new_empty(shape)
@@ -298,7 +308,41 @@ def _fast_dst(problem: ConvProblem, of: Generation, device: torch.device) -> tup
         launch(data(src), factors(weights), bias[0] if bias else dst, dst, flag, table)
         return repair(src, weights, *bias, dst, flag)
 
-    return run, "multiply_dst"
+    return run, name
+
+
+def _boxes(problem: ConvProblem, of: Generation, phases: np.ndarray[Any, Any]) -> tuple[Launch, Box, Box] | None:
+    """Return the launch of `multiply_boxes`, and the shape and block of its operands; None where it serves badly."""
+    dims, parts = problem.dims, _parts(problem)
+    blocks = configurations.blocks_of_boxes(of, parts, dims.dst_channels)
+    sizes = [dims.n, *phases[:, [0, 12, 24]].max(0).tolist()]
+    box = configurations.box_of(blocks.rows, sizes)
+    counts = [ceil(size / side) for size, side in zip(sizes, box, strict=True)]
+    if (
+        of.capability < 90 or dims.src_channels % blocks.depth or dims.dst_channels < _FEW_CHANNELS
+        or (phases[:, [8, 20, 32]] != 1).any() or prod(counts) * blocks.rows > _MOST_WASTE * prod(sizes)
+    ):  # fmt: skip
+        return None
+    launch = Launch(
+        multiply_boxes, (prod(counts) * ceil(dims.dst_channels / blocks.columns), len(phases), dims.groups),
+        dims.n, dims.src_channels, dims.dst_channels,
+        PARTS=parts, BIAS=problem.bias, FIRST=problem.data_format == "NCX", N=box[0], D=box[1], H=box[2], W=box[3],
+        COLUMNS=blocks.columns, DEPTH=blocks.depth, num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    src = [parts * dims.n, *dims.src, dims.groups * dims.src_channels]
+    weights = [parts * prod(problem.weights_shape) // dims.src_channels, dims.src_channels]
+    return launch, (src, [*box, blocks.depth]), (weights, [blocks.columns, blocks.depth])
+
+
+def _described(operand: Callable[[Tensor], Tensor], shape: list[int], block: list[int]) -> Callable[[Tensor], Any]:
+    """Return what makes the description of an operand for bulk copies, which need it to be aligned."""
+    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+    def describe(tensor: Tensor) -> TensorDescriptor:
+        found = operand(tensor)
+        return TensorDescriptor(found if found.data_ptr() % ALIGNED == 0 else found.clone(), shape, strides, block)
+
+    return describe
 
 
 def _fast_weights(
@@ -309,7 +353,7 @@ def _fast_weights(
     if dims.wide_channels * dims.narrow_channels <= 4 and prod(dims.kernel) < 1 << 14:
         return _sum_channels(problem, of, device), "sum_channels"
     pixels = dims.n * prod(dims.narrow)
-    blocks = blocks_of_weights(of, parts, dims.narrow_channels, dims.wide_channels)
+    blocks = configurations.blocks_of_weights(of, parts, dims.narrow_channels, dims.wide_channels)
     flat = triton.next_power_of_2(dims.wide_channels) if dims.wide_channels < _FEW_CHANNELS else 0
     taps = prod(dims.kernel)
     columns = ceil(taps * flat / blocks.columns) if flat else taps * ceil(dims.wide_channels / blocks.columns)
@@ -318,7 +362,7 @@ def _fast_weights(
     chunk = chunk_of(pixels, chunks, blocks.depth)
     chunks = ceil(pixels / chunk)
     found = pixels_of(problem, chunk)
-    if found is None or prod(dims.wide) >= 1 << 31 or dims.groups >= 1 << 16:
+    if found is None or max(prod(dims.wide), prod(problem.output_shape)) >= 1 << 31 or dims.groups >= 1 << 16:
         return None, ""
     (table,) = _on(device, found)
     shapes = [problem.input_shapes[place] for place in problem.places]

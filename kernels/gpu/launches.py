@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["Launch"]
+__all__ = ["ALIGNED", "Launch"]
 
-_ALIGNED = 16
+ALIGNED = 16
 """Bytes of an alignment that Triton compiles loads for."""
 
 
@@ -35,8 +36,8 @@ class Launch:
             return
         bits = 0
         for tensor in tensors:
-            bits |= tensor.data_ptr()
-        if bits % _ALIGNED:
+            bits |= (tensor.base if type(tensor) is TensorDescriptor else tensor).data_ptr()
+        if bits % ALIGNED:
             self.find(self.kernel[self.grid], tensors)
         elif self._aligned is not None:
             self._aligned(*tensors, *self._rest)

@@ -1,4 +1,4 @@
-"""What the kernels on a GPU are told of a problem: integers in the places that `SUMS`, `PHASE` and `PIXELS` name."""
+"""What the kernels on a GPU are told of a problem: integers in the places that they name."""
 
 from __future__ import annotations
 

@@ -58,14 +58,14 @@ def main() -> None:
     driver.keeps = False
     triton.runtime.driver.set_active(driver)
     client = convgrad.local(device="cuda").open()
-    attributes = {"strides": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "dilations": [1, 1],
+    attributes = {"strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0], "dilations": [1, 1],
                   "data_format": "NXC", "weights_format": "OIX"}  # fmt: skip
     prepared = Launch.__call__
     for dtype in ("bf16", "f32"):
         for op, names in OPS.items():
             problem = ConvProblem(
-                op=op, dtype=dtype, n=1, src_channels=17, dst_channels=17, groups=1, src_spatial=(2, 2),  # type: ignore[arg-type]
-                dst_spatial=(2, 2), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
+                op=op, dtype=dtype, n=32, src_channels=64, dst_channels=64, groups=1, src_spatial=(2, 2),  # type: ignore[arg-type]
+                dst_spatial=(2, 2), kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads_begin=(0, 0),
                 data_format="NXC", weights_format="OIX",
             )  # fmt: skip
             inputs = [torch.zeros(shape, dtype=compute.TORCH_DTYPES[dtype]) for shape in problem.input_shapes]
@@ -76,7 +76,7 @@ def main() -> None:
             Launch.__call__ = prepared  # type: ignore[method-assign]
             given: dict[str, Any] = dict(zip(names, inputs, strict=True))
             if op.endswith("Weights"):
-                given["weights_shape"] = [17, 17, 3, 3]
+                given["weights_shape"] = [64, 64, 1, 1]
             whole = microseconds(partial(client.run, op, given, attributes))
             print(f"{op} {dtype}: kernels {times[0]:.0f}, searched {times[1]:.0f}; whole call {whole:.0f}", flush=True)
 

@@ -115,6 +115,41 @@ def test_blocks_of_products(op: str, dtype: str) -> None:
         assert used == ("multiply_weights" if op.endswith("Weights") else "multiply_dst")
 
 
+@pytest.mark.parametrize("op", ["Convolution", "ConvolutionBackwardData"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_blocks_that_are_boxes(op: str, dtype: str) -> None:
+    """Boxes of positions, at the edges of images, sum what they should, in groups, with bias, and strides of dst."""
+    from kernels.gpu.compute import prepared
+
+    strided = op == "ConvolutionBackwardData"
+    case = Case(
+        op=op, dtype=dtype, n=8, src_channels=128, dst_channels=128, groups=2, kernel=(3, 3), pads_begin=(1, 1),
+        src_spatial=(14, 8) if strided else (7, 4), dst_spatial=(7, 4), strides=(2, 2) if strided else (1, 1),
+        pads_end=(0, 0) if strided else (1, 1), data_format="NXC",
+    )  # fmt: skip
+    inputs = case.inputs()
+    assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+    assert prepared(harness.problem_of(case), False, device()).kernel == "multiply_boxes"
+
+
+def test_random_boxes() -> None:
+    """Integers in boxes of one to three axes, whatever steps, pads, taps, layout and groups, have the oracle's bits."""
+    from kernels.gpu.compute import prepared
+
+    rng, found = np.random.default_rng([49, 200]), 0
+    while found < (2 if INTERPRETED else 200):
+        case, groups = random_case(rng, small=INTERPRETED), int(rng.integers(1, 3))
+        if case.op in WITH_WEIGHTS and not case.op.endswith("Weights"):
+            channels, n = (
+                64 * groups * int(rng.integers(1, 1 if INTERPRETED else 4, endpoint=True)),
+                rng.integers(1, 40),
+            )
+            case = replace(case, n=int(n), groups=groups, src_channels=channels, dst_channels=channels)
+            if prepared(harness.problem_of(case), False, device()).kernel == "multiply_boxes":
+                inputs, found = case.inputs(), found + 1
+                assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="the memory is the CPU's")
 def test_parts_of_large_tensors() -> None:
     """Three parts of a tensor of more than 2^30 elements, at offsets beyond 31 bits, are its values."""

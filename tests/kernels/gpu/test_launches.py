@@ -17,14 +17,14 @@ pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="compiles: wi
 
 SCRIPT = """
 import torch, triton
-from kernels.gpu.compute import TORCH_DTYPES, compute
+from kernels.gpu.compute import compute, prepared
 from tests.kernels.gpu.driver import Driver
 from tests.kernels.gpu.resources import problem
 
 driver = Driver(90)
 triton.runtime.driver.set_active(driver)
-for op in ("Convolution", "ConvolutionBackwardWeights"):
-    one = problem("64 1x1 8", op, "f32")
+for layer, op in (("64 3x3", "Convolution"), ("64 1x1 8", "Convolution"), ("64 1x1 8", "ConvolutionBackwardWeights")):
+    one = problem(layer, op, "f32")
     inputs = [torch.zeros(shape) for shape in one.input_shapes]
     found = []
     for _ in range(3):
@@ -34,6 +34,8 @@ for op in ("Convolution", "ConvolutionBackwardWeights"):
         driver.launched.clear()
     assert found[0] == found[1] == found[2], found
     assert len(found[0]) == 4
+    if layer == "64 3x3":  # bulk copies, of copies that are aligned
+        assert prepared(one, False, inputs[0].device).kernel == "multiply_boxes"
     shifted = torch.zeros(inputs[0].numel() + 1)[1:].view(inputs[0].shape)
     for _ in range(2):
         compute(one, shifted, *inputs[1:])

@@ -6,13 +6,23 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
 
 import convgrad
 from kernels import plan
-from kernels.gpu.configurations import GENERATIONS, blocks_of_dst, blocks_of_weights, chunk_of, chunks_of, generation
+from kernels.gpu.configurations import (
+    GENERATIONS,
+    blocks_of_boxes,
+    blocks_of_dst,
+    blocks_of_weights,
+    box_of,
+    chunk_of,
+    chunks_of,
+    generation,
+)
 from kernels.gpu.device import refuse
 from kernels.gpu.tables import magic, phases_of, pixels_of, spans_of
 from kernels.problem import ConvProblem, Dims
@@ -98,6 +108,17 @@ def test_configurations_fit_the_shared_memory() -> None:
     for of, parts, (few, many) in product(GENERATIONS, (1, 3), product((3, 16, 64, 128, 256, 512), repeat=2)):
         for blocks in (blocks_of_dst(of, parts, few, many), blocks_of_weights(of, parts, few, many)):
             assert (blocks.rows + blocks.columns) * blocks.depth * 2 * parts * blocks.stages <= of.shared
+
+
+def test_boxes_hold_their_rows_and_waste_little() -> None:
+    """A box has its rows, and none if its sides divide the sizes by powers of two."""
+    for rows, sizes in product((128, 256), product((1, 3, 64), (1, 5), (7, 56), (14, 224))):
+        assert prod(box_of(rows, sizes)) == rows
+    assert box_of(128, (64, 1, 56, 56)) == (2, 1, 8, 8)
+    assert box_of(128, (256, 1, 14, 14)) == (32, 1, 2, 2)
+    for of, parts, dst in product(GENERATIONS[1:], (1, 3), (16, 64, 128, 256, 512)):
+        blocks = blocks_of_boxes(of, parts, dst)
+        assert (blocks.rows + blocks.columns) * blocks.depth * 2 * parts * blocks.stages <= of.shared
 
 
 def test_generations() -> None:
