@@ -206,9 +206,9 @@ def multiply_boxes(
     d0 = rest % tl.cdiv(many_d, D) * D
     n0 = rest // tl.cdiv(many_d, D) * N
     if n0 < images:
-        taps_d, first_d, src_d, tap_d, size_d = _taps(row)
-        taps_h, first_h, src_h, tap_h, size_h = _taps(row + 12)
-        taps_w, first_w, src_w, tap_w, size_w = _taps(row + 24)
+        taps_d, first_d, src_d, tap_d, _ = _taps(row)
+        taps_h, first_h, src_h, tap_h, _ = _taps(row + 12)
+        taps_w, first_w, src_w, tap_w, _ = _taps(row + 24)
         at_d = d0 + tl.load(row + 2)
         at_h = h0 + tl.load(row + 14)
         at_w = w0 + tl.load(row + 26)
