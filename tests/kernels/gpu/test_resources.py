@@ -42,7 +42,7 @@ RESOURCES: dict[int, dict[str, tuple[int, int]]] = {
         "256 3x3, ConvolutionBackwardWeights, f32": (105, 73728), "64 3x3, Convolution, bf16": (159, 73752),
         "64 3x3, Convolution, f32": (203, 110680), "64 3x3, ConvTranspose, bf16": (159, 73752),
         "64 3x3, ConvTranspose, f32": (203, 110680), "64 3x3, ConvolutionBackwardWeights, bf16": (82, 49152),
-        "64 3x3, ConvolutionBackwardWeights, f32": (105, 73728), "128 3x3 s2, Convolution, bf16": (170, 98304),
+        "64 3x3, ConvolutionBackwardWeights, f32": (105, 73728), "128 3x3 s2, Convolution, bf16": (173, 98304),
         "128 3x3 s2, Convolution, f32": (133, 110592), "128 3x3 s2, ConvTranspose, bf16": (245, 98328),
         "128 3x3 s2, ConvTranspose, f32": (199, 110680), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (124, 98304),
         "128 3x3 s2, ConvolutionBackwardWeights, f32": (105, 73728), "stem 7x7 s2, Convolution, bf16": (166, 8192),
