@@ -4,7 +4,8 @@
 
 Needs a GPU, the extra [gpu] and, for training steps, torchvision. Prints TFLOP/s of each layer's output and gradients,
 cuDNN's in its better layout, ours channels-last, each a median of several runs in one process after the first, the
-ratios, the relative errors of f32 against float64, and the rates of matrix products as ceilings; then seconds of a
+ratios, the relative errors of f32 against float64, the rates of matrix products as ceilings, and microseconds of the
+host for a call (`tests/kernels/gpu/host.py` has those without a GPU and its driver); then seconds of a
 training step with `torch.use_deterministic_algorithms(True)` and with `convgrad.torch.replace`.
 """
 
@@ -42,6 +43,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 PARTS = ("forward", "data", "weights")
 _RUNS = 7
 _LEAST_S = 5e-3
+_LAUNCHED = 50
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -80,6 +82,27 @@ def of_ours(part: str, stride: int, pad: int, src: Any, weights: Any, diff_dst: 
     if part == "data":
         return convgrad.torch.conv_input(src.shape, weights, diff_dst, stride, pad)
     return convgrad.torch.conv_weight(src, weights.shape, diff_dst, stride, pad)
+
+
+def time_host(dtype: str) -> None:
+    """Print what the host takes to launch a call on a small layer, which it does faster than the GPU computes it."""
+    shapes = (8, 64, 14, 14), (64, 64, 3, 3), (8, 64, 14, 14)
+    first = [torch.randn(shape, device="cuda").to(DTYPES[dtype]) for shape in shapes]
+    tensors = [tensor.contiguous(memory_format=torch.channels_last) for tensor in first]
+    for part in PARTS:
+        found = []
+        for compute in (of_cudnn, of_ours):
+            run = partial(compute, part, 1, 1, *tensors)
+            run()
+            times = []
+            for _ in range(_RUNS):
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                for _ in range(_LAUNCHED):
+                    run()
+                times.append((time.perf_counter() - begun) / _LAUNCHED * 1e6)
+            found.append(statistics.median(times))
+        print(f"{dtype} {part:8} host, us a call: cuDNN {found[0]:.0f} ours {found[1]:.0f}", flush=True)
 
 
 def time_layer(name: str, dtype: str) -> None:
@@ -165,6 +188,7 @@ def main() -> None:
         a, b = (torch.randn(8192, 8192, device="cuda").to(DTYPES[dtype]) for _ in range(2))
         rate = 2 * 8192**3 / seconds(partial(torch.matmul, a, b)) / 1e12
         print(f"{dtype}: matrix products at {rate:.0f} TFLOP/s", flush=True)
+        time_host(dtype)
         for name in flags.layers:
             time_layer(name, dtype)
     if flags.steps and find_spec("torchvision"):

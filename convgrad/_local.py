@@ -47,8 +47,8 @@ def local(
     used. The client works without a block too, and in ``async with`` it gives its asyncio twin.
 
     With `device` "cuda" operations are computed on the first GPU (docs/gpu.md), which needs the extra ``gpu``. Tensors
-    of PyTorch that are there are not copied, and results are such tensors; other results are arrays. All else, such as
-    `verify`, is computed on the CPU.
+    of PyTorch that are there are not copied, and results are such tensors; other results are arrays. All else is
+    computed on the CPU; only `verify` projects tensors on a GPU there.
 
     The first time on a machine the kernels are compiled, which takes half a minute to a minute on two processors;
     `progress` shows a bar meanwhile, by default in terminals and notebooks.

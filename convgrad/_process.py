@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -121,7 +122,7 @@ class Process:
                 call = op, _plain(attributes), metas_of(given), _options(options)
                 prepared = engine.preparer.prepare(*call, verify=verify, tolerance=not verify)
                 if verify:
-                    return engine.judge(prepared, given, stop, _reporting(on_progress))
+                    return engine.judge(prepared, given, stop, _reporting(on_progress), _on_gpu(inputs))
                 report, outputs = engine.tolerance(prepared, given, stop, _reporting(on_progress))
                 return report | {"outputs": outputs}
             case Validate(op, inputs, attributes, options):
@@ -333,6 +334,18 @@ def _tensors(inputs: Inputs, *, f64: bool) -> dict[str, Any]:
         else:
             found[name] = _array(core.tensor(name, value, f64=f64), value)
     return found
+
+
+def _on_gpu(inputs: Inputs) -> dict[str, Any]:
+    """Return the tensors of PyTorch that are on a GPU and have images."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    return {
+        name: value.detach()
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor) and value.is_cuda and "weights" not in name
+    }
 
 
 def _list(value: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from schemas.broken_rules import broken_rule, invalid_params
 from schemas.describe import describe as describe_operation
 from schemas.describe import list_operations
 from schemas.tensors import TensorMeta
+from verify.fast import projections_of
 from verify.tolerance import places_of
 
 __all__ = ["Array", "Computed", "Engine", "Given", "OnPart", "OnProgress", "metas_of"]
@@ -123,10 +125,14 @@ class Engine:
         return describe(self.preparer.prepare(name, attributes, metas, options), self.limits)
 
     def judge(
-        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None = None
-    ) -> dict[str, Any]:
-        """Return the report of a prepared verification: of a result, which is among the inputs."""
-        report, seconds = self._bytes(prepared, inputs, stop, on_progress)
+        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None = None,
+        on_gpu: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return the report of a prepared verification: of a result, which is among the inputs.
+
+        Tensors that are `on_gpu` too, as PyTorch's, are projected there.
+        """
+        report, seconds = self._bytes(prepared, inputs, stop, on_progress, on_gpu or {})
         return report_of(prepared, report.data, prepared.stats(seconds))
 
     def tolerance(
@@ -141,13 +147,19 @@ class Engine:
         return report, dict(zip(("reference", "tolerance"), arrays, strict=True))
 
     def _bytes(
-        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None
-    ) -> tuple[npt.NDArray[np.uint8], float]:
+        self, prepared: Prepared, inputs: Given, stop: Stop, on_progress: OnProgress | None,
+        on_gpu: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[npt.NDArray[np.uint8], float]:  # fmt: skip
         """Return the output of a task that writes bytes, and how long it took."""
         begun = time.perf_counter()
         _check_room(prepared)
         found = np.empty(prepared.plan.problem.output_shape, np.uint8)
-        run(_jobs(prepared, inputs, [found]), self.threads, stop, _counting(on_progress, prepared.units))
+        jobs, on_unit = _jobs(prepared, inputs, [found]), _counting(on_progress, prepared.units)
+        if on_gpu and (plans := projections_of(prepared.plan)) is not None:
+            there = [on_gpu.get(name, inputs[name]) for name in prepared.reads[0]]
+            run([replace(jobs[0], plan=plans[0], inputs=there)], 1, stop, on_unit)
+            jobs = [replace(jobs[0], plan=plans[1])]
+        run(jobs, self.threads, stop, on_unit)
         return found, time.perf_counter() - begun
 
     def operations(self) -> list[dict[str, Any]]:

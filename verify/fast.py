@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -23,7 +23,7 @@ from verify.stopping import Stopped, raising
 from verify.sums import sums_of
 from verify.unit import JUDGE, READ, Verification, staged, write_output
 
-__all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification"]
+__all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification", "projections_of"]
 
 
 _AT_RANDOM = 256
@@ -59,6 +59,17 @@ def plan_fast_verification(
 def fast_scratch(problem: ConvProblem, arithmetic: Arithmetic = PLAIN) -> int:
     """Return the bytes of scratch of a fast verification."""
     return _slot_bytes(Projection(problem, 0)) + read_bytes(problem, arithmetic)
+
+
+def projections_of(plan: Plan) -> tuple[Plan, Plan] | None:
+    """Return the plans of the projections, whose tensors with images may be on a GPU, and of the rest after them.
+
+    None if the plan is another, or rounds the inputs before they are projected.
+    """
+    if not isinstance(plan.problem, FastVerification) or plan.problem.arithmetic.readings:
+        return None
+    *projections, rest = plan.units
+    return replace(plan, units=tuple(projections)), replace(plan, units=(rest,))
 
 
 def _slot_bytes(projection: Projection) -> int:

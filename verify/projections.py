@@ -128,7 +128,7 @@ class Projection:
         return slice(n * block // self.blocks, n * (block + 1) // self.blocks)
 
     def run(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> None:
-        """Write the sums of a block."""
+        """Write the sums of a block. Tensors with images may be PyTorch's, on a GPU: they are projected there."""
         images, data = self.images(block), inputs[:1] if self.original.forward else inputs
         slot[-3:] = _facts([tensor[images] for tensor in data], self.original.dtype)
         (self._forward if self.original.forward else self._weights)(block, inputs, result, slot[:-3], stop)
@@ -362,11 +362,21 @@ def _facts(tensors: Sequence[Storage], dtype: str) -> Array:
     largest = [0.0, 0.0]
     for place, tensor in enumerate(tensors):
         for part in blocks(tensor.shape):
-            values = single(tensor[part], dtype)
-            if (values != np.rint(values)).any():
+            integers, most = _fact(tensor[part], dtype)
+            if not integers:
                 return np.array([0.0, 0.0, 1.0])
-            largest[min(place, 1)] = max(largest[min(place, 1)], float(np.abs(values).max(initial=0.0)))
+            largest[min(place, 1)] = max(largest[min(place, 1)], most)
     return np.array([*largest, 0.0])
+
+
+def _fact(tensor: Storage, dtype: str) -> tuple[bool, float]:
+    """Return whether all values are integers, or Inf, and the largest magnitude."""
+    if not isinstance(tensor, np.ndarray):
+        from kernels.gpu.projections import facts  # loads PyTorch
+
+        return facts(tensor)
+    values = single(tensor, dtype)
+    return not (values != np.rint(values)).any(), float(np.abs(values).max(initial=0.0))
 
 
 def _room(name: str, shape: tuple[int, ...]) -> Array:

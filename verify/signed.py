@@ -29,8 +29,13 @@ def add_signed(
 
     `signs` are (projections, groups, lines), of a multiple of 4 projections. `squares` and `powers`, (groups, values),
     get the squares of the values, and those of the powers of two at or below them, of at least 2 to the power of
-    `DType.least`. All these are written, not added to, if they are `fresh`.
+    `DType.least`. All these are written, not added to, if they are `fresh`. The tensor may be PyTorch's, on a GPU.
     """
+    if not isinstance(tensor, np.ndarray):
+        from kernels.gpu.projections import add_signed as add_on_gpu  # loads PyTorch
+
+        add_on_gpu(tensor, DTYPES[dtype].least, signs, sums, squares, powers, fresh=fresh)
+        return
     rows, groups, lines = signs.shape
     values = tensor.shape[1]
     if not target().compiles:

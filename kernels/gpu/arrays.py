@@ -53,15 +53,13 @@ def device_of(tensors: Mapping[str, Any]) -> str:
 def compute_tensors(plan: Plan, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Compute a plan for a GPU from tensors there, on the current stream of PyTorch; raises what `compute` does."""
     assert isinstance(plan.problem, ConvProblem)
-    given = [each.detach().contiguous() for each in tensors]
-    return compute(plan.problem, *given, reference=plan.kernel == REFERENCE_NAME)
+    return compute(plan.problem, *tensors, reference=plan.kernel == REFERENCE_NAME)
 
 
 def compute_arrays(problem: ConvProblem, inputs: Sequence[Storage], *, reference: bool) -> Storage:
     """Compute a problem from arrays as `kernels.run_unit` takes them; raises what `compute` does."""
-    dtype = TORCH_DTYPES[problem.dtype]
     given = [each if each.flags.writeable else each.copy() for each in inputs]  # PyTorch warns of others
-    tensors = [torch.from_numpy(each).view(dtype).to(_device()) for each in given]
-    found = compute(problem, *tensors, reference=reference).cpu()
+    tensors = [torch.from_numpy(each).view(TORCH_DTYPES[problem.dtype]) for each in given]
+    found = compute(problem, *tensors, reference=reference, device=_device()).cpu()
     stored: Storage = found.view(torch.uint16).numpy() if found.element_size() == 2 else found.numpy()
     return stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 __all__ = ["LEAST_CAPABILITY", "LEAST_TRITON", "REFERENCE_NAME", "GpuMemoryError", "describe", "main", "refuse"]
 
@@ -23,8 +24,8 @@ class GpuMemoryError(MemoryError):
         self.free = free
 
 
-def refuse() -> str | None:
-    """Return in one line why no GPU can be used: packages, driver or GPU; None where the first GPU can."""
+def refuse(device: Any = None) -> str | None:
+    """Return in one line why a GPU, by default the first, can't be used: packages, driver or GPU; None if it can."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -47,9 +48,9 @@ def refuse() -> str | None:
         except RuntimeError as error:  # it says if the driver is missing or too old
             return f"no GPU can be used: {str(error).splitlines()[0]}"
         return "this machine has no GPU that PyTorch can use"
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(device)
     if 10 * major + minor < LEAST_CAPABILITY:
-        name, least = torch.cuda.get_device_name(), LEAST_CAPABILITY / 10
+        name, least = torch.cuda.get_device_name(device), LEAST_CAPABILITY / 10
         return f"{name} has compute capability {major}.{minor}, but these kernels need {least} or newer"
     return None
 

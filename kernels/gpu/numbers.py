@@ -31,9 +31,8 @@ def rounded(values: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
             bits = tl.where(toward_zero.to(tl.float64) != values, bits | 1, bits)
         if DTYPE == tl.bfloat16:  # noqa: SIM300
             bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            found = bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
-        else:
-            found = bits.to(tl.float32, bitcast=True).to(DTYPE)
+            return tl.where(values != values, 0x7FC0, bits).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        found = bits.to(tl.float32, bitcast=True).to(DTYPE)
     return tl.where(values != values, tl.full(values.shape, float("nan"), DTYPE), found)
 
 

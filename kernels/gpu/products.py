@@ -12,29 +12,13 @@ import triton.language as tl
 
 from kernels.gpu.numbers import divide, is_not_finite, multiply, rounded
 
-__all__ = ["PHASE", "PIXELS", "multiply_dst", "multiply_weights", "split"]
+__all__ = ["multiply_boxes", "multiply_dst", "multiply_weights", "split"]
 
-PHASE = (
-    *(
-        f"{name}_{axis}"
-        for axis in "dhw"
-        for name in (
-            "count", "lane", "shift", "taps", "first", "src_per_tap", "taps_per_tap",
-            "src", "stride", "dst_step", "dst", "kernel",
-        )
-    ),
-    "rows",
-)  # fmt: skip
-"""The places of a row of a table: for each axis the positions of a phase of dst, the first, where src begins, the
-phase's taps, the first, the steps to the next in src and in the weights; then sizes and steps that all phases share.
-The last place has the positions of the phase in all images."""
-
-PIXELS = (
-    "src_d", "src_h", "src_w", "stride_d", "stride_h", "stride_w", "dilation_d", "dilation_h", "dilation_w",
-    "pad_d", "pad_h", "pad_w", "kernel_d", "kernel_h", "kernel_w", "d", "d_factor", "d_shift", "h", "h_factor",
-    "h_shift", "w", "w_factor", "w_shift", "pixels", "chunk",
-)  # fmt: skip
-"""The places of the table of a weight gradient: the axes, and what divides by the narrow tensor's sizes."""
+# A row of the table of `multiply_dst` has 12 numbers for each axis: positions of a phase of dst, the first, where src
+# begins, the phase's taps, the first, the steps to the next in src and in the weights; then, the same for all phases,
+# src's size, its step, the step in dst, dst's size, all taps. The last, 37th, is the positions in all images.
+# The table of `multiply_weights` has, each by axis, wide sizes, strides, dilations, pads, taps; then narrow sizes, each
+# with factor and shift to divide by it (`divide`), pixels, and those of a chunk.
 
 
 @triton.jit
@@ -52,9 +36,22 @@ def split(values: tl.tensor, parts: tl.tensor, count: tl.tensor, BLOCK: tl.const
     low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
     # The payload of a NaN may be in the bits that are cut.
     high = tl.where(value != value, float("nan"), high)
-    tl.store(parts + i, high.to(tl.bfloat16), real)
-    tl.store(parts + count + i, middle, real)
-    tl.store(parts + 2 * count + i, low, real)
+    to = parts + i
+    tl.store(to, high.to(tl.bfloat16), real)
+    tl.store(to + count, middle, real)
+    tl.store(to + count + count, low, real)  # twice the count may not fit into its 32 bits
+
+
+@triton.jit
+def _parts(at: tl.tensor, part: tl.tensor, real: tl.tensor, PARTS: tl.constexpr) -> tl.tensor:
+    """Return a tile of each of three parts, which are `part` elements apart; of one, the same tile three times."""
+    first = tl.load(at, real, 0.0)
+    second = first
+    third = first
+    if PARTS == 3:
+        second = tl.load(at + part, real, 0.0)
+        third = tl.load(at + part + part, real, 0.0)  # as in `split`
+    return first, second, third
 
 
 @triton.jit
@@ -68,6 +65,40 @@ def _positions(row: tl.tensor, m: tl.tensor, AGAIN: tl.constexpr) -> tl.tensor:
     count_w = tl.load(row + 24, volatile=AGAIN)
     rest = m // (count_w * count_h)
     return rest // count_d, rest % count_d, m // count_w % count_h, m % count_w
+
+
+@triton.jit
+def _taps(row: tl.tensor) -> tl.tensor:
+    """Return of an axis of a phase its taps, the first, the steps to the next in src and the weights, src's size."""
+    return tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), tl.load(row + 7)
+
+
+@triton.jit
+def _finish(
+    total: tl.tensor, bias: tl.tensor, dst: tl.tensor, flag: tl.tensor, row: tl.tensor, outside: tl.tensor,
+    n: tl.tensor, d: tl.tensor, h: tl.tensor, w: tl.tensor, there: tl.tensor, o: tl.tensor,
+    BIAS: tl.constexpr, FIRST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add the bias, store the block's rows that are there, and set the flag if not all of them are finite."""
+    group = tl.program_id(2).to(tl.int64)
+    groups = tl.num_programs(2)
+    if BIAS:
+        total += tl.load(bias + group * outside + o, o < outside, 0.0).to(tl.float32)[None, :]
+    dst_d = tl.load(row + 10)
+    dst_h = tl.load(row + 22)
+    dst_w = tl.load(row + 34)
+    real = there[:, None] & (o < outside)[None, :]
+    at = (n.to(tl.int64) * dst_d + tl.load(row + 1) + d * tl.load(row + 9)) * dst_h
+    at = (at + tl.load(row + 13) + h * tl.load(row + 21)) * dst_w + tl.load(row + 25) + w * tl.load(row + 33)
+    if FIRST:
+        size = dst_d.to(tl.int64) * dst_h * dst_w
+        at = at + n.to(tl.int64) * size * (groups * outside - 1)
+        to = dst + at[:, None] + ((group * outside + o) * size)[None, :]
+    else:
+        to = dst + (at * (groups * outside) + group * outside)[:, None] + o[None, :]
+    tl.store(to, rounded(total, dst.dtype.element_ty), real)
+    if tl.max(tl.max((is_not_finite(total) & real).to(tl.int32), 1), 0) != 0:
+        tl.store(flag, 1)
 
 
 @triton.jit
@@ -97,21 +128,9 @@ def multiply_dst(
         at_d = tl.where(m < rows, d * tl.load(row + 8) + tl.load(row + 2), -(1 << 29))
         at_h = h * tl.load(row + 20) + tl.load(row + 14)
         at_w = w * tl.load(row + 32) + tl.load(row + 26)
-        taps_d = tl.load(row + 3)
-        taps_h = tl.load(row + 15)
-        taps_w = tl.load(row + 27)
-        first_d = tl.load(row + 4)
-        first_h = tl.load(row + 16)
-        first_w = tl.load(row + 28)
-        src_d = tl.load(row + 5)
-        src_h = tl.load(row + 17)
-        src_w = tl.load(row + 29)
-        tap_d = tl.load(row + 6)
-        tap_h = tl.load(row + 18)
-        tap_w = tl.load(row + 30)
-        size_d = tl.load(row + 7)
-        size_h = tl.load(row + 19)
-        size_w = tl.load(row + 31)
+        taps_d, first_d, src_d, tap_d, size_d = _taps(row)
+        taps_h, first_h, src_h, tap_h, size_h = _taps(row + 12)
+        taps_w, first_w, src_w, tap_w, size_w = _taps(row + 24)
         kernel_h = tl.load(row + 23)
         kernel_w = tl.load(row + 35)
         channels = groups * inside
@@ -146,41 +165,89 @@ def multiply_dst(
             met &= (at_h[:, None] + to_h >= 0) & (at_h[:, None] + to_h < size_h)
             met &= (at_w[:, None] + to_w >= 0) & (at_w[:, None] + to_w < size_w)
             met = met & real
-            a = start + ((to_d * size_h + to_h) * size_w + to_w) * channels + c
+            a = start + ((to_d.to(tl.int64) * size_h + to_h) * size_w + to_w) * channels + c
             position = (first_d + t_d * tap_d) * kernel_h + first_h + t_h * tap_h
             position = position * kernel_w + first_w + t_w * tap_w
             b = taps + position * outside * inside + c
             there = real & (o < outside)[:, None]
-            a0 = tl.load(a, met, 0.0)
-            b0 = tl.load(b, there, 0.0)
+            a0, a1, a2 = _parts(a, src_part, met, PARTS)
+            b0, b1, b2 = _parts(b, weights_part, there, PARTS)
+            total = multiply(total, a0, a1, a2, b0.T, b1.T, b2.T, PARTS)
+        n, d, h, w = _positions(row, m, True)
+        _finish(total, bias, dst, flag, row, outside, n, d, h, w, m < rows, o, BIAS, FIRST)
+
+
+@triton.jit
+def multiply_boxes(
+    src: tl.tensor, weights: tl.tensor, bias: tl.tensor, dst: tl.tensor, flag: tl.tensor, table: tl.tensor,
+    images: tl.tensor, inside: tl.tensor, outside: tl.tensor,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Compute what `multiply_dst` does with bulk copies: a block is a box of positions that meet src a step of 1 apart.
+
+    `src` describes (parts * n, d, h, w, channels), with zeros around, `weights` (parts * groups * taps * channels of
+    dst, channels of src); `DEPTH` divides `inside`. The product is transposed: Triton leaves a box in shared memory, as
+    the matrix units take it, only as the right factor.
+    """
+    ROWS: tl.constexpr = N * D * H * W
+    row = table + tl.program_id(1) * 37
+    group = tl.program_id(2)
+    many_d = tl.load(row)
+    many_h = tl.load(row + 12)
+    many_w = tl.load(row + 24)
+    blocks = tl.cdiv(outside, COLUMNS)
+    o0 = tl.program_id(0) % blocks * COLUMNS
+    rest = tl.program_id(0) // blocks
+    w0 = rest % tl.cdiv(many_w, W) * W
+    rest = rest // tl.cdiv(many_w, W)
+    h0 = rest % tl.cdiv(many_h, H) * H
+    rest = rest // tl.cdiv(many_h, H)
+    d0 = rest % tl.cdiv(many_d, D) * D
+    n0 = rest // tl.cdiv(many_d, D) * N
+    if n0 < images:
+        taps_d, first_d, src_d, tap_d, _ = _taps(row)
+        taps_h, first_h, src_h, tap_h, _ = _taps(row + 12)
+        taps_w, first_w, src_w, tap_w, _ = _taps(row + 24)
+        at_d = d0 + tl.load(row + 2)
+        at_h = h0 + tl.load(row + 14)
+        at_w = w0 + tl.load(row + 26)
+        kernel_h = tl.load(row + 23)
+        kernel_w = tl.load(row + 35)
+        taps = tl.load(row + 11) * kernel_h * kernel_w
+        part = tl.num_programs(2) * taps * outside
+        total = tl.zeros((COLUMNS, ROWS), tl.float32)
+        for step in range(taps_d * taps_h * taps_w * (inside // DEPTH)):
+            tap = step // (inside // DEPTH)
+            c = step % (inside // DEPTH) * DEPTH
+            t_w = tap % taps_w
+            t_h = tap // taps_w % taps_h
+            t_d = tap // (taps_w * taps_h)
+            position = (first_d + t_d * tap_d) * kernel_h + first_h + t_h * tap_h
+            line = (group * taps + position * kernel_w + first_w + t_w * tap_w) * outside + o0
+            at = group * inside + c
+            d = at_d + t_d * src_d
+            h = at_h + t_h * src_h
+            w = at_w + t_w * src_w
+            a0 = weights.load([line, c])
+            b0 = src.load([n0, d, h, w, at]).reshape(ROWS, DEPTH).T
             a1 = a0
             a2 = a0
             b1 = b0
             b2 = b0
             if PARTS == 3:
-                a1 = tl.load(a + src_part, met, 0.0)
-                b1 = tl.load(b + weights_part, there, 0.0)
-                a2 = tl.load(a + 2 * src_part, met, 0.0)
-                b2 = tl.load(b + 2 * weights_part, there, 0.0)
-            total = multiply(total, a0, a1, a2, b0.T, b1.T, b2.T, PARTS)
-        if BIAS:
-            total += tl.load(bias + group * outside + o, o < outside, 0.0).to(tl.float32)[None, :]
-        n, d, h, w = _positions(row, m, True)
-        dst_d = tl.load(row + 10)
-        dst_h = tl.load(row + 22)
-        dst_w = tl.load(row + 34)
-        real = (m < rows)[:, None] & (o < outside)[None, :]
-        at = (n.to(tl.int64) * dst_d + tl.load(row + 1) + d * tl.load(row + 9)) * dst_h
-        at = (at + tl.load(row + 13) + h * tl.load(row + 21)) * dst_w + tl.load(row + 25) + w * tl.load(row + 33)
-        if FIRST:
-            size = dst_d.to(tl.int64) * dst_h * dst_w
-            at = at + n.to(tl.int64) * size * (groups * outside - 1)
-            to = dst + at[:, None] + ((group * outside + o) * size)[None, :]
-        else:
-            to = dst + (at * (groups * outside) + group * outside)[:, None] + o[None, :]
-        tl.store(to, rounded(total, dst.dtype.element_ty), real)
-        if tl.max(tl.max((is_not_finite(total) & real).to(tl.int32), 1), 0) != 0:
-            tl.store(flag, 1)
+                a1 = weights.load([part + line, c])
+                b1 = src.load([images + n0, d, h, w, at]).reshape(ROWS, DEPTH).T
+                a2 = weights.load([2 * part + line, c])
+                b2 = src.load([2 * images + n0, d, h, w, at]).reshape(ROWS, DEPTH).T
+            total = multiply(total, a0, a1, a2, b0, b1, b2, PARTS)
+        m = tl.arange(0, ROWS)
+        n = n0 + m // (W * H * D)
+        d = d0 + m // (W * H) % D
+        h = h0 + m // W % H
+        w = w0 + m % W
+        there = (n < images) & (d < many_d) & (h < many_h) & (w < many_w)
+        _finish(total.T, bias, dst, flag, row, outside, n, d, h, w, there, o0 + tl.arange(0, COLUMNS), BIAS, FIRST)
 
 
 @triton.jit
@@ -237,7 +304,8 @@ def multiply_weights(
         there = c < many_wide
     k = tl.arange(0, DEPTH)
     channels = groups * many_wide
-    from_wide = ((to_d * size_h + to_h) * size_w + to_w) * channels + group * many_wide + c[None, :]
+    from_wide = (to_d.to(tl.int64) * size_h + to_h) * size_w + to_w
+    from_wide = from_wide * channels + group * many_wide + c[None, :]
     from_narrow = group * many_narrow + i[None, :]
     begin = tl.program_id(1) * chunk
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -256,17 +324,8 @@ def multiply_weights(
         b = wide + at * channels + from_wide
         real = (m < pixels)[:, None] & (i < many_narrow)[None, :]
         a = narrow + m.to(tl.int64)[:, None] * (groups * many_narrow) + from_narrow
-        a0 = tl.load(a, real, 0.0)
-        b0 = tl.load(b, met, 0.0)
-        a1 = a0
-        a2 = a0
-        b1 = b0
-        b2 = b0
-        if PARTS == 3:
-            a1 = tl.load(a + narrow_part, real, 0.0)
-            b1 = tl.load(b + wide_part, met, 0.0)
-            a2 = tl.load(a + 2 * narrow_part, real, 0.0)
-            b2 = tl.load(b + 2 * wide_part, met, 0.0)
+        a0, a1, a2 = _parts(a, narrow_part, real, PARTS)
+        b0, b1, b2 = _parts(b, wide_part, met, PARTS)
         total = multiply(total, a0.T, a1.T, a2.T, b0, b1, b2, PARTS)
     to = parts + ((tl.program_id(1).to(tl.int64) * groups + group) * taps * many_narrow) * many_wide
     to = to + ((tap * many_narrow) * many_wide + c)[None, :] + (i * many_wide)[:, None]

@@ -1,7 +1,7 @@
 """Sums of float64 in the order of the CPU's reference, with its bits, and small sums of float32.
 
 They take every problem: any layout, groups, steps and pads. What they are told is a table of integers, in whose dtype
-they compute addresses (`SUMS` names its places), and the spans of the taps, a row (low, high, start) for each tap of
+they compute addresses, and the spans of the taps, a row (low, high, start) for each tap of
 each axis: narrow positions from low to high meet wide ones from start on, a stride apart (`kernels.problem.Dims`).
 
 They also repair what the kernels on the matrix units leave: where a sum is not finite, those may have multiplied Inf by
@@ -15,16 +15,11 @@ import triton.language as tl
 
 from kernels.gpu.numbers import add_exactly, is_not_finite, round_pair, rounded, widened
 
-__all__ = ["SUMS", "add_bias", "sum_channels", "sum_dst", "sum_weights"]
+__all__ = ["add_bias", "sum_channels", "sum_dst", "sum_weights"]
 
-SUMS = (
-    "n", "groups", "rows", "wide_channels", "narrow_channels", "narrow_d", "narrow_h", "narrow_w",
-    "stride_d", "stride_h", "stride_w", "kernel_d", "kernel_h", "kernel_w",
-    "wide_n", "wide_step_d", "wide_step_h", "wide_step_w", "wide_channel",
-    "narrow_n", "narrow_step_d", "narrow_step_h", "narrow_step_w", "narrow_channel",
-    "weights_group", "weights_wide", "weights_narrow", "weights_tap", "dst_d", "dst_h", "dst_w",
-)  # fmt: skip
-"""The places of a table; steps are in elements, channels those of a group."""
+# The table: images, groups, rows of dst, wide and narrow channels of a group; by axis narrow sizes, strides, taps; then
+# in elements the steps of the wide tensor (image, each axis, channel) from 14 on, those of the narrow one from 19 on,
+# those of the weights (group, wide and narrow channel, tap) from 24 on; and dst's sizes.
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What the kernels on a GPU are told of a problem: integers in the places that `SUMS`, `PHASE` and `PIXELS` name."""
+"""What the kernels on a GPU are told of a problem: integers in the places that they name."""
 
 from __future__ import annotations
 
@@ -101,8 +101,11 @@ def pixels_of(problem: ConvProblem, chunk: int) -> npt.NDArray[np.int32] | None:
     """Return the table of `multiply_weights`, for chunks of `chunk` pixels; None if 32 bits are too few."""
     dims = problem.dims
     pixels = dims.n * prod(dims.narrow)
-    far = max(*dims.strides, *dims.dilations, *dims.pads, *dims.wide)
-    if far >= 1 << 15 or max(dims.kernel) * max(dims.dilations) >= _FAR or pixels >= (1 << 31) - 2 * chunk:
+    axes = zip(dims.wide, dims.narrow, dims.strides, dims.kernel, dims.dilations, dims.pads, strict=True)
+    far = max(
+        max(wide, narrow * stride, kernel * dilation, pad) for wide, narrow, stride, kernel, dilation, pad in axes
+    )
+    if max(far, *dims.strides, *dims.dilations) >= _FAR or pixels >= (1 << 31) - 2 * chunk:
         return None
     sizes = [value for size in dims.narrow for value in (size, *magic(size))]
     steps = *dims.wide, *dims.strides, *dims.dilations, *dims.pads, *dims.kernel

@@ -91,16 +91,23 @@ def test_layers(client: convgrad.Client, name: str, dtype: str) -> None:
         assert torch.equal(each.cpu(), expected.to(kind))
 
 
-def test_verify_takes_tensors_of_the_gpu(client: convgrad.Client) -> None:
-    """A result on the GPU is judged where it is given, and a wrong one is found."""
+@pytest.mark.parametrize("fast", [False, True])
+def test_verify_takes_tensors_of_the_gpu(client: convgrad.Client, fast: bool) -> None:
+    """A result on the GPU passes, and one with a wrong element does not, also by projections."""
     import torch
 
-    src = torch.ones((1, 2, 4, 4), device=device())
-    diff_dst = torch.ones((1, 3, 4, 4), device=device())
-    inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": [3, 2, 1, 1]}
-    found = client.run("ConvolutionBackwardWeights", inputs, PLAIN)
-    assert client.verify("ConvolutionBackwardWeights", inputs, found, PLAIN).passed
-    assert not client.verify("ConvolutionBackwardWeights", inputs, found + 1, PLAIN).passed
+    src, diff_dst = (torch.ones((4, 128, 12, 12), device=device()) for _ in range(2))
+    weights = torch.ones((128, 128, 1, 1), device=device())
+    for op, inputs in (
+        ("Convolution", {"src": src, "weights": weights}),
+        ("ConvolutionBackwardWeights", {"src": src, "diff_dst": diff_dst, "weights_shape": [128, 128, 1, 1]}),
+    ):
+        found = client.run(op, inputs, PLAIN)
+        report = client.verify(op, inputs, found, PLAIN, fast=fast)
+        assert report.passed
+        assert ("projections" in report.data) == fast
+        found[0, 5] += 1
+        assert not client.verify(op, inputs, found, PLAIN, fast=fast).passed
 
 
 def test_tensors_on_two_devices_are_refused(client: convgrad.Client) -> None:
@@ -131,6 +138,23 @@ def test_a_service_names_its_gpu_and_computes_there() -> None:
         assert np.array_equal(found, cpu.run("Convolution", inputs, PLAIN, reference=True))
     assert page["device"]
     assert page["workers"] == {"ready": 1, "wanted": 1}
+
+
+def test_copies_that_do_not_fit_are_too_large(client: convgrad.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays and tensors whose copies the GPU's memory does not hold are an error of the client's, not PyTorch's."""
+    import torch
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    array = np.ones((1, 2, 3, 3), np.float32)
+    tensor = torch.from_numpy(array).to(device()).transpose(2, 3)
+    for name, src, bias in (("to", array, array[0, :, 0, 0]), ("contiguous", tensor, tensor[0, :, 0, 0])):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, name, fail)
+            with pytest.raises(convgrad.TooLarge, match="bytes of the GPU's memory"):
+                client.run("BiasAdd", {"src": src, "bias": bias}, {"data_format": "NCX"})
+    assert (client.run("BiasAdd", {"src": array, "bias": array[0, :, 0, 0]}, {"data_format": "NCX"}) == 2).all()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs the memory of a GPU")

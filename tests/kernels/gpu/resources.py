@@ -12,17 +12,19 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 
 from kernels.gpu import compute
 from kernels.gpu.configurations import generation
+from kernels.gpu.launches import Launch
 from kernels.problem import ConvProblem
+from tests.kernels.gpu.driver import Driver
 
 LAYERS = {
     "256 3x3": (8, 256, 256, 1, 28, 3, 1), "64 3x3": (8, 64, 64, 1, 56, 3, 1), "128 3x3 s2": (8, 128, 128, 1, 28, 3, 2),
@@ -45,22 +47,6 @@ def problem(layer: str, op: str, dtype: Any) -> ConvProblem:
         op=op, dtype=dtype, n=n, src_channels=src, dst_channels=dst, groups=groups, src_spatial=spatial[0],  # type: ignore[arg-type]
         dst_spatial=spatial[1], data_format="NXC", weights_format="OIX", **two,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-class _Driver:
-    """What Triton asks of a driver to compile."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return device
 
 
 def assembled(ptx: str, capability: int) -> tuple[int, int, int]:
@@ -90,18 +76,18 @@ def fused(cubin: bytes) -> int:
 def main() -> None:
     """Compile everything for the generation of the first argument."""
     capability = int(sys.argv[1])
-    triton.runtime.driver.set_active(_Driver(GPUTarget("cuda", capability, 32)))
+    triton.runtime.driver.set_active(Driver(capability))
     known: dict[str, tuple[int, ...]] = {}
     seen: dict[str, tuple[int, ...]] = {}
 
-    def compile_only(kernel: Any, grid: Any, *arguments: Any, **settings: Any) -> None:
-        compiled = kernel.warmup(*arguments, grid=tuple(grid), **{"enable_fp_fusion": True, **settings})
+    def compile_only(launch: Launch, *tensors: Any) -> None:
+        compiled = launch.find(partial(launch.kernel.warmup, grid=launch.grid), tensors)
         if compiled.hash not in known:
             asm = assembled(compiled.asm["ptx"], capability)
             known[compiled.hash] = *asm, compiled.metadata.shared, fused(compiled.asm["cubin"])
-        seen[kernel.fn.__name__] = known[compiled.hash]
+        seen[launch.kernel.fn.__name__] = known[compiled.hash]
 
-    compute.launch = compile_only  # instead of a launch
+    Launch.__call__ = compile_only  # type: ignore[assignment, method-assign] # instead of a launch
     compute._generation = lambda device: generation(capability)  # noqa: ARG005 - as its own
     calls = [(layer, op, dtype) for layer in LAYERS for op in OPS for dtype in ("bf16", "f32")]
     for layer, op, dtype in [*calls, *(("64 3x3", op, "f64") for op in OPS)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,66 +18,67 @@ pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="compiles: wi
 
 RESOURCES: dict[int, dict[str, tuple[int, int]]] = {
     80: {
-        "256 3x3, Convolution, bf16": (186, 49152), "256 3x3, Convolution, f32": (210, 36864),
-        "256 3x3, ConvTranspose, bf16": (186, 49152), "256 3x3, ConvTranspose, f32": (210, 36864),
-        "256 3x3, ConvolutionBackwardWeights, bf16": (168, 49152),
-        "256 3x3, ConvolutionBackwardWeights, f32": (242, 28672), "64 3x3, Convolution, bf16": (196, 49152),
-        "64 3x3, Convolution, f32": (210, 36864), "64 3x3, ConvTranspose, bf16": (196, 49152),
-        "64 3x3, ConvTranspose, f32": (210, 36864), "64 3x3, ConvolutionBackwardWeights, bf16": (128, 24576),
-        "64 3x3, ConvolutionBackwardWeights, f32": (242, 28672), "128 3x3 s2, Convolution, bf16": (186, 49152),
-        "128 3x3 s2, Convolution, f32": (210, 36864), "128 3x3 s2, ConvTranspose, bf16": (186, 49152),
-        "128 3x3 s2, ConvTranspose, f32": (210, 36864), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (168, 49152),
-        "128 3x3 s2, ConvolutionBackwardWeights, f32": (242, 28672), "stem 7x7 s2, Convolution, bf16": (185, 8192),
-        "stem 7x7 s2, Convolution, f32": (228, 16384), "stem 7x7 s2, ConvTranspose, bf16": (156, 55296),
-        "stem 7x7 s2, ConvTranspose, f32": (199, 55296), "stem 7x7 s2, ConvolutionBackwardWeights, bf16": (196, 32768),
-        "stem 7x7 s2, ConvolutionBackwardWeights, f32": (181, 16384), "64 1x1 8, Convolution, bf16": (156, 55296),
-        "64 1x1 8, Convolution, f32": (199, 55296), "64 1x1 8, ConvTranspose, bf16": (185, 8192),
-        "64 1x1 8, ConvTranspose, f32": (230, 16384), "64 1x1 8, ConvolutionBackwardWeights, bf16": (79, 18432),
-        "64 1x1 8, ConvolutionBackwardWeights, f32": (92, 25600),
+        "256 3x3, Convolution, bf16": (188, 49152), "256 3x3, Convolution, f32": (212, 36864),
+        "256 3x3, ConvTranspose, bf16": (188, 49152), "256 3x3, ConvTranspose, f32": (212, 36864),
+        "256 3x3, ConvolutionBackwardWeights, bf16": (169, 49152),
+        "256 3x3, ConvolutionBackwardWeights, f32": (244, 28672), "64 3x3, Convolution, bf16": (198, 49152),
+        "64 3x3, Convolution, f32": (212, 36864), "64 3x3, ConvTranspose, bf16": (198, 49152),
+        "64 3x3, ConvTranspose, f32": (212, 36864), "64 3x3, ConvolutionBackwardWeights, bf16": (138, 24576),
+        "64 3x3, ConvolutionBackwardWeights, f32": (244, 28672), "128 3x3 s2, Convolution, bf16": (188, 49152),
+        "128 3x3 s2, Convolution, f32": (212, 36864), "128 3x3 s2, ConvTranspose, bf16": (188, 49152),
+        "128 3x3 s2, ConvTranspose, f32": (212, 36864), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (169, 49152),
+        "128 3x3 s2, ConvolutionBackwardWeights, f32": (244, 28672), "stem 7x7 s2, Convolution, bf16": (188, 8192),
+        "stem 7x7 s2, Convolution, f32": (230, 16384), "stem 7x7 s2, ConvTranspose, bf16": (166, 55296),
+        "stem 7x7 s2, ConvTranspose, f32": (199, 55296), "stem 7x7 s2, ConvolutionBackwardWeights, bf16": (200, 32768),
+        "stem 7x7 s2, ConvolutionBackwardWeights, f32": (181, 16384), "64 1x1 8, Convolution, bf16": (166, 55296),
+        "64 1x1 8, Convolution, f32": (199, 55296), "64 1x1 8, ConvTranspose, bf16": (187, 8192),
+        "64 1x1 8, ConvTranspose, f32": (230, 16384), "64 1x1 8, ConvolutionBackwardWeights, bf16": (80, 18432),
+        "64 1x1 8, ConvolutionBackwardWeights, f32": (80, 25600),
     },
     90: {
-        "256 3x3, Convolution, bf16": (255, 147456), "256 3x3, Convolution, f32": (128, 110592),
-        "256 3x3, ConvTranspose, bf16": (255, 147456), "256 3x3, ConvTranspose, f32": (128, 110592),
+        "256 3x3, Convolution, bf16": (255, 196640), "256 3x3, Convolution, f32": (201, 110680),
+        "256 3x3, ConvTranspose, bf16": (255, 196640), "256 3x3, ConvTranspose, f32": (201, 110680),
         "256 3x3, ConvolutionBackwardWeights, bf16": (124, 98304),
-        "256 3x3, ConvolutionBackwardWeights, f32": (100, 73728), "64 3x3, Convolution, bf16": (230, 73728),
-        "64 3x3, Convolution, f32": (128, 110592), "64 3x3, ConvTranspose, bf16": (230, 73728),
-        "64 3x3, ConvTranspose, f32": (128, 110592), "64 3x3, ConvolutionBackwardWeights, bf16": (80, 49152),
-        "64 3x3, ConvolutionBackwardWeights, f32": (100, 73728), "128 3x3 s2, Convolution, bf16": (167, 98304),
-        "128 3x3 s2, Convolution, f32": (128, 110592), "128 3x3 s2, ConvTranspose, bf16": (167, 98304),
-        "128 3x3 s2, ConvTranspose, f32": (128, 110592), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (124, 98304),
-        "128 3x3 s2, ConvolutionBackwardWeights, f32": (100, 73728), "stem 7x7 s2, Convolution, bf16": (166, 8192),
-        "stem 7x7 s2, Convolution, f32": (242, 24576), "stem 7x7 s2, ConvTranspose, bf16": (161, 73728),
-        "stem 7x7 s2, ConvTranspose, f32": (128, 82944), "stem 7x7 s2, ConvolutionBackwardWeights, bf16": (243, 40960),
-        "stem 7x7 s2, ConvolutionBackwardWeights, f32": (143, 49152), "64 1x1 8, Convolution, bf16": (161, 73728),
-        "64 1x1 8, Convolution, f32": (128, 82944), "64 1x1 8, ConvTranspose, bf16": (166, 8192),
-        "64 1x1 8, ConvTranspose, f32": (242, 24576), "64 1x1 8, ConvolutionBackwardWeights, bf16": (80, 18432),
-        "64 1x1 8, ConvolutionBackwardWeights, f32": (93, 25600),
+        "256 3x3, ConvolutionBackwardWeights, f32": (105, 73728), "64 3x3, Convolution, bf16": (159, 73752),
+        "64 3x3, Convolution, f32": (203, 110680), "64 3x3, ConvTranspose, bf16": (159, 73752),
+        "64 3x3, ConvTranspose, f32": (203, 110680), "64 3x3, ConvolutionBackwardWeights, bf16": (82, 49152),
+        "64 3x3, ConvolutionBackwardWeights, f32": (105, 73728), "128 3x3 s2, Convolution, bf16": (173, 98304),
+        "128 3x3 s2, Convolution, f32": (133, 110592), "128 3x3 s2, ConvTranspose, bf16": (245, 98328),
+        "128 3x3 s2, ConvTranspose, f32": (199, 110680), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (124, 98304),
+        "128 3x3 s2, ConvolutionBackwardWeights, f32": (105, 73728), "stem 7x7 s2, Convolution, bf16": (166, 8192),
+        "stem 7x7 s2, Convolution, f32": (244, 24576), "stem 7x7 s2, ConvTranspose, bf16": (149, 73728),
+        "stem 7x7 s2, ConvTranspose, f32": (128, 82944), "stem 7x7 s2, ConvolutionBackwardWeights, bf16": (253, 40960),
+        "stem 7x7 s2, ConvolutionBackwardWeights, f32": (148, 49152), "64 1x1 8, Convolution, bf16": (149, 73728),
+        "64 1x1 8, Convolution, f32": (128, 82944), "64 1x1 8, ConvTranspose, bf16": (164, 8192),
+        "64 1x1 8, ConvTranspose, f32": (244, 24576), "64 1x1 8, ConvolutionBackwardWeights, bf16": (80, 18432),
+        "64 1x1 8, ConvolutionBackwardWeights, f32": (80, 25600),
     },
     100: {
-        "256 3x3, Convolution, bf16": (254, 147472), "256 3x3, Convolution, f32": (126, 73816),
-        "256 3x3, ConvTranspose, bf16": (254, 147472), "256 3x3, ConvTranspose, f32": (126, 73816),
+        "256 3x3, Convolution, bf16": (128, 98352), "256 3x3, Convolution, f32": (226, 73864),
+        "256 3x3, ConvTranspose, bf16": (128, 98352), "256 3x3, ConvTranspose, f32": (226, 73864),
         "256 3x3, ConvolutionBackwardWeights, bf16": (122, 98320),
-        "256 3x3, ConvolutionBackwardWeights, f32": (102, 49240), "64 3x3, Convolution, bf16": (128, 73744),
-        "64 3x3, Convolution, f32": (126, 73816), "64 3x3, ConvTranspose, bf16": (128, 73744),
-        "64 3x3, ConvTranspose, f32": (126, 73816), "64 3x3, ConvolutionBackwardWeights, bf16": (65, 49168),
-        "64 3x3, ConvolutionBackwardWeights, f32": (102, 49240), "128 3x3 s2, Convolution, bf16": (114, 98320),
-        "128 3x3 s2, Convolution, f32": (126, 73816), "128 3x3 s2, ConvTranspose, bf16": (114, 98320),
-        "128 3x3 s2, ConvTranspose, f32": (126, 73816), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (122, 98320),
-        "128 3x3 s2, ConvolutionBackwardWeights, f32": (102, 49240), "stem 7x7 s2, Convolution, bf16": (167, 16400),
-        "stem 7x7 s2, Convolution, f32": (203, 24584), "stem 7x7 s2, ConvTranspose, bf16": (115, 73744),
-        "stem 7x7 s2, ConvTranspose, f32": (96, 55384), "stem 7x7 s2, ConvolutionBackwardWeights, bf16": (248, 57360),
-        "stem 7x7 s2, ConvolutionBackwardWeights, f32": (132, 36872), "64 1x1 8, Convolution, bf16": (115, 73744),
-        "64 1x1 8, Convolution, f32": (96, 55384), "64 1x1 8, ConvTranspose, bf16": (150, 16400),
-        "64 1x1 8, ConvTranspose, f32": (203, 24584), "64 1x1 8, ConvolutionBackwardWeights, bf16": (80, 18432),
-        "64 1x1 8, ConvolutionBackwardWeights, f32": (96, 25600),
+        "256 3x3, ConvolutionBackwardWeights, f32": (109, 49240), "64 3x3, Convolution, bf16": (140, 73776),
+        "64 3x3, Convolution, f32": (192, 73864), "64 3x3, ConvTranspose, bf16": (140, 73776),
+        "64 3x3, ConvTranspose, f32": (192, 73864), "64 3x3, ConvolutionBackwardWeights, bf16": (65, 49168),
+        "64 3x3, ConvolutionBackwardWeights, f32": (109, 49240), "128 3x3 s2, Convolution, bf16": (114, 98320),
+        "128 3x3 s2, Convolution, f32": (124, 73816), "128 3x3 s2, ConvTranspose, bf16": (124, 98352),
+        "128 3x3 s2, ConvTranspose, f32": (194, 73864), "128 3x3 s2, ConvolutionBackwardWeights, bf16": (122, 98320),
+        "128 3x3 s2, ConvolutionBackwardWeights, f32": (109, 49240), "stem 7x7 s2, Convolution, bf16": (128, 16400),
+        "stem 7x7 s2, Convolution, f32": (211, 24584), "stem 7x7 s2, ConvTranspose, bf16": (96, 73744),
+        "stem 7x7 s2, ConvTranspose, f32": (128, 55384), "stem 7x7 s2, ConvolutionBackwardWeights, bf16": (254, 57360),
+        "stem 7x7 s2, ConvolutionBackwardWeights, f32": (134, 36872), "64 1x1 8, Convolution, bf16": (96, 73744),
+        "64 1x1 8, Convolution, f32": (128, 55384), "64 1x1 8, ConvTranspose, bf16": (146, 16400),
+        "64 1x1 8, ConvTranspose, f32": (211, 24584), "64 1x1 8, ConvolutionBackwardWeights, bf16": (80, 18432),
+        "64 1x1 8, ConvolutionBackwardWeights, f32": (80, 25600),
     },
 }  # fmt: skip
-"""Of kernels of products, by generation, layer, operation and dtype: registers of a thread, bytes of shared memory.
+"""Of kernels of products, by generation, layer, operation and dtype: registers of a thread, bytes of shared memory."""
 
-Triton 3.9.0; another version may need others.
-"""
+TRITON = "3.9.0"
+"""The version of Triton that they are of."""
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("of", GENERATIONS, ids=lambda of: str(of.capability))
 def test_compiled_kernels(of: Generation) -> None:
     """Kernels of products spill no register and fit the shared memory; sums of float64 that are exact fuse nothing."""
@@ -93,4 +95,5 @@ def test_compiled_kernels(of: Generation) -> None:
             found[name.rsplit(", ", 1)[0]] = registers, shared
         if "f64" in name:
             assert fused == 0, line
-    assert found == RESOURCES[of.capability]
+    if version("triton") == TRITON:
+        assert found == RESOURCES[of.capability]

@@ -6,13 +6,23 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
 
 import convgrad
 from kernels import plan
-from kernels.gpu.configurations import GENERATIONS, blocks_of_dst, blocks_of_weights, chunk_of, chunks_of, generation
+from kernels.gpu.configurations import (
+    GENERATIONS,
+    blocks_of_boxes,
+    blocks_of_dst,
+    blocks_of_weights,
+    box_of,
+    chunk_of,
+    chunks_of,
+    generation,
+)
 from kernels.gpu.device import refuse
 from kernels.gpu.tables import magic, phases_of, pixels_of, spans_of
 from kernels.problem import ConvProblem, Dims
@@ -100,9 +110,21 @@ def test_configurations_fit_the_shared_memory() -> None:
             assert (blocks.rows + blocks.columns) * blocks.depth * 2 * parts * blocks.stages <= of.shared
 
 
+def test_boxes_hold_their_rows_and_waste_little() -> None:
+    """A box has its rows, and none if its sides divide the sizes by powers of two."""
+    for rows, sizes in product((128, 256), product((1, 3, 64), (1, 5), (7, 56), (14, 224))):
+        assert prod(box_of(rows, sizes)) == rows
+    assert box_of(128, (64, 1, 56, 56)) == (2, 1, 8, 8)
+    assert box_of(128, (256, 1, 14, 14)) == (32, 1, 2, 2)
+    for of, parts, dst in product(GENERATIONS[1:], (1, 3), (16, 64, 128, 256, 512)):
+        blocks = blocks_of_boxes(of, parts, dst)
+        assert (blocks.rows + blocks.columns) * blocks.depth * 2 * parts * blocks.stages <= of.shared
+
+
 def test_generations() -> None:
-    """A GPU runs the code of the newest generation that is not newer than itself."""
-    assert [generation(found).capability for found in (80, 86, 89, 90, 100, 120)] == [80, 80, 80, 90, 100, 100]
+    """GPUs of 9 and 10 have code of their own; all others, whose blocks may have less shared memory, that of 8.0."""
+    found = [generation(each).capability for each in (80, 86, 89, 90, 100, 103, 110, 120)]
+    assert found == [80, 80, 80, 90, 100, 100, 80, 80]
 
 
 def test_large_numbers_are_left_to_the_general_kernel() -> None:
@@ -119,6 +141,17 @@ def test_large_numbers_are_left_to_the_general_kernel() -> None:
     assert phases_of(many) is None
     assert phases_of(replace(many, dst_spatial=(65,), strides=(64,))) is not None
     assert spans_of(problem)[-2:].tolist() == [[0, 0, 0], [0, 1, 0]]
+
+
+def test_long_axes_have_tables() -> None:
+    """An axis of a million positions, of one dimension, is left to no general kernel."""
+    long = ConvProblem(
+        op="ConvolutionBackwardWeights", dtype="f32", n=2, src_channels=16, dst_channels=16, groups=1,
+        src_spatial=(1_000_000,), dst_spatial=(500_000,), kernel=(5,), strides=(2,), dilations=(1000,),
+        pads_begin=(2000,), data_format="NXC", weights_format="OIX",
+    )  # fmt: skip
+    assert pixels_of(long, 64) is not None
+    assert phases_of(replace(long, op="Convolution")) is not None
 
 
 def test_a_problem_is_one_unit_of_a_gpu() -> None:
