@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -53,16 +54,30 @@ async def read_json(chunks: AsyncIterator[bytes | memoryview], lease: Lease, *, 
     counted = length or 0
     if counted > _SMALL:
         await lease.count(2 * counted)  # once more for its strings
-    text = bytearray()
+    text, at = _unwritten(counted) if counted > _SMALL else bytearray(), 0
     async for chunk in chunks:
-        if len(text) + len(chunk) > limit:
+        if (end := at + len(chunk)) > limit:
             raise _too_long(limit)
-        text += chunk
-        if len(text) > max(counted, _SMALL):  # the body has no length
+        if end <= len(text):
+            with memoryview(text) as view:
+                view[at:end] = chunk
+        else:
+            del text[at:]
+            text += chunk
+        at = end
+        if at > max(counted, _SMALL):  # the body has no length
             more = min(limit, max(_FIRST_COUNTED, 2 * counted)) - counted
             await lease.count(2 * more)
             counted += more
+    del text[at:]
     return await parse_json(text, lease)
+
+
+def _unwritten(size: int) -> bytearray:
+    """Return so many bytes that nothing has written: zeros take as long as to grow, which may copy what has arrived."""
+    room = bytearray()
+    ctypes.pythonapi.PyByteArray_Resize(ctypes.py_object(room), ctypes.c_ssize_t(size))
+    return room
 
 
 async def parse_json(text: bytes | bytearray, lease: Lease) -> Any:
