@@ -74,7 +74,10 @@ async def read_json(chunks: AsyncIterator[bytes | memoryview], lease: Lease, *, 
 
 
 def _unwritten(size: int) -> bytearray:
-    """Return so many bytes that nothing has written: zeros take as long as to grow, which may copy what has arrived."""
+    """Return a bytearray of a size with undefined content.
+
+    Writing zeros to it would block the event loop for milliseconds, and so would growing it where that copies.
+    """
     room = bytearray()
     ctypes.pythonapi.PyByteArray_Resize(ctypes.py_object(room), ctypes.c_ssize_t(size))
     return room

@@ -98,7 +98,7 @@ class Batch(Record):
     `rounds` (dots and pairs only) sums are written as bf16, otherwise as f32. The rows from `next` on are likely to be
     written next.
 
-    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most.
+    Lanes: so many `vectors` are summed one after another; the last begins at most `last` bytes behind the first.
     Only `kernels.emit.depthwise` reads the `indirection`, an address.
     """
 

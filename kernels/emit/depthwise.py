@@ -6,8 +6,9 @@ The batch is that of `kernels.emit.brgemm`, and taps are summed in its order: th
 columns of `a`, which are loaded once for all of them. There are two kinds:
 
 * ``pixels``, for forward operations and data gradients: rows are dst pixels, and an element is a line of the kernel,
-  which row m meets from column ``m * stride`` on. Sums begin with `start` and are stored as `dtype`. Of the columns,
-  `a_row` bytes apart, `steps` are inside, from number `case` on. The `indirection` is the address of a `KernelLine`.
+  which row m meets from column ``m * stride`` on. Sums begin with `start` and are stored as `dtype`. Columns are
+  `a_row` bytes apart; `steps` of them lie inside src, from number `case` on. `indirection` is the address of a
+  `KernelLine`.
 * ``taps``, for weight gradients: rows are taps, and an element is a run of pixels. At `indirection` lie the byte
   offsets of the rows' columns, and behind them those of their sums, which are f32; from one vector of groups to the
   next it is `c_row` bytes. They are added to memory where an element flushes, and at the end.
@@ -38,7 +39,7 @@ DTYPES_IN_PLACE = ("f32", "bf16", "f16") if target().converts_f16 else ("f32", "
 LINES = {1: (1, 2, 3, 5, 7), 2: (3, 5)}
 """Taps of a line that ``pixels`` has code for, by stride: each costs a tenth of a second of compiling or more.
 
-A line of one tap works for all strides and dilations: each pixel has a column of its own, which may be outside.
+A line of one tap works for all strides and dilations, as no two pixels share a column; a column may lie outside src.
 """
 
 PIXELS = 8 if target().registers == 32 or target().arch == "aarch64" else 4
@@ -57,9 +58,10 @@ _LONGEST = max(LINES[1])
 
 
 class KernelLine(Record):
-    """What a tile of pixels sums at a time: so many `taps` of a line, and the `stride` from pixel to pixel.
+    """What a tile of pixels sums at a time: so many `taps` of a line, with a `stride` between pixels.
 
-    It prefetches src for the pixels below: `ahead_lines` lines, `ahead` bytes from `a` on and `ahead_row` apart.
+    Src for the pixels below is prefetched: `ahead_lines` lines, `ahead_row` bytes apart, the first `ahead` bytes past
+    `a`.
     """
 
     taps: int
@@ -97,7 +99,7 @@ class Tile:
         return simd.loop(self.builder, self.batch.count, start, element, "element", rolled=True)[1:]
 
     def pixels(self, line: Any, rows: int) -> list[Any]:
-        """Emit a tile of `rows` pixels, which gives no values."""
+        """Emit a tile of `rows` pixels; it returns no values."""
         builder, batch = self.builder, self.batch
         sums = [simd.load(builder, batch.start, self.lane)] * rows
         kinds = [
@@ -154,7 +156,7 @@ class Tile:
         )
 
     def taps(self, rows: int, kept: int, vectors: int = 1) -> list[Any]:
-        """Emit a tile of `rows` taps and so many adjacent `vectors`, which gives no values.
+        """Emit a tile of `rows` taps and so many adjacent `vectors`; it returns no values.
 
         With `kept`, rows are lines of `KERNEL_LINE` taps, of which the last ones at one pixel are the first `kept` ones
         at the next.

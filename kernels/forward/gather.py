@@ -260,7 +260,7 @@ def _sum_block(
 ) -> None:
     """Sum all positions of a band for one block of lanes.
 
-    By tap, each tap is a phase of its own, in which the src that it meets is packed first, its positions side by side.
+    Where src is packed by tap, each tap is a phase of its own: the src that it meets is packed first, side by side.
     """
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
     loops, part, band, reading, per_axis = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4

@@ -287,7 +287,7 @@ class Band(Record):
 
 
 class PhasePart(Record):
-    """Positions that are summed: of each axis those from `at` to `end` of a phase, which meet so many taps (`counts`).
+    """Positions that are summed: along each axis those of a phase from `at` to `end`, which meet `counts` taps.
 
     Of the row axis those are the rows of `repeat` tiles. `Phase.dst` is the first position of a phase.
     """

@@ -44,7 +44,7 @@ def split(values: tl.tensor, parts: tl.tensor, count: tl.tensor, BLOCK: tl.const
 
 @triton.jit
 def _parts(at: tl.tensor, part: tl.tensor, real: tl.tensor, PARTS: tl.constexpr) -> tl.tensor:
-    """Return a tile of each of three parts, which are `part` elements apart; of one, the same tile three times."""
+    """Return the tiles of three parts, `part` elements apart; of one part, its tile three times."""
     first = tl.load(at, real, 0.0)
     second = first
     third = first
@@ -184,7 +184,7 @@ def multiply_boxes(
     PARTS: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, N: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
     W: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute what `multiply_dst` does with bulk copies: a block is a box of positions that meet src a step of 1 apart.
+    """Compute what `multiply_dst` does, with bulk copies: a block is a box of positions, which read src at stride 1.
 
     `src` describes (parts * n, d, h, w, channels), with zeros around, `weights` (parts * groups * taps * channels of
     dst, channels of src); `DEPTH` divides `inside`. The product is transposed: Triton leaves a box in shared memory, as

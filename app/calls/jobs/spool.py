@@ -320,7 +320,7 @@ class Spool:
         return {state: found.get(state, 0) for state in STATES}, int(sum(size for *_, size in rows))
 
     def open_request(self, job: Job) -> BufferedReader:
-        """Open the request of a claimed job; raises `Cancelled` if it is gone because the job was cancelled."""
+        """Open the request of a claimed job; raises `Cancelled` if the job was cancelled meanwhile."""
         try:
             return (self._requests / job.id).open("rb")
         except FileNotFoundError:

@@ -151,7 +151,7 @@ if target().dots == "amx":
     def _add_tiles(
         table: Vector, share: DotShare, work: DotWork, walks: Walks, a: int, a_step: int, b: int, dense: Vector
     ) -> None:
-        """Sum `down` tiles of rows with all dense blocks of b, so many steps in a walk."""
+        """Sum `work.down` tiles of rows with each dense block of b, over the steps of the walks."""
         entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * work.down - 2 if work.down < 3 else 1 + work.down)
         blocks, size = share.b.planes, share.b.plane
         for j0 in range(0, blocks, 2):
