@@ -26,6 +26,9 @@ _chosen: Client | None = None
 _own: tuple[int, Client] | None = None
 _algorithm: Algorithm = "direct"
 
+if hasattr(os, "register_at_fork"):  # the thread that holds the lock is not in a child
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
 
 def use(client: Client | None = None, *, algorithm: Algorithm = "direct") -> None:
     """Set the defaults; without a client the service at CONVGRAD_URL if that is set, and else this process computes.

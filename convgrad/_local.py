@@ -33,6 +33,15 @@ Device = Literal["cpu", "cuda"]
 _loading = threading.Lock()
 
 
+def _in_child() -> None:
+    global _loading
+    _loading = threading.Lock()  # the thread that holds it, perhaps for a minute, is not in a child
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 def local(
     *, threads: int = 0, target: str | None = None, device: Device = "cpu", progress: bool | None = None, **unknown: Any
 ) -> LocalClient:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from mmap import mmap
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from kernels.plan import Storage
 __all__ = ["Job", "OnUnit", "Stages", "Stop", "run"]
 
 _MOST_THREADS = 256
+_PACKAGES = {"convgrad", "engine", "kernels", "schemas", "verify"}
 _OPENMP = re.compile(r"/torch(\.libs)?/.*lib(gomp|iomp5|omp)\b[^/]*$")
 
 
@@ -256,6 +257,18 @@ def _in_child() -> None:
     """Start anew: no thread survives a fork, and OpenMP's can't be started again."""
     _own_threads.cache_clear()
     globals()["_team"] = lambda: _own_team
+    if sys.version_info < (3, 12):
+        _unlock_properties()
+
+
+def _unlock_properties() -> None:
+    """Unlock our cached properties: before Python 3.12, one that another thread was computing is locked for ever."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _PACKAGES:
+            classes = [each for each in vars(module).values() if isinstance(each, type)]
+            for each in [value for kind in classes for value in vars(kind).values()]:
+                if isinstance(each, cached_property):
+                    each.lock = threading.RLock()  # type: ignore[attr-defined]
 
 
 if hasattr(os, "register_at_fork"):

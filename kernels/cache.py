@@ -110,6 +110,10 @@ class Cache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing, and an open lock."""
         self.nbytes = 0
         self._entries = OrderedDict[Hashable, _Entry]()
         self._sharers: dict[int, int] = {}
@@ -224,3 +228,6 @@ def _limit(setting: str | None) -> int:
 
 CACHE = Cache(_limit(os.environ.get(SETTING)))
 """What this process remembers."""
+
+if hasattr(os, "register_at_fork"):  # the thread that held the lock, and had kept half a value, is not in the child
+    os.register_at_fork(after_in_child=CACHE.begin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _names: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 _clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
 _lock = threading.Lock()
+
+if hasattr(os, "register_at_fork"):  # the thread that holds the lock is not in a child
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True, slots=True)

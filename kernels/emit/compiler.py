@@ -8,6 +8,7 @@ The processor and the features that the compiler may emit for are those of the t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from numba import types
 from numba.core import config
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
 from kernels.emit.cache import cache_folder
@@ -83,6 +85,10 @@ if _HERE:  # for all code of the process: Numba has one compiler
 
 
 _DECLARING = threading.RLock()  # threads may declare functions at the same time, and Numba has one setting
+
+if hasattr(os, "register_at_fork"):  # a fork waits until no thread compiles or loads a function
+    for _lock in (global_compiler_lock, _DECLARING):  # the last is acquired first, as it is where both are
+        os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @contextmanager

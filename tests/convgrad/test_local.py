@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 import convgrad
 from convgrad import Client
+from kernels.cache import CACHE
+from kernels.problem import ConvProblem
 from tests.app import graph
 from tests.app.samples import SLOW, SMALL, same_bits
 from tests.live import LiveService
@@ -183,6 +187,48 @@ def test_a_child_has_threads_of_its_own(local: convgrad.LocalClient) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     busy.join()
     assert same_bits(local.run(case.op, inputs, attributes), expected)
+
+
+PROPERTY = vars(ConvProblem)["weights_shape"]
+
+
+@pytest.mark.parametrize(
+    ("lock", "at"),
+    [
+        (CACHE, "_lock"),
+        (global_compiler_lock, "_lock"),
+        pytest.param(PROPERTY, "lock", marks=pytest.mark.skipif(not hasattr(PROPERTY, "lock"), reason="has no lock")),
+    ],
+    ids=["cache", "compiler", "property"],
+)
+def test_a_child_waits_for_no_lock(local: convgrad.LocalClient, lock: object, at: str) -> None:
+    """A child computes although another thread held a lock when it was forked: none is left that nobody releases."""
+    held, forking, done = threading.Event(), threading.Event(), threading.Event()
+    os.register_at_fork(before=forking.set)
+
+    def hold() -> None:
+        with getattr(lock, at):
+            held.set()
+            forking.wait()
+            if lock is not global_compiler_lock:  # the fork waits for this one
+                done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(60, exit=True)
+        status = 1
+        try:
+            case = replace(SMALL, n=5)  # which is planned anew
+            status = 0 if same_bits(local.run(case.op, case.inputs(), ATTRIBUTES), case.expected(case.inputs())) else 2
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    done.set()
+    holder.join()
+    assert status == 0
 
 
 def test_a_deadline_ends_a_call(local: convgrad.LocalClient) -> None:
