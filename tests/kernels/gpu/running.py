@@ -19,6 +19,11 @@ INSTALLED = all(find_spec(name) is not None for name in ("torch", "triton"))
 needs_triton = pytest.mark.skipif(not INSTALLED, reason="PyTorch or Triton is not installed: scripts/test-gpu has them")
 
 
+def compiling() -> dict[str, str]:
+    """Return the environment of a process that compiles kernels, also beside tests that are interpreted."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
 def device() -> Any:
     """Return where the kernels run; skip the test where they can't."""
     if not INSTALLED:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.kernels.gpu.running import INTERPRETED, needs_triton
+from tests.kernels.gpu.running import compiling, needs_triton
 
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="compiles: without TRITON_INTERPRET")]
+pytestmark = needs_triton
 
 SCRIPT = """
 import torch, triton
@@ -47,5 +44,4 @@ for layer, op in (("64 3x3", "Convolution"), ("64 1x1 8", "Convolution"), ("64 1
 
 def test_prepared_launches_are_those_that_triton_finds() -> None:
     """The second launch has the code, grid and arguments of the first; an unaligned tensor gets code of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=compiling(), check=True, timeout=280)

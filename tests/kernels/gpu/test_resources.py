@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kernels.gpu.configurations import GENERATIONS, Generation
-from tests.kernels.gpu.running import INTERPRETED, needs_triton
+from tests.kernels.gpu.running import compiling, needs_triton
 
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="compiles: without TRITON_INTERPRET")]
+pytestmark = needs_triton
 
 RESOURCES: dict[int, dict[str, tuple[int, int]]] = {
     80: {
@@ -83,7 +83,7 @@ TRITON = "3.9.0"
 def test_compiled_kernels(of: Generation) -> None:
     """Kernels of products spill no register and fit the shared memory; sums of float64 that are exact fuse nothing."""
     command = [sys.executable, "-m", "tests.kernels.gpu.resources", str(of.capability)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=compiling(), stdout=subprocess.PIPE, text=True, check=True)
     found = {}
     for line in done.stdout.splitlines():
         name, counts = line.rsplit(": ", 1)
