@@ -231,9 +231,9 @@ def touch(builder: Any, address: Any) -> None:
 
 @emitted
 def touch_all(builder: Any, address: Any, step: Any) -> None:
-    """Prefetch 8 lines of memory, `step` bytes apart, for writing."""
+    """Prefetch 8 lines of memory, `step` bytes apart."""
     for number in range(8):
-        simd.prefetch(builder, simd.nth(builder, address, step, number), write=True)
+        simd.prefetch(builder, simd.nth(builder, address, step, number))
 
 
 @emitted

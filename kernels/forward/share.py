@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -151,7 +151,7 @@ class _Gather(Share):
         self.grouped = lanewise and grouped(channels, dims.dst_channels)
         self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
         self.numbers = numbers_of(dims)
-        tables, taps, self.many = axis_tables(dims), len(self.numbers), dims.dst_channels if self.lanewise else 1
+        tables, taps, self.many = self._tables(), len(self.numbers), dims.dst_channels if self.lanewise else 1
         self.reading = reading = self._read_groups(tables) if self.lanewise else self._read_channels(tables)
         words, direct = reading.words, reading.direct
         self.tables = self._merge(tables)
@@ -214,6 +214,20 @@ class _Gather(Share):
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
+    def _tables(self) -> tuple[AxisTable, ...]:
+        """Return the tables of the axes; src lines between those that a single tap meets are left out."""
+        tables = list(axis_tables(self.dims))
+        for axis, table in list(enumerate(tables))[1:3]:
+            if len(table.taps) != 1 or table.src_step == 1:
+                continue
+            start, nbytes, group, strides, channel = self.src
+            taps, step = table.taps.copy(), table.src_step
+            taps["src"], first = divmod(int(taps["src"][0]), step)
+            steps = [each * (step if number == axis else 1) for number, each in enumerate(strides)]
+            self.src = start + first * strides[axis], nbytes, group, steps, channel
+            tables[axis] = replace(table, src=ceil((table.src - first) / step), src_step=1, taps=taps)
+        return tuple(tables)
+
     def _read_channels(self, tables: Sequence[AxisTable]) -> _Reading:
         """Choose how to read src where lanes are dst channels."""
         dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
@@ -225,7 +239,7 @@ class _Gather(Share):
         words = ceil(channels / 2) if dots else channels
         few = words < FEW_WORDS
         packed = not in_place or (few and dims.groups > 1 and not large)
-        pixel = words if dots else _padded(channels)
+        pixel = _spread(words) if dots else _padded(channels)
         whole = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
         return _Reading(
             dots=dots,
@@ -340,7 +354,8 @@ class _Gather(Share):
         if direct and self.lanewise and not self.grouped and not packed and phases == 1:
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
         groups = 1 if self.lanewise or packed else dims.groups
-        per_pixel = pixel_bytes * groups * prod(dims.src) // max(1, prod(dims.dst))
+        src, dst = prod(table.src for table in self.tables), prod(table.dst for table in self.tables)
+        per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
         return pixels if direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
@@ -410,7 +425,12 @@ class _Gather(Share):
 
 def _padded(channels: int) -> int:
     """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
-    return channels if channels < 8 else ceil(channels / 8) * 8
+    return channels if channels < 8 else _spread(ceil(channels / 8) * 8)
+
+
+def _spread(words: int) -> int:
+    """Return the words of a packed position, so that few positions meet in the same sets of the first cache."""
+    return words + 16 if words % 128 == 0 else words
 
 
 def _compact(table: AxisTable, channels: int) -> bool:
@@ -434,7 +454,7 @@ class _Scatter(Share):
         used, limit = ceil(lanes / LANES), ROWS["f32"][2]
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
-        floats = max(1, width * (channels + 8))
+        floats = max(1, width * max(channels + 8, _padded(channels)))
         lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
         self.floats["panels"] = groups * channels * used * LANES

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
-from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, transpose_panel
+from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, touch_all, transpose_panel
 
 __all__ = [
     "Panel",
@@ -66,7 +66,10 @@ STRIP = STEPS.strip_positions
 def transpose_run(
     kind: int, lanes: int, valid: int, dst: int, dst_step: int, src: int, channel_step: int, run: int
 ) -> None:
-    """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel."""
+    """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel.
+
+    A line of memory of each of 8 channels is packed at a time, and those of the next 8 channels are prefetched.
+    """
     size = stored_size(kind)
     for base in range(0, lanes, 8):
         first, last = min(base, valid - 1), min(7, valid - 1 - min(base, valid - 1))
@@ -80,10 +83,12 @@ def transpose_run(
         start, left = 0, run
         while left:
             # a last block that is not full starts earlier and writes some pixels twice
-            blocks = left // 8
+            blocks = min(left // 8, 8 // size)
             if blocks == 0:
                 start, blocks = run - 8, 1
                 left = 8
+            if base + 8 < valid:
+                touch_all(rows + 8 * channel_step + start * size, channel_step)
             to = dst + start * dst_step + 4 * base
             transpose_panel(kind, to, dst_step, rows + start * size, blocks, channel_step, last)
             start += 8 * blocks
