@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ from kernels.forward.records import (
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
+from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
 from kernels.target import target
@@ -162,7 +163,7 @@ class _Gather(Share):
         kernel = [table.kernel for table in self.tables[1:]]
         group, within_line = self._flushes(kernel[2], words)
         compact = reading.dots and reading.packed and reading.joined and not within_line
-        compact = compact and _compact(self.tables[3], channels)
+        compact = compact and self.tables[3].compacts(channels)
         self.block_bytes = tap_bytes * taps * (1 + compact)
         pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
         grid = self._grid(self._band_pixels(pixel_bytes))
@@ -217,15 +218,13 @@ class _Gather(Share):
     def _tables(self) -> tuple[AxisTable, ...]:
         """Return the tables of the axes; src lines between those that a single tap meets are left out."""
         tables = list(axis_tables(self.dims))
-        for axis, table in list(enumerate(tables))[1:3]:
-            if len(table.taps) != 1 or table.src_step == 1:
-                continue
-            start, nbytes, group, strides, channel = self.src
-            taps, step = table.taps.copy(), table.src_step
-            taps["src"], first = divmod(int(taps["src"][0]), step)
-            steps = [each * (step if number == axis else 1) for number, each in enumerate(strides)]
-            self.src = start + first * strides[axis], nbytes, group, steps, channel
-            tables[axis] = replace(table, src=ceil((table.src - first) / step), src_step=1, taps=taps)
+        for axis in (1, 2):
+            step = tables[axis].src_step
+            if len(tables[axis].taps) == 1 and step > 1:
+                tables[axis], first = tables[axis].sparse()
+                start, nbytes, group, strides, channel = self.src
+                steps = [each * (step if number == axis else 1) for number, each in enumerate(strides)]
+                self.src = start + first * strides[axis], nbytes, group, steps, channel
         return tuple(tables)
 
     def _read_channels(self, tables: Sequence[AxisTable]) -> _Reading:
@@ -239,7 +238,7 @@ class _Gather(Share):
         words = ceil(channels / 2) if dots else channels
         few = words < FEW_WORDS
         packed = not in_place or (few and dims.groups > 1 and not large)
-        pixel = _spread(words) if dots else _padded(channels)
+        pixel = spread(words) if dots else padded(channels)
         whole = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
         return _Reading(
             dots=dots,
@@ -423,23 +422,6 @@ class _Gather(Share):
         return True
 
 
-def _padded(channels: int) -> int:
-    """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
-    return channels if channels < 8 else _spread(ceil(channels / 8) * 8)
-
-
-def _spread(words: int) -> int:
-    """Return the words of a packed position, so that few positions meet in the same sets of the first cache."""
-    return words + 16 if words % 128 == 0 else words
-
-
-def _compact(table: AxisTable, channels: int) -> bool:
-    """Return whether words that hold values of two positions save a tenth of the words of a run."""
-    words = (table.most * channels + 1) // 2
-    long = table.dst // table.dst_step >= SUMS.compact_positions
-    return channels % 2 == 1 and long and 10 * table.most * ((channels + 1) // 2) >= 11 * words
-
-
 class _Scatter(Share):
     """Products of src pixels with all taps, added to the dst pixels that they belong to."""
 
@@ -454,7 +436,7 @@ class _Scatter(Share):
         used, limit = ceil(lanes / LANES), ROWS["f32"][2]
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
-        floats = max(1, width * max(channels + 8, _padded(channels)))
+        floats = max(1, width * max(channels + 8, padded(channels)))
         lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
         self.floats["panels"] = groups * channels * used * LANES
@@ -475,7 +457,7 @@ class _Scatter(Share):
             wanted=_window(self.spans),
             reach=_window(reach),
             lines=lines,
-            pixel_bytes=4 * _padded(channels),
+            pixel_bytes=4 * padded(channels),
             blocks=used,
             chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
             limit=limit,

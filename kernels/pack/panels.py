@@ -19,6 +19,8 @@ __all__ = [
     "Values",
     "pack_panels",
     "pack_planes",
+    "padded",
+    "spread",
     "transpose_run",
 ]
 
@@ -60,6 +62,16 @@ ACROSS = 8
 
 STRIP = STEPS.strip_positions
 """For panels that are fewer, or differ."""
+
+
+def padded(channels: int) -> int:
+    """Return the f32 of a packed position: whole lines of 8 where there are as many channels."""
+    return channels if channels < 8 else spread(-(-channels // 8) * 8)
+
+
+def spread(words: int) -> int:
+    """Return the words of a packed position, so that few positions meet in the same sets of the first cache."""
+    return words + 16 if words % 128 == 0 else words
 
 
 @jit
