@@ -16,9 +16,9 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fill_zero", "keep_alive", "load",
-    "load_wide", "put", "put_value", "size_of", "store_narrow", "store_value", "stored_size", "touch",
-    "transpose_panel", "untranspose",
+    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fence", "fill_zero", "keep_alive", "load",
+    "load_wide", "put", "put_value", "size_of", "store_lines", "store_narrow", "store_value", "stored_size", "touch",
+    "touch_all", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -75,28 +75,42 @@ def copy_panel(
     simd.each_run(builder, lanes, (dst, src), (4, size), (16, 8), some)
 
 
+def _columns(builder: Any, rows: list[Any]) -> list[Any]:
+    """Turn 8 vectors of 8 values into those of their first, second, .. values."""
+    index = ir.VectorType(ir.IntType(32), 8)
+    for step in (1, 2, 4):  # swap the off-diagonal blocks of size 1, 2, 4
+        for i in range(8):
+            if i & step:
+                continue
+            a, b = rows[i], rows[i + step]
+            low = [8 + j - step if j & step else j for j in range(8)]
+            high = [8 + j if j & step else j + step for j in range(8)]
+            rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, low))
+            rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
+    return rows
+
+
+def _joined(builder: Any, parts: list[Any]) -> Any:
+    """Return vectors of a size, a power of two of them, as one."""
+    while len(parts) > 1:
+        width = 2 * parts[0].type.count
+        order = ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(width)))
+        parts = [builder.shuffle_vector(low, high, order) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
 def _transpose(
     builder: Any, kinds: tuple[str, str], dst: Any, dst_step: Any, src: Any, count: Any, row_step: Any, last: Any
 ) -> None:
     """Turn 8 rows of `count` blocks of 8 values into rows of 8, converted from the first of two kinds to the other."""
     kind, stored = kinds
-    index = ir.VectorType(ir.IntType(32), 8)
     numbers = [builder.select(builder.icmp_signed("<", simd.I64(m), last), simd.I64(m), last) for m in range(8)]
     row_offsets = [builder.mul(number, row_step) for number in numbers]
 
     def body(carried: list[Any]) -> list[Any]:
         to, origin = carried
         rows = [load_wide(builder, builder.add(origin, offset), kind, 8) for offset in row_offsets]
-        for step in (1, 2, 4):  # swap the off-diagonal blocks of size 1, 2, 4
-            for i in range(8):
-                if i & step:
-                    continue
-                a, b = rows[i], rows[i + step]
-                low = [8 + j - step if j & step else j for j in range(8)]
-                high = [8 + j if j & step else j + step for j in range(8)]
-                rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, low))
-                rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
-        for row in rows:
+        for row in _columns(builder, rows):
             store_narrow(builder, row, to, stored)
             to = builder.add(to, dst_step)
         return [to, builder.add(origin, simd.I64(8 * size_of(kind)))]
@@ -121,6 +135,38 @@ def untranspose(builder: Any, kind: str, *values: Any) -> None:
 
 
 @by_kind
+def store_lines(builder: Any, kind: str, streams: Any, *values: Any) -> None:
+    """Do what `untranspose` does, for pixels of 8 channels that fill `count` lines of memory of each.
+
+    If they `stream` (not 0), aligned lines go past the caches, and memory is not read for them; a `fence` follows the
+    last ones. Other arguments: destination, its byte step for a channel, source, its step for a pixel, count.
+    """
+    dst, dst_step, src, src_step, count = values
+    blocks = 64 // size_of(kind) // 8
+
+    def line(carried: list[Any]) -> list[Any]:
+        to, origin = carried
+        pixels = [simd.nth(builder, origin, src_step, m) for m in range(8 * blocks)]
+        rows = [load_wide(builder, pixel, "f32", 8) for pixel in pixels]
+        columns = [_columns(builder, rows[8 * b : 8 * b + 8]) for b in range(blocks)]
+        lines = [_joined(builder, list(parts)) for parts in zip(*columns, strict=True)]
+        with builder.if_else(builder.icmp_signed("!=", streams, simd.I64(0))) as both:
+            for past, branch in zip((True, False), both, strict=True):
+                with branch:
+                    for m, whole in enumerate(lines):
+                        store_narrow(builder, whole, simd.nth(builder, to, dst_step, m), kind, streams=past)
+        return [builder.add(to, simd.I64(64)), simd.nth(builder, origin, src_step, 8 * blocks)]
+
+    simd.loop(builder, count, [dst, src], line, "lines", rolled=True)
+
+
+@emitted
+def fence(builder: Any) -> None:
+    """Complete all stores before any that follows."""
+    builder.fence("seq_cst")
+
+
+@by_kind
 def put(builder: Any, kind: str, target: Any, source: Any, count: Any) -> None:
     """Store `count` adjacent f32 at `source` as adjacent values at `target`, rounded once."""
 
@@ -136,10 +182,10 @@ def load_wide(builder: Any, place: Any, kind: str, width: int) -> Any:
     return simd.widen(builder, raw, kind)
 
 
-def store_narrow(builder: Any, value: Any, place: Any, kind: str) -> None:
-    """Store a vector of f32 as `kind`, rounded once."""
+def store_narrow(builder: Any, value: Any, place: Any, kind: str, *, streams: bool = False) -> None:
+    """Store a vector of f32 as `kind`, rounded once; where it `streams`, aligned and past the caches."""
     stored = value if kind == "f32" else simd.narrow(builder, value, kind)
-    simd.store(builder, stored, place, size_of(kind))
+    simd.store(builder, stored, place, size_of(kind) * (value.type.count if streams else 1), streams=streams)
 
 
 @partial(by_kind, result=types.float32)
@@ -181,6 +227,13 @@ def store_value(builder: Any, address: Any, value: Any) -> None:
 def touch(builder: Any, address: Any) -> None:
     """Prefetch a line of memory."""
     simd.prefetch(builder, address)
+
+
+@emitted
+def touch_all(builder: Any, address: Any, step: Any) -> None:
+    """Prefetch 8 lines of memory, `step` bytes apart."""
+    for number in range(8):
+        simd.prefetch(builder, simd.nth(builder, address, step, number))
 
 
 @emitted

@@ -94,9 +94,11 @@ def nth(builder: Any, base: Any, step: Any, number: int) -> Any:
     return builder.add(base, builder.mul(step, I64(number))) if number else base
 
 
-def store(builder: Any, value: Any, address: Any, align: int = 4) -> None:
-    """Store a value at an address."""
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+def store(builder: Any, value: Any, address: Any, align: int = 4, *, streams: bool = False) -> None:
+    """Store a value at an address; where it `streams`, past the caches."""
+    stored = builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+    if streams:
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
 
 
 def add_to(builder: Any, value: Any, address: Any, align: int = 4) -> None:

@@ -9,12 +9,13 @@ rise with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, replace
+from math import ceil, gcd
 
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import SUMS
 from kernels.emit.compiler import Records
 from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
 from kernels.problem import Dims, wrapped
@@ -108,6 +109,18 @@ class AxisTable:
         return AxisTable(
             self.dst, self.src, self.kernel, self.dst_step, self.src_step, phases[order], self.taps, self.covered
         )
+
+    def sparse(self) -> tuple[AxisTable, int]:
+        """Return the axis without src positions between those that its only tap meets, and the first of all."""
+        taps = self.taps.copy()
+        taps["src"], first = divmod(int(taps["src"][0]), self.src_step)
+        return replace(self, src=ceil((self.src - first) / self.src_step), src_step=1, taps=taps), first
+
+    def compacts(self, channels: int) -> bool:
+        """Return whether words that hold values of two positions save a tenth of the words of a run."""
+        words = (self.most * channels + 1) // 2
+        long = self.dst // self.dst_step >= SUMS.compact_positions
+        return channels % 2 == 1 and long and 10 * self.most * ((channels + 1) // 2) >= 11 * words
 
 
 def axis_table(dims: Dims, axis: int) -> AxisTable:

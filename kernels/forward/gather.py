@@ -397,7 +397,7 @@ def gather(
                 _sum_block(entry, share, tables, work, lists, batch, one, call)
                 work.start -= shift
                 if not direct:
-                    out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
+                    out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
                     write(out, call.sums, lanes, valid, counts, address_of(buffer))
     keep_alive(works)
     keep_alive(batches)

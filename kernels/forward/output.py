@@ -5,16 +5,30 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Vector, jit
-from kernels.emit.intrinsics import F32, copy_panel, load, put, store_value, stored_size, transpose_panel, untranspose
+from kernels.emit.intrinsics import (
+    F32,
+    copy_panel,
+    fence,
+    load,
+    put,
+    store_lines,
+    store_value,
+    stored_size,
+    touch_all,
+    transpose_panel,
+    untranspose,
+)
 from kernels.forward.records import Call, Pass, Work
 from kernels.pack.panels import Values
 
-LINE = 32
-"""Positions that fill lines of memory, of any dtype."""
+STRIP = 128
+"""Bytes of a channel's positions that are written at a time."""
 
-PAGES = 8192
-"""Bytes: planes whose size is a multiple of it meet in a few sets of the caches. So each line of theirs is written at
-once, for few planes at a time."""
+AHEAD = 128
+"""Positions: the lines that many later are prefetched, as stores wait for one line of memory after the other."""
+
+KEPT_BYTES = 4 << 20
+"""End of dst that a processor's share of the last cache keeps; what comes before it goes to memory at once."""
 
 __all__ = ["bring_bias", "fill", "lay_out", "write"]
 
@@ -54,7 +68,10 @@ def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector
 
 @jit
 def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer: int) -> None:
-    """Write a dense box of sums [n][d][h][w][lanes] to dst; `buffer` has room for 64 f32."""
+    """Write a dense box of sums [n][d][h][w][lanes] to dst; `buffer` has room for 64 f32.
+
+    Where dst has an `end`, that of the tensor, what is far from it is not kept in the caches.
+    """
     kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, stored_size(dst.kind)
     run, lines, planes = counts[3], counts[2], counts[1]
     if steps[2] == run * steps[3]:
@@ -70,14 +87,24 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
                     copy_panel(F32, valid, place, steps[3], source, 4 * lanes, run)
                     continue
                 start, turns = 0, lane_step != size and steps[3] == size and run >= 8
-                whole = valid // 8 * 8 if turns else 0
-                pixels, some = (LINE, 8) if lane_step % PAGES == 0 else (8, whole)
-                for first in range(0, run if whole > 0 else 0, pixels):
-                    for lane in range(0, whole, some):
-                        for pixel in range(first, min(run, first + pixels), 8):
-                            at = min(pixel, run - 8)  # a last block that is not full starts earlier
-                            target, origin = place + size * at + lane * lane_step, source + 4 * (at * lanes + lane)
-                            untranspose(kind, target, lane_step, origin, some // 8, 4 * lanes, 7)
+                whole, pixels, first = valid // 8 * 8 if turns else 0, STRIP // size, 0
+                streams = lane_step % 64 == 0 and place < dst.end - KEPT_BYTES
+                while whole > 0 and first < run:
+                    count = min(pixels, run - first)
+                    if streams and (place + size * first) % 64 != 0:
+                        count = min(count, 64 // size - (place + size * first) % 64 // size)
+                    for lane in range(0, whole, 8):
+                        target, origin = place + size * first + lane * lane_step, source + 4 * (first * lanes + lane)
+                        for ahead in range(size * AHEAD, 0 if streams else size * (AHEAD + count), 64):
+                            touch_all(target + ahead, lane_step)
+                        if count == pixels:
+                            store_lines(kind, int(streams), target, lane_step, origin, 4 * lanes, STRIP // 64)
+                            continue
+                        for pixel in range(0, count, 8):
+                            back = min(0, run - 8 - first - pixel)  # a last block that is not full starts earlier
+                            at = pixel + back
+                            untranspose(kind, target + size * at, lane_step, origin + 4 * lanes * at, 1, 4 * lanes, 7)
+                    first += count
                 if turns and whole == valid:
                     start = run
                 while turns and start < run:
@@ -97,3 +124,5 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
                 for p in range(pixels):
                     for lane in range(values):
                         put(kind, place + p * steps[3] + lane * lane_step, source + 4 * (p * lanes + lane), count)
+    if lane_step % 64 == 0 and dst.place < dst.end - KEPT_BYTES:
+        fence()

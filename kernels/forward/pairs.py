@@ -125,7 +125,7 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     packing.parts, packing.channels, packing.channel = 1, run // pixels, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
-    whole = channels % 2 == 0 or compact
+    whole = compact or steps[3] == 2 * channels
     pack_boxes(packing, boxes, boxes if whole else boxes[:0])
     keep_alive(packings)
     keep_alive(boxes)

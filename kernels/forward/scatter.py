@@ -182,7 +182,7 @@ def scatter(
             place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
-            to = Values(kind, place, dst.strides[:], dst.channel, 0)
+            to = Values(kind, place, dst.strides[:], dst.channel, call.dst + dst.nbytes)
             write(to, acc, out, out, counts, address_of(buffer))
     keep_alive(elements)
     keep_alive(works)

@@ -37,6 +37,7 @@ from kernels.forward.records import (
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
+from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
 from kernels.target import target
@@ -151,7 +152,7 @@ class _Gather(Share):
         self.grouped = lanewise and grouped(channels, dims.dst_channels)
         self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
         self.numbers = numbers_of(dims)
-        tables, taps, self.many = axis_tables(dims), len(self.numbers), dims.dst_channels if self.lanewise else 1
+        tables, taps, self.many = self._tables(), len(self.numbers), dims.dst_channels if self.lanewise else 1
         self.reading = reading = self._read_groups(tables) if self.lanewise else self._read_channels(tables)
         words, direct = reading.words, reading.direct
         self.tables = self._merge(tables)
@@ -162,7 +163,7 @@ class _Gather(Share):
         kernel = [table.kernel for table in self.tables[1:]]
         group, within_line = self._flushes(kernel[2], words)
         compact = reading.dots and reading.packed and reading.joined and not within_line
-        compact = compact and _compact(self.tables[3], channels)
+        compact = compact and self.tables[3].compacts(channels)
         self.block_bytes = tap_bytes * taps * (1 + compact)
         pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
         grid = self._grid(self._band_pixels(pixel_bytes))
@@ -214,6 +215,18 @@ class _Gather(Share):
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
+    def _tables(self) -> tuple[AxisTable, ...]:
+        """Return the tables of the axes; src lines between those that a single tap meets are left out."""
+        tables = list(axis_tables(self.dims))
+        for axis in (1, 2):
+            step = tables[axis].src_step
+            if len(tables[axis].taps) == 1 and step > 1:
+                tables[axis], first = tables[axis].sparse()
+                start, nbytes, group, strides, channel = self.src
+                steps = [each * (step if number == axis else 1) for number, each in enumerate(strides)]
+                self.src = start + first * strides[axis], nbytes, group, steps, channel
+        return tuple(tables)
+
     def _read_channels(self, tables: Sequence[AxisTable]) -> _Reading:
         """Choose how to read src where lanes are dst channels."""
         dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
@@ -225,7 +238,7 @@ class _Gather(Share):
         words = ceil(channels / 2) if dots else channels
         few = words < FEW_WORDS
         packed = not in_place or (few and dims.groups > 1 and not large)
-        pixel = words if dots else _padded(channels)
+        pixel = spread(words) if dots else padded(channels)
         whole = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
         return _Reading(
             dots=dots,
@@ -340,7 +353,8 @@ class _Gather(Share):
         if direct and self.lanewise and not self.grouped and not packed and phases == 1:
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
         groups = 1 if self.lanewise or packed else dims.groups
-        per_pixel = pixel_bytes * groups * prod(dims.src) // max(1, prod(dims.dst))
+        src, dst = prod(table.src for table in self.tables), prod(table.dst for table in self.tables)
+        per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
         return pixels if direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
@@ -408,18 +422,6 @@ class _Gather(Share):
         return True
 
 
-def _padded(channels: int) -> int:
-    """Return the f32 of a packed src position: whole lines of 8 where there are as many channels."""
-    return channels if channels < 8 else ceil(channels / 8) * 8
-
-
-def _compact(table: AxisTable, channels: int) -> bool:
-    """Return whether words that hold values of two positions save a tenth of the words of a run."""
-    words = (table.most * channels + 1) // 2
-    long = table.dst // table.dst_step >= SUMS.compact_positions
-    return channels % 2 == 1 and long and 10 * table.most * ((channels + 1) // 2) >= 11 * words
-
-
 class _Scatter(Share):
     """Products of src pixels with all taps, added to the dst pixels that they belong to."""
 
@@ -434,7 +436,7 @@ class _Scatter(Share):
         used, limit = ceil(lanes / LANES), ROWS["f32"][2]
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
-        floats = max(1, width * (channels + 8))
+        floats = max(1, width * max(channels + 8, padded(channels)))
         lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
         self.floats["panels"] = groups * channels * used * LANES
@@ -455,7 +457,7 @@ class _Scatter(Share):
             wanted=_window(self.spans),
             reach=_window(reach),
             lines=lines,
-            pixel_bytes=4 * _padded(channels),
+            pixel_bytes=4 * padded(channels),
             blocks=used,
             chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
             limit=limit,

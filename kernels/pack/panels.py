@@ -12,13 +12,15 @@ import numpy as np
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
-from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, transpose_panel
+from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, touch_all, transpose_panel
 
 __all__ = [
     "Panel",
     "Values",
     "pack_panels",
     "pack_planes",
+    "padded",
+    "spread",
     "transpose_run",
 ]
 
@@ -61,16 +63,33 @@ ACROSS = 8
 STRIP = STEPS.strip_positions
 """For panels that are fewer, or differ."""
 
+PREFETCHED = 64
+"""Positions of a run from which on it pays to prefetch the next channels: kernels of weights are shorter."""
+
+
+def padded(channels: int) -> int:
+    """Return the f32 of a packed position: whole lines of 8 where there are as many channels."""
+    return channels if channels < 8 else spread(-(-channels // 8) * 8)
+
+
+def spread(words: int) -> int:
+    """Return the words of a packed position, so that few positions meet in the same sets of the first cache."""
+    return words + 16 if words % 128 == 0 else words
+
 
 @jit
 def transpose_run(
     kind: int, lanes: int, valid: int, dst: int, dst_step: int, src: int, channel_step: int, run: int
 ) -> None:
-    """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel."""
+    """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel.
+
+    A line of memory of each of 8 channels is packed at a time; in long runs those of the next 8 are prefetched.
+    """
     size = stored_size(kind)
+    most = 2 if size == 4 else 4  # blocks of a line of memory
     for base in range(0, lanes, 8):
         first, last = min(base, valid - 1), min(7, valid - 1 - min(base, valid - 1))
-        rows = src + first * channel_step
+        rows, ahead = src + first * channel_step, 8 * channel_step if run >= PREFETCHED and base + 8 < valid else 0
         if run < 8:
             for p in range(run):
                 for m in range(8):
@@ -80,10 +99,12 @@ def transpose_run(
         start, left = 0, run
         while left:
             # a last block that is not full starts earlier and writes some pixels twice
-            blocks = left // 8
+            blocks = min(left // 8, most)
             if blocks == 0:
                 start, blocks = run - 8, 1
                 left = 8
+            if ahead != 0:
+                touch_all(rows + ahead + start * size, channel_step)
             to = dst + start * dst_step + 4 * base
             transpose_panel(kind, to, dst_step, rows + start * size, blocks, channel_step, last)
             start += 8 * blocks

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
+from kernels.dtypes import KINDS
 from kernels.emit import simd
 from kernels.emit.intrinsics import F32
-from kernels.forward.output import fill
+from kernels.forward.output import KEPT_BYTES, fill, write
+from kernels.pack.panels import Values
+from tests.naive import round_to
 
 TARGETS = {"aarch64-linux-gnu": "neoverse-n1", "x86_64-linux-gnu": "haswell"}
 
@@ -57,3 +60,25 @@ def test_lines_of_bias_are_written(lanes: int) -> None:
     fill(F32, bias.ctypes.data, lanes, counts, sums.ctypes.data, steps)
     assert (sums[:, :2] == bias).all()
     assert not sums[:, 2].any()
+
+
+@pytest.mark.parametrize("offset", [0, 4, 60])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_planes_are_written_wherever_lines_of_memory_begin(dtype: str, offset: int) -> None:
+    """Channels are written as planes, whether far from the end of the tensor or not, and nothing between them."""
+    rng, buffer = np.random.default_rng(5), np.empty(64, np.float32)
+    for run, lanes, valid in ((9, 16, 9), (70, 32, 24), (201, 16, 16), (256, 8, 8)):
+        sums = rng.standard_normal((run, lanes)).astype(np.float32)
+        expected = np.ascontiguousarray(round_to(dtype, sums[:, :valid].T.copy()))
+        size = expected.itemsize
+        counts, steps = np.array([1, 1, 1, run]), np.array([0, 0, 0, size])
+        for plane, far in ((run * size, False), (run * size, True), (run * size // 64 * 64 + 64, True)):
+            raw = np.full(valid * plane + 128, 0xA5, np.uint8)
+            begin = -raw.ctypes.data % 64 + offset
+            place = raw.ctypes.data + begin
+            dst = Values(KINDS[dtype], place, steps, plane, place + 2 * KEPT_BYTES if far else 0)
+            write(dst, sums.ctypes.data, lanes, valid, counts, buffer.ctypes.data)
+            written = raw[begin : begin + valid * plane].reshape(valid, plane)
+            assert (written[:, : run * size] == expected.view(np.uint8).reshape(valid, -1)).all()
+            written[:, : run * size] = 0xA5
+            assert (raw == 0xA5).all()

@@ -10,7 +10,7 @@ import pytest
 
 from kernels import plan
 from kernels.cache import CACHE
-from kernels.forward import share
+from kernels.forward.axes import AxisTable
 from kernels.target import target
 from tests.kernels.guard_pages import run as guarded
 from tests.kernels.harness import compute, problem_of
@@ -35,9 +35,9 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         found.append(decide(*arguments))
         return found[-1]
 
-    decide = share._compact
+    decide = AxisTable.compacts
     monkeypatch.setattr("kernels.forward.tiles._way", lambda _: "gather")
-    monkeypatch.setattr(share, "_compact", noted)
+    monkeypatch.setattr(AxisTable, "compacts", noted)
     resize(monkeypatch, compact_positions=2)
     CACHE.forget(lambda _: True)
     yield found
