@@ -6,7 +6,7 @@ All of them compute a block, rows of one tensor by 16 channels of the other, ove
 
 `a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
 is a channel as one tap sees it, anywhere in the panel. Tile registers read lines of memory, so rows are staged first,
-tile by tile.
+tile by tile. In forward operations channels take the place of pixels, and rows are dst pixels.
 
 AMX multiplies bf16 sixteen times as fast as vector registers multiply f32. So a value of f16 goes as the sum of two
 bf16, one of f32 as that of three, and what counts of their products is summed: all four, or six of nine.

@@ -11,8 +11,8 @@ How they are batches of `kernels.emit.brgemm`, in tiles of 16 rows and blocks of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import chain, product
 from math import ceil, prod
 
 import numpy as np
@@ -21,16 +21,14 @@ from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import row_of, values_of
 from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE, dot_table
-from kernels.forward.axes import AxisTable, tables_of
+from kernels.forward.axes import AxisTable, Ints, axis_tables, numbers_of, tables_of
 from kernels.forward.records import (
     GatherShare,
     Grid,
     LaneGroups,
     LineSums,
-    Phase,
     SrcReading,
     SumOrder,
-    Tap,
     WeightPanel,
 )  # fmt: skip
 from kernels.forward.share import Share, share
@@ -62,130 +60,90 @@ SPEED = 4
 MOST_TAPS, MOST_PHASES, MOST_BANDS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
 
-JOINED = (0, 0, 0, 1), (0, 0, 1, 1), (1, 1, 1, 1)
-"""The axes that rows may go along: lines, planes, or all of a band."""
+JOINED = (1, 1, 1, 1), (0, 0, 1, 1), (0, 0, 0, 1)
+"""The axes that rows may go along: all of a band, or its planes or lines where they make fewer tiles."""
 
 _ALL = 1 << 40
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis in bands of `step` dst positions.
+    """An axis in bands: its table, in which all dst positions of a phase meet all taps, at `src` in a segment.
 
-    Phases are their first dst position in a band and their taps: number, segment, shift in it. A segment has its
-    residue and its least shift, `pitch` positions; dst positions of a phase are `stride` apart.
+    Src positions that agree modulo the step of src are a segment, of which a band meets `pitch`: so the next dst
+    position of a phase meets a tap one position further. `segments` have their residue, and the least position that the
+    first band begins with; `segment` is that of each tap.
     """
 
-    step: int
-    stride: int
+    table: AxisTable
     pitch: int
-    phases: dict[int, list[tuple[int, int, int]]]
     segments: list[tuple[int, int]]
-
-    def count(self, first: int) -> int:
-        """Count a phase's positions in a whole band."""
-        return ceil((self.step - first) / self.stride)
-
-    @property
-    def taps(self) -> list[int]:
-        """The taps in the order of the phases, in which weights are packed."""
-        return [tap for phase in self.phases.values() for tap, *_ in phase]
-
-    def table(self, src_step: int) -> AxisTable:
-        """Return phases and taps as compiled loops read them; from a segment to the next one there are `src_step`."""
-        rows: list[tuple[int, int, int, int]] = []
-        phases: list[tuple[int, int, int, int]] = []
-        for first, taps in self.phases.items():
-            phases.append((first, len(rows), len(taps), 1))
-            rows += [(len(rows) + i, 0, _ALL, segment * src_step + at) for i, (_, segment, at) in enumerate(taps)]
-        covered = len(phases) == min(self.stride, self.step)
-        tables = np.array(phases, Phase.dtype), np.array(rows, Tap.dtype)
-        return AxisTable(self.step, _ALL, len(rows), self.stride, 1, *tables, covered)
+    segment: Ints
 
 
-def _axis(dims: Dims, axis: int, step: int) -> _Axis | None:
-    """Lay out an axis; None where no tap meets anything.
-
-    ConvTranspose: the dst positions ``u`` that agree in ``(u + pad) % stride`` are a phase: the next one of them meets
-    each tap one src position further. Convolution: all dst positions are one phase, and the src positions ``x`` that
-    agree in ``x % stride`` are a segment, in which the next dst position meets a tap one position further.
-    """
-    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
-    found: dict[int, list[tuple[int, int, int]]] = {}
-    for tap, (low, high) in enumerate(dims.tap_range(axis, k) for k in range(dims.kernel[axis])):
-        if dims.gathers:
-            first, (at, residue) = 0, divmod(tap * dilation - pad, stride)
-        else:
-            phase = tap * dilation % stride
-            begin = -((phase - pad) // stride)
-            first, residue, at = stride * begin + phase - pad, 0, begin - tap * dilation // stride
-        if low < high and first < step:
-            found.setdefault(first, []).append((tap, residue, at))
-    if not found:
+def _axis(table: AxisTable, step: int, order: int) -> _Axis | None:
+    """Lay out an axis in bands of `step` dst positions, taps in this order; None where it has no taps."""
+    phases = table.phases[table.phases["dst"] < step]
+    if not len(phases):
         return None
-    every = [each for taps in found.values() for each in taps]
-    least = {residue: min(at for _, other, at in every if other == residue) for _, residue, _ in sorted(every)}
-    residues, stride = sorted(least), 1 if dims.gathers else stride
-    phases = {
-        first: [(tap, residues.index(residue), at - least[residue]) for tap, residue, at in taps]
-        for first, taps in found.items()
-    }
-    pitch = max(at + ceil((step - first) / stride) for first, taps in phases.items() for *_, at in taps)
-    return _Axis(step, stride, pitch, phases, [(residue, least[residue]) for residue in residues])
+    some = [np.arange(first, first + count)[::order] for first, count in phases[["first", "taps"]].tolist()]
+    counts = np.repeat(-((phases["dst"] - step) // table.dst_step), phases["taps"])
+    taps = table.taps[np.concatenate(some)]
+    at, residue = np.divmod(taps["src"] - taps["low"] * table.src_step, table.src_step)
+    residues, segment = np.unique(residue, return_inverse=True)
+    least = np.array([at[segment == i].min() for i in range(len(residues))])
+    at -= least[segment]
+    taps["low"], taps["high"], taps["src"] = 0, _ALL, at
+    phases["first"] = np.cumsum(phases["taps"]) - phases["taps"]
+    covered = len(phases) == min(table.dst_step, step)
+    staged = replace(table, dst=step, src_step=1, phases=phases, taps=taps, covered=covered)
+    return _Axis(staged, int((at + counts).max()), list(zip(residues.tolist(), least.tolist(), strict=True)), segment)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Bands of so many images and dst positions (`steps`) and their axes (d, h, w).
+    """Bands of so many images and dst positions (`steps`), and their axes (d, h, w); rows go along those `joined`.
 
-    `joined` are the axes that rows go along, as `kernels.forward.staging.RowPanel` has them. `cycles` is an estimate for
-    all of dst.
+    A src position has `depth` rows of 32 channels, a band so many `rows` of sums. `cycles` is an estimate for dst.
     """
 
     steps: tuple[int, ...]
-    axes: tuple[_Axis, ...]
+    axes: list[_Axis]
     joined: tuple[int, ...]
     depth: int
     parts: int
+    rows: int
     cycles: float
 
     @property
     def pitches(self) -> list[int]:
-        """Positions of a segment to the next one along (n, d, h, w)."""
+        """Positions of a segment from one to the next one along (n, d, h, w)."""
         return [prod(axis.pitch for axis in self.axes[first:]) for first in range(4)]
 
     @property
-    def segments(self) -> int:
-        """The number of segments."""
-        return prod(len(axis.segments) for axis in self.axes)
-
-    @property
-    def taps(self) -> list[tuple[int, ...]]:
-        """All taps, in the order in which their weights are packed."""
-        return list(product(*(axis.taps for axis in self.axes)))
+    def segment_rows(self) -> int:
+        """Rows of a segment: of all its positions, for each part of their values."""
+        return self.parts * self.depth * self.steps[0] * self.pitches[0]
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one part of 16 dst channels' weights."""
-        return TILE_BYTES * self.depth * len(self.taps)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the sums of a band."""
-        return _rows(self.steps, self.axes, self.joined)[1]
+        return TILE_BYTES * self.depth * prod(axis.table.kernel for axis in self.axes)
 
 
 def _rows(steps: Sequence[int], axes: Sequence[_Axis], joined: Sequence[int]) -> tuple[int, int]:
     """Count the tiles of a band, each as often as it has taps, and the rows of its sums."""
-    pitches = [prod(axis.pitch for axis in axes[first:]) for first in range(4)]
-    run, work, rows = 1 + joined[0] * (steps[0] - 1) * pitches[0], 1 if joined[0] else steps[0], 1
-    rows = work
-    for axis, pitch, join in zip(axes, pitches[1:], joined[1:], strict=True):
-        run += join * ((axis.step - 1) // axis.stride) * pitch
-        rows *= axis.stride if join else axis.step
-        work *= sum(len(taps) * (1 if join else axis.count(first)) for first, taps in axis.phases.items())
-    tiles = ceil(run / TILE)
-    return tiles * work, rows * TILE * tiles
+    run, work, rows, pitch = 1, 1, 1, 1
+    for axis, join in zip(axes[::-1], joined[::-1], strict=False):
+        table = axis.table
+        counts = 1 if join else -((table.phases["dst"] - table.dst) // table.dst_step)
+        work *= int((table.phases["taps"] * counts).sum())
+        rows *= table.dst_step if join else table.dst
+        run += join * ((table.dst - 1) // table.dst_step) * pitch
+        pitch *= axis.pitch
+    images = 1 if joined[0] else steps[0]
+    tiles = ceil((run + joined[0] * (steps[0] - 1) * pitch) / TILE)
+    return images * tiles * work, images * rows * TILE * tiles
 
 
 def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] | None:
@@ -193,12 +151,13 @@ def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] 
 
     None for too many bands, segments or zeros, or nothing to sum.
     """
-    shape = [1, *dims.dst]
+    shape, tables, order = [1, *dims.dst], axis_tables(dims)[1:], 1 if dims.gathers else -1
 
     def lay() -> list[_Axis] | None:
         if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_BANDS:
             return None
-        found = [axis for axis in (_axis(dims, i, shape[1 + i]) for i in range(3)) if axis is not None]
+        each = (_axis(table, step, order) for table, step in zip(tables, shape[1:], strict=True))
+        found = [axis for axis in each if axis is not None]
         return found if len(found) == 3 and prod(len(axis.segments) for axis in found) <= MOST_PHASES else None
 
     def panel(axes: list[_Axis]) -> int:
@@ -209,7 +168,7 @@ def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] 
 
     axes = lay()
     for axis in range(3):
-        stride = 1 if dims.gathers else dims.strides[axis]
+        stride = tables[axis].dst_step
         least = stride * (1 if axis < 2 else SUMS.line_positions)
         while axes is not None and not fits(axes) and shape[1 + axis] > least:
             shape[1 + axis] = min(dims.dst[axis], stride * ceil(ceil(shape[1 + axis] / 2) / stride))
@@ -228,8 +187,9 @@ def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] 
 def layout(problem: ConvProblem) -> Layout | None:
     """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum."""
     dims, parts = problem.dims, PARTS[problem.dtype]
-    strides = (1, 1, 1) if dims.gathers else dims.strides
-    if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
+    if prod(dims.kernel) > MOST_TAPS or 0 in (*dims.wide, *dims.narrow, dims.n):
+        return None
+    if not dims.gathers and prod(dims.strides) > MOST_PHASES:
         return None
     depth, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
     chosen = _bands(dims, parts, depth)
@@ -239,11 +199,12 @@ def layout(problem: ConvProblem) -> Layout | None:
     bands = prod(ceil(size / step) for size, step in zip((dims.n, *dims.dst), steps, strict=True))
     if bands > MOST_BANDS:
         return None
-    joined = min(JOINED, key=lambda joined: _rows(steps, axes, joined))
+    joined = min(JOINED, key=lambda joined: _rows(steps, axes, joined)[0])
+    work, rows = _rows(steps, axes, joined)
     packed = steps[0] * prod(len(axis.segments) * axis.pitch for axis in axes)
-    products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * _rows(steps, axes, joined)[0]
+    products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
     cycles = dims.groups * bands * (products + VALUE_CYCLES * STEP * depth * packed) + GROUP_CYCLES * (dims.groups - 1)
-    return Layout(tuple(steps), tuple(axes), joined, depth, parts, cycles)
+    return Layout(tuple(steps), axes, joined, depth, parts, rows, cycles)
 
 
 class _Staged(Share):
@@ -267,26 +228,26 @@ class _Staged(Share):
         ]
         self.parts = [self.one_pass(group, 1, last - first, first) for group, first, last in self.cuts]
         positions, widest = plan.steps[0] * pitches[0], max(ceil((last - first) / TILE) for _, first, last in self.cuts)
-        panel_floats = plan.segments * plan.parts * plan.depth * positions * ROW_BYTES // 4
+        segments = [prod(len(axis.segments) for axis in axes[first:]) for first in range(4)]
         self.floats["panels"] = plan.parts * widest * plan.block_bytes // 4
-        self.floats["source"] = panel_floats + SPARE * ROW_BYTES // 4
+        self.floats["source"] = (segments[0] * plan.segment_rows + SPARE) * ROW_BYTES // 4
         self.floats["products"] = SPLIT_BYTES // 4 + LANES + 64
         self.floats["sums"] = (plan.rows + prod(plan.steps)) * LANES
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
-        numbers = [np.ravel_multi_index(tap, dims.kernel) for tap in plan.taps]
-        self.taps = weight_boxes(problem, np.array(numbers), np.arange(len(numbers)) * STEP * plan.depth, STEP)
-        strides = [1, *(axis.stride for axis in axes)]
+        numbers = numbers_of(dims)
+        self.taps = weight_boxes(problem, np.arange(len(numbers)), STEP * plan.depth * numbers, STEP)
         self.panel = row_of(
             RowPanel, parts=plan.parts, depth=plan.depth, positions=positions, pitches=pitches, sizes=dims.src,
-            src_strides=self.src_strides, strides=strides, joined=plan.joined,
+            src_strides=self.src_strides, strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
         )  # fmt: skip
         each = product(*(axis.segments for axis in axes))
         self.segments = np.array([tuple(zip(*some, strict=True)) for some in each], Segment.dtype)
-        segment = plan.parts * plan.depth * positions
-        steps = [segment * prod(len(axis.segments) for axis in axes[i + 1 :]) // pitches[i + 1] for i in range(3)]
-        images = np.array([(0, 0, 1, 1)], Phase.dtype), np.array([(0, 0, _ALL, 0)], Tap.dtype)
-        tables = AxisTable(problem.n, _ALL, 1, 1, 1, *images), *map(_Axis.table, axes, steps)
-        self.tables = tables_of(tables, False)
+        tables = [axis_tables(dims)[0]]
+        for axis, pitch, inner in zip(axes, pitches[1:], segments[1:], strict=True):
+            taps = axis.table.taps.copy()
+            taps["src"] += axis.segment * (inner * plan.segment_rows // pitch)
+            tables.append(replace(axis.table, taps=taps))
+        self.tables = tables_of(tuple(tables), False)
         lows, highs, sizes, _ = zip(*self.grid, strict=True)
         self.share = row_of(
             GatherShare, kind=self.kind, micro=0, limits=[0, 0], loops=[0, 1, 2, 3], channels=dims.src_channels,
@@ -312,7 +273,10 @@ class _Staged(Share):
         others: list[list[int]] = []
         call = self.call(inputs, output)
         for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
-            stage_weights(self.share, self.panel, part, call, self.taps)
+            nonfinite = np.zeros(last - first + TILE, np.int64)
+            stage_weights(self.share, self.panel, part, call, self.taps, nonfinite)
+            edges = first + np.flatnonzero(np.diff(nonfinite[: last - first], prepend=0, append=0))
+            others += [self._part(self.spans, group, *run) for run in edges.reshape(-1, 2).tolist()]
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
@@ -322,17 +286,21 @@ class _Staged(Share):
                 )  # fmt: skip
                 for item, pair in np.argwhere(failed).tolist():
                     low = first + LANES * pair
-                    others.append(self._box(band + item, self.g0 + group, low, min(last, low + LANES)))
+                    others.append(self._part(self._spans(band + item), group, low, min(last, low + LANES)))
         return all(share(self.problem, "gather", part).run(inputs, output, stop) for part in others)
 
-    def _box(self, item: int, group: int, first: int, last: int) -> list[int]:
-        """Return a band's part of dst, as `kernels.forward.share` takes it."""
-        at = np.unravel_index(item, [count for *_, count in self.grid])
-        n, *spatial = (
-            (low + step * int(i), min(high, low + step * (int(i) + 1)))
+    def _spans(self, band: int) -> list[tuple[int, int]]:
+        """Return the dst positions of a band."""
+        at = map(int, np.unravel_index(band, [count for *_, count in self.grid]))
+        return [
+            (low + step * i, min(high, low + step * (i + 1)))
             for i, (low, high, step, _) in zip(at, self.grid, strict=True)
-        )
-        return [*n, group, group + 1, first, last, *(end for span in spatial for end in span)]
+        ]
+
+    def _part(self, spans: Sequence[tuple[int, int]], group: int, first: int, last: int) -> list[int]:
+        """Return a part of dst, as `kernels.forward.share` takes it."""
+        n, *spatial = spans
+        return [*n, self.g0 + group, self.g0 + group + 1, first, last, *chain(*spatial)]
 
 
 @cached

@@ -4,10 +4,10 @@ A panel has a row of 64 bytes, 32 channels, for each src position that a band me
 offset for all positions of a phase, and tiles of 16 rows read the panel where it lies. What is summed is listed by
 `kernels.forward.gather`; here src and weights are packed, as sums of bf16 (`kernels.emit.dots`), and sums are written.
 
-Products with zeros count here. Where something in a band's src, or in the weights of a pair of blocks, is not finite,
-or values are so small that the instructions would take them, their parts, or sums of their products as zero, as they do
-with subnormal numbers (of f16 none is so small: sums are multiples of 2**-48), the pair `failed` in that band: it is
-left to register tiles.
+Products with zeros count here. Where something in a band's src is not finite, or values are so small that the
+instructions would take them, their parts, or sums of their products as zero, as they do with subnormal numbers (of f16
+none is so small: sums are multiples of 2**-48), a pair of blocks `failed` in that band: it is left to register tiles.
+So are dst channels whose weights are not finite; the others keep their bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.forward.lists import MOST_ELEMENTS
 from kernels.forward.output import bring_bias, fill, write
 from kernels.forward.records import Call, GatherShare, Lists, Pass, Piece, Tables, Work
 from kernels.pack.lines import SPLIT_BYTES, split_f16
-from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, magnitudes
+from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.pack.panels import Values
 
@@ -47,7 +47,8 @@ MOST_SUM = 350
 LEAST_BIASES = (LEAST_BIAS, np.float32(0), LEAST_BIAS * np.float32(2.0**16))
 """Smallest bias, by parts: those of f32 have 24 digits."""
 
-LOWEST_TILES = np.array([16 * DOWN[1], 16 * DOWN[2]], np.int64)
+MOST_ROWS = np.array([TILE * DOWN[1], TILE * DOWN[2]])
+"""Rows of the tallest tiles, by blocks across."""
 
 
 class Segment(Record):
@@ -62,8 +63,8 @@ class RowPanel(Record):
 
     Values are sums of so many `parts`. A segment has `depth` planes of 32 channels, each of `positions`, with `pitches`
     along (n, d, h, w). Positions are `src_strides` apart in src, which has `sizes`, and meet dst positions that are
-    `strides` apart. Axes with `joined` are part of the rows' axis, line after line; sums of their phases lie one after
-    another.
+    `strides` apart. Rows go along the axes that are `joined`, the last one always: line after line, with the panel's
+    gaps between. The sums of their phases lie one after another, those of the last one side by side.
     """
 
     parts: int
@@ -119,9 +120,13 @@ def _fits(parts: int, a: Magnitudes, b: Magnitudes) -> bool:
 
 @jit
 def stage_weights(
-    shares: Rows[GatherShare], panels: Rows[RowPanel], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox]
-) -> None:
-    """Pack weights to [part][block][tap][steps of src channels], each a tile, from the boxes of the `taps`."""
+    shares: Rows[GatherShare], panels: Rows[RowPanel], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox],
+    nonfinite: Vector,
+) -> None:  # fmt: skip
+    """Pack weights to [part][block][tap][steps of src channels], each a tile, from the boxes of the `taps`.
+
+    Dst channels that hold Inf or NaN are marked `nonfinite`, and zeros take their place.
+    """
     share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
     weights, packing, parts = one.weights, packings[0], panels[0].parts
     blocks, block = _blocks(one), share.panel.block_bytes
@@ -134,6 +139,15 @@ def stage_weights(
     keep_alive(packings)
     if parts == 2:
         split_f16(call.panels, call.panels + blocks * block, blocks * block // ROW_BYTES)
+    lanes = np.empty(TILE, np.uint16)
+    for b in range(blocks):
+        place = call.panels + b * block
+        if lane_peaks(place, block // ROW_BYTES, address_of(lanes)) < SPECIAL:
+            continue
+        for lane in range(TILE):
+            nonfinite[TILE * b + lane] = 1 if lanes[lane] >= SPECIAL else 0
+            for p in range(parts if lanes[lane] >= SPECIAL else 0):
+                clear_lane(place + p * blocks * block + 4 * lane, block // ROW_BYTES)
 
 
 @jit
@@ -160,19 +174,13 @@ def _stage(
     A step of channels is a line of a box, a pixel of a line a plane of its own.
     """
     src, packing, low, same = one.src, packings[0], work.band.low, last[0] == images
-    source, place, sizes, strides, last[0] = (
-        call.src + src.start + low[0] * src.strides[0],
-        0,
-        last[1:],
-        packing.strides,
-        images,
-    )
-    packing.steps[3], packing.steps[2] = 0, ROW_BYTES * panel.pitches[2]
-    packing.steps[1], packing.steps[0] = ROW_BYTES * panel.pitches[1], ROW_BYTES * panel.pitches[0]
+    source, place, sizes, strides = call.src + src.start + low[0] * src.strides[0], 0, last[1:], packing.strides
+    last[0], packing.steps[3] = images, 0
     for axis in range(3):
         step = panel.src_strides[axis]
-        first, extent = low[1 + axis] // panel.strides[1 + axis] + segment.least[axis], panel.pitches[axis]
-        extent //= panel.pitches[1 + axis]
+        packing.steps[axis] = ROW_BYTES * panel.pitches[axis]
+        first, extent = low[1 + axis] // panel.strides[1 + axis], panel.pitches[axis] // panel.pitches[1 + axis]
+        first += segment.least[axis]
         positions = (panel.sizes[axis] - segment.residue[axis] + step - 1) // step
         begin, end = max(0, first), min(positions, first + extent)
         met = max(0, end - begin)
@@ -202,7 +210,7 @@ def _stage(
 
 @jit
 def _lay_band(share: GatherShare, panel: RowPanel, work: Work, counts: Vector, band: int) -> None:
-    """Note the dst positions of a band, `counts` from `first` on, and the positions of its sums, from 0 on."""
+    """Note the dst positions of a band, so many (`counts`) from `low` on, and how many positions its sums have."""
     cut, grid, rows = work.band, share.grid, 0
     for axis in range(3, -1, -1):
         parts = (grid.high[axis] - grid.low[axis] + grid.step[axis] - 1) // grid.step[axis]
@@ -260,11 +268,8 @@ def gather_staged(
     batches, works, mores = np.zeros(1, BATCH), np.zeros(1, WORK), np.empty(1, TILE_STEPS)
     batch, work, more, counts = batches[0], works[0], mores[0], np.empty(4, np.int64)
     packings, boxes = np.zeros(1, PACKING), np.zeros(panel.depth, PACKED_BOX)
-    last, mine, theirs = (
-        np.full((segments.shape[0], 7), -1),
-        np.empty(1, MAGNITUDES),
-        np.empty(failed.shape[1], MAGNITUDES),
-    )
+    mine, theirs = np.empty(1, MAGNITUDES), np.empty(failed.shape[1], MAGNITUDES)
+    last = np.full((segments.shape[0], 7), -1)  # nothing is packed yet
     _weigh(share, parts, one, call, theirs)
     size = parts * panel.depth * panel.positions * ROW_BYTES
     batch.a_step, batch.b_step, batch.b_vector, batch.indirection = share.src.word, TILE_BYTES, block, address_of(mores)
@@ -296,7 +301,7 @@ def gather_staged(
             if not share.covered:
                 fill(F32, bias, across * TILE, work.band.high[:], call.sums, work.dst[:])
             work.start, work.place, work.block.packed = call.source, call.sums, 1
-            work.tile.blocks, work.tile.limit = 1, LOWEST_TILES[across - 1]
+            work.tile.blocks, work.tile.limit = 1, MOST_ROWS[across - 1]
             batch.start, batch.b = bias, call.panels + 2 * p * block
             more.c_tile = TILE * panel.strides[3] * work.dst[3]
             entry = table[BLOCKS + 2 * (parts - 1) + across - 1]
