@@ -32,7 +32,17 @@ from kernels.forward.records import (
     WeightPanel,
 )  # fmt: skip
 from kernels.forward.share import Share, share
-from kernels.forward.staging import LANES, ROW_BYTES, SPARE, TILE_BYTES, RowPanel, Segment, gather_staged, stage_weights
+from kernels.forward.staging import (
+    LANES,
+    ROW_BYTES,
+    SPARE,
+    TILE_BYTES,
+    RowPanel,
+    Segment,
+    Staged,
+    gather_staged,
+    stage_weights,
+)
 from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.lines import SPLIT_BYTES
 from kernels.pack.pairs import weight_boxes
@@ -207,7 +217,7 @@ def layout(problem: ConvProblem) -> Layout | None:
     return Layout(tuple(steps), axes, joined, depth, parts, rows, cycles)
 
 
-class _Staged(Share):
+class _Bands(Share):
     """Some groups, pairs of blocks of dst channels, and bands."""
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
@@ -236,12 +246,12 @@ class _Staged(Share):
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         numbers = numbers_of(dims)
         self.taps = weight_boxes(problem, np.arange(len(numbers)), STEP * plan.depth * numbers, STEP)
-        self.panel = row_of(
+        panel = row_of(
             RowPanel, parts=plan.parts, depth=plan.depth, positions=positions, pitches=pitches, sizes=dims.src,
             src_strides=self.src_strides, strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
         )  # fmt: skip
         each = product(*(axis.segments for axis in axes))
-        self.segments = np.array([tuple(zip(*some, strict=True)) for some in each], Segment.dtype)
+        self.staged = Staged(panel, np.array([tuple(zip(*some, strict=True)) for some in each], Segment.dtype))
         tables = [axis_tables(dims)[0]]
         for axis, pitch, inner in zip(axes, pitches[1:], segments[1:], strict=True):
             taps = axis.table.taps.copy()
@@ -274,16 +284,14 @@ class _Staged(Share):
         call = self.call(inputs, output)
         for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
             nonfinite = np.zeros(last - first + TILE, np.int64)
-            stage_weights(self.share, self.panel, part, call, self.taps, nonfinite)
+            stage_weights(self.share, self.staged, part, call, self.taps, nonfinite)
             edges = first + np.flatnonzero(np.diff(nonfinite[: last - first], prepend=0, append=0))
             others += [self._part(self.spans, group, *run) for run in edges.reshape(-1, 2).tolist()]
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
                 failed = np.empty((min(self.batch, self.bands - band), ceil((last - first) / LANES)), np.int64)
-                gather_staged(
-                    dot_table(), self.share, self.panel, self.segments, part, call, self.tables, band, failed
-                )  # fmt: skip
+                gather_staged(dot_table(), self.share, self.staged, part, call, self.tables, band, failed)
                 for item, pair in np.argwhere(failed).tolist():
                     low = first + LANES * pair
                     others.append(self._part(self._spans(band + item), group, low, min(last, low + LANES)))
@@ -304,9 +312,9 @@ class _Staged(Share):
 
 
 @cached
-def _share(problem: ConvProblem, unit: Unit) -> _Staged:
+def _share(problem: ConvProblem, unit: Unit) -> _Bands:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return _Staged(problem, unit.part)
+    return _Bands(problem, unit.part)
 
 
 class ForwardAmx(ForwardTiles):

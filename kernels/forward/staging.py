@@ -12,10 +12,12 @@ So are dst channels whose weights are not finite; the others keep their bits.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kernels.emit.brgemm import Batch, Element
-from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers
+from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers, together
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STEP, TILE, TileSteps
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, keep_alive, load
 from kernels.forward.gather import sum_block
@@ -27,7 +29,17 @@ from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, clear_lane, 
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.pack.panels import Values
 
-__all__ = ["LANES", "ROW_BYTES", "SPARE", "TILE_BYTES", "RowPanel", "Segment", "gather_staged", "stage_weights"]
+__all__ = [
+    "LANES",
+    "ROW_BYTES",
+    "SPARE",
+    "TILE_BYTES",
+    "RowPanel",
+    "Segment",
+    "Staged",
+    "gather_staged",
+    "stage_weights",
+]
 
 LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 rows."""
@@ -77,6 +89,23 @@ class RowPanel(Record):
     joined: Vector = numbers(4)
 
 
+@together
+class Staged(NamedTuple):
+    """How src is staged."""
+
+    panels: Rows[RowPanel]
+    segments: Rows[Segment]
+
+
+@together
+class PackedRows(NamedTuple):
+    """What packs a segment, and how each one was packed last: along each axis how many positions, and from where on."""
+
+    packings: Rows[Packing]
+    boxes: Rows[PackedBox]
+    last: Table
+
+
 class Magnitudes(Record):
     """The least and the largest exponent of some values, and whether all are finite."""
 
@@ -120,7 +149,7 @@ def _fits(parts: int, a: Magnitudes, b: Magnitudes) -> bool:
 
 @jit
 def stage_weights(
-    shares: Rows[GatherShare], panels: Rows[RowPanel], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox],
+    shares: Rows[GatherShare], staged: Staged, passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox],
     nonfinite: Vector,
 ) -> None:  # fmt: skip
     """Pack weights to [part][block][tap][steps of src channels], each a tile, from the boxes of the `taps`.
@@ -128,7 +157,7 @@ def stage_weights(
     Dst channels that hold Inf or NaN are marked `nonfinite`, and zeros take their place.
     """
     share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
-    weights, packing, parts = one.weights, packings[0], panels[0].parts
+    weights, packing, parts = one.weights, packings[0], staged.panels[0].parts
     blocks, block = _blocks(one), share.panel.block_bytes
     packing.pairs, packing.parts, packing.channels, packing.scratch = True, parts, one.channels, call.products
     packing.source, packing.channel = call.weights + weights.start, weights.dst_channel
@@ -166,16 +195,18 @@ def _weigh(share: GatherShare, parts: int, one: Pass, call: Call, theirs: Rows[M
 
 @jit
 def _stage(
-    share: GatherShare, panel: RowPanel, one: Pass, call: Call, segment: Segment, work: Work, images: int, to: int,
-    last: Vector, packings: Rows[Packing], boxes: Rows[PackedBox],
+    share: GatherShare, panel: RowPanel, one: Pass, call: Call, segments: Rows[Segment], s: int, work: Work,
+    packed: PackedRows,
 ) -> None:  # fmt: skip
-    """Pack a segment of the src that a band meets; `last` says how it was packed there before, and is brought up.
+    """Pack a segment of the src that a band meets.
 
     A step of channels is a line of a box, a pixel of a line a plane of its own.
     """
-    src, packing, low, same = one.src, packings[0], work.band.low, last[0] == images
-    source, place, sizes, strides = call.src + src.start + low[0] * src.strides[0], 0, last[1:], packing.strides
-    last[0], packing.steps[3] = images, 0
+    src, low, images, segment, sizes = one.src, work.band.low, work.band.sizes[0], segments[s], packed.last[s]
+    packing, boxes, plane = packed.packings[0], packed.boxes, panel.positions * ROW_BYTES
+    to, same = call.source + s * panel.parts * panel.depth * plane, sizes[6] == images
+    source, place, strides = call.src + src.start + low[0] * src.strides[0], 0, packing.strides
+    sizes[6], packing.steps[3] = images, 0
     for axis in range(3):
         step = panel.src_strides[axis]
         packing.steps[axis] = ROW_BYTES * panel.pitches[axis]
@@ -190,7 +221,6 @@ def _stage(
         place += at * panel.pitches[1 + axis] * ROW_BYTES
         source += (segment.residue[axis] + begin * step if met > 0 else 0) * src.strides[1 + axis]
         strides[1 + axis] = step * src.strides[1 + axis]
-    plane = panel.positions * ROW_BYTES
     if sizes[0] * sizes[2] * sizes[4] == 0:
         fill_zero(to, panel.parts * panel.depth * plane)
         return
@@ -209,32 +239,30 @@ def _stage(
 
 
 @jit
-def _lay_band(share: GatherShare, panel: RowPanel, work: Work, counts: Vector, band: int) -> None:
-    """Note the dst positions of a band, so many (`counts`) from `low` on, and how many positions its sums have."""
+def _lay_band(share: GatherShare, panel: RowPanel, work: Work, band: int) -> None:
+    """Note the dst positions of a band, `sizes` of them from `low` on, and how many (`high`) its sums have."""
     cut, grid, rows = work.band, share.grid, 0
     for axis in range(3, -1, -1):
         parts = (grid.high[axis] - grid.low[axis] + grid.step[axis] - 1) // grid.step[axis]
         cut.low[axis] = grid.low[axis] + band % parts * grid.step[axis]
-        counts[axis] = min(grid.high[axis] - cut.low[axis], grid.step[axis])
+        cut.sizes[axis] = cut.high[axis] = min(grid.high[axis] - cut.low[axis], grid.step[axis])
         band //= parts
-        cut.high[axis] = counts[axis]
         if panel.joined[axis] == 1:
             cut.high[axis] = panel.strides[axis]
-            rows += (counts[axis] - 1) // panel.strides[axis] * panel.pitches[axis]
+            rows += (cut.sizes[axis] - 1) // panel.strides[axis] * panel.pitches[axis]
     cut.high[3] *= (rows + TILE) // TILE * TILE
 
 
 @jit
-def _write(
-    panel: RowPanel, work: Work, counts: Vector, dst: Values, sums: int, lanes: int, valid: int, buffer: int, dense: int
-) -> None:
+def _write(panel: RowPanel, work: Work, dst: Values, lanes: int, valid: int, buffer: int) -> None:
     """Write the sums of a band to dst, line by line; short lines of a channel are brought together first."""
-    line, steps, narrow = np.ones(4, np.int64), dst.steps, dst.channel > dst.steps[3] and counts[3] < NARROW
+    line, steps, counts = np.ones(4, np.int64), dst.steps, work.band.sizes
+    narrow, dense = dst.channel > steps[3] and counts[3] < NARROW, work.place + work.band.high[0] * work.dst[0]
     line[3] = counts[3]
     for n in range(counts[0]):
         for d in range(counts[1]):
             for h in range(counts[2]):
-                source = sums
+                source = work.place
                 for axis, at in enumerate((n, d, h)):
                     stride = panel.strides[axis]
                     if panel.joined[axis] == 1:
@@ -248,40 +276,39 @@ def _write(
                     to = dst.place + n * steps[0] + d * steps[1] + h * steps[2]
                     write(Values(dst.kind, to, steps, dst.channel, 0), source, lanes, valid, line, buffer)
     if narrow:
-        write(dst, dense, lanes, valid, counts, buffer)
+        write(dst, dense, lanes, valid, counts[:], buffer)
 
 
 @jit
 def gather_staged(
-    table: Vector, shares: Rows[GatherShare], panels: Rows[RowPanel], segments: Rows[Segment], passes: Rows[Pass],
-    calls: Rows[Call], tables: Tables, first: int, failed: Table,
+    table: Vector, shares: Rows[GatherShare], staged: Staged, passes: Rows[Pass], calls: Rows[Call], tables: Tables,
+    first: int, failed: Table,
 ) -> None:  # fmt: skip
     """Compute some bands from the `first` on for one group, and say which pairs of blocks `failed` in which band.
 
     The call's `source` holds a panel, its `sums` those of a band for a pair of blocks, twice, `products` a bias.
     """
-    share, panel, one, call, dst = shares[0], panels[0], passes[0], calls[0], passes[0].dst
-    parts, blocks, block, most = panel.parts, _blocks(one), share.panel.block_bytes, 1
+    share, panel, one, call, segments = shares[0], staged.panels[0], passes[0], calls[0], staged.segments
+    dst, parts, blocks, block, most = one.dst, panel.parts, _blocks(one), share.panel.block_bytes, 1
     for number in range(tables.phases.shape[0]):
         most = max(most, tables.phases[number].taps)
     lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+    packed = PackedRows(
+        np.zeros(1, PACKING), np.zeros(panel.depth, PACKED_BOX), np.full((segments.shape[0], 7), -1)
+    )  # fmt: skip
     batches, works, mores = np.zeros(1, BATCH), np.zeros(1, WORK), np.empty(1, TILE_STEPS)
-    batch, work, more, counts = batches[0], works[0], mores[0], np.empty(4, np.int64)
-    packings, boxes = np.zeros(1, PACKING), np.zeros(panel.depth, PACKED_BOX)
+    batch, work, more = batches[0], works[0], mores[0]
     mine, theirs = np.empty(1, MAGNITUDES), np.empty(failed.shape[1], MAGNITUDES)
-    last = np.full((segments.shape[0], 7), -1)  # nothing is packed yet
     _weigh(share, parts, one, call, theirs)
     size = parts * panel.depth * panel.positions * ROW_BYTES
     batch.a_step, batch.b_step, batch.b_vector, batch.indirection = share.src.word, TILE_BYTES, block, address_of(mores)
     more.a_part, more.b_part, more.a_tile, more.c_vector = size // parts, blocks * block, TILE_BYTES, ROW_BYTES
     bias = call.products + SPLIT_BYTES
-    buffer = bias + 4 * LANES
+    work.place, work.start, work.block.packed, work.tile.blocks = call.sums, call.source, 1, 1
     for item in range(failed.shape[0]):
-        _lay_band(share, panel, work, counts, first + item)
+        _lay_band(share, panel, work, first + item)
         for s in range(segments.shape[0]):
-            _stage(
-                share, panel, one, call, segments[s], work, counts[0], call.source + s * size, last[s], packings, boxes
-            )
+            _stage(share, panel, one, call, segments, s, work, packed)
         _range(1, call.source, 0, segments.shape[0] * size, mine[0])
         place = call.dst + dst.start
         for axis in range(4):
@@ -296,19 +323,14 @@ def gather_staged(
             work.dst[3] = across * ROW_BYTES
             for axis in range(2, -1, -1):
                 work.dst[axis] = work.dst[axis + 1] * work.band.high[axis + 1]
-            dense = call.sums + work.dst[0] * work.band.high[0]
             bring_bias(share.kind, one, call, 0, LANES * p, LANES, bias)
             if not share.covered:
                 fill(F32, bias, across * TILE, work.band.high[:], call.sums, work.dst[:])
-            work.start, work.place, work.block.packed = call.source, call.sums, 1
-            work.tile.blocks, work.tile.limit = 1, MOST_ROWS[across - 1]
-            batch.start, batch.b = bias, call.panels + 2 * p * block
-            more.c_tile = TILE * panel.strides[3] * work.dst[3]
-            entry = table[BLOCKS + 2 * (parts - 1) + across - 1]
-            work.tile.last = entry
-            sum_block(entry, share, tables, work, lists, batch, one, call)
+            batch.start, batch.b, more.c_tile = bias, call.panels + 2 * p * block, TILE * panel.strides[3] * work.dst[3]
+            work.tile.limit, work.tile.last = MOST_ROWS[across - 1], table[BLOCKS + 2 * (parts - 1) + across - 1]
+            sum_block(work.tile.last, share, tables, work, lists, batch, one, call)
             out = Values(share.kind, place + LANES * p * dst.channel, dst.strides[:], dst.channel, 0)
-            _write(panel, work, counts, out, call.sums, across * TILE, valid, buffer, dense)
+            _write(panel, work, out, across * TILE, valid, bias + 4 * LANES)
         call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
     keep_alive(works)
     keep_alive(batches)
