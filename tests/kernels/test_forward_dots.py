@@ -94,6 +94,25 @@ def test_small_bands(monkeypatch: pytest.MonkeyPatch, joined: int) -> None:
     assert bands > 300
 
 
+@pytest.mark.skipif(not TILE_REGISTERS, reason="src is staged for tile registers")
+@pytest.mark.parametrize(
+    ("size", "kernel", "least"), [(7, 3, 12.2), (7, 1, 16), (14, 3, 14), (28, 3, 14.7), (56, 1, 16)]
+)
+@pytest.mark.parametrize("op", LAYERS)
+def test_short_lines_fill_tiles(op: str, size: int, kernel: int, least: float) -> None:
+    """Rows go along lines, planes or images, so that most of the 16 rows of a tile are dst positions."""
+    from kernels.forward import amx
+
+    case = Case(
+        op=op, dtype="bf16", n=32, src_channels=64, dst_channels=64, src_spatial=(size,) * 2, dst_spatial=(size,) * 2,
+        kernel=(kernel,) * 2, strides=(1, 1), pads_begin=(kernel // 2,) * 2, pads_end=(kernel // 2,) * 2,
+    )  # fmt: skip
+    layout = amx.layout(problem_of(case))
+    assert layout is not None
+    tiles = amx._rows(layout.steps, layout.axes, layout.joined)[0]
+    assert prod(layout.steps) * kernel**2 / tiles >= least
+
+
 @pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("op", LAYERS)
 def test_special_values_and_workers(op: str, dtype: str) -> None:
