@@ -214,7 +214,8 @@ def sum_lists(
                         if order.flushes:
                             elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
                             batch.totals = totals
-                        if count > MOST_ELEMENTS // 2 or listed + min(chunk, every - done) > order.most:
+                        full = order.most > 0 and listed + min(chunk, every - done) > order.most
+                        if full or count > MOST_ELEMENTS // 2:
                             batch.count = count
                             _sum_tiles(entry, share, axes, phases, work, batch, begun)
                             count, begun, listed = 0, True, 0

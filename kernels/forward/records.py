@@ -189,7 +189,7 @@ class SumOrder(Record):
 
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
     a line if `within_line`. Only with `flushes` are they then added up by themselves. A batch has `most` steps of
-    several elements; sums of more are stored in between.
+    several elements, 0 for any number; sums of more are stored in between.
     """
 
     chunk: int

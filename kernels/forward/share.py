@@ -189,7 +189,7 @@ class _Gather(Share):
         )  # fmt: skip
         sums = values_of(
             SumOrder, chunk=ceil(words / ceil(words / self.limit)), group=group, within_line=within_line,
-            flushes=problem.dtype != "bf16" and taps * words > self.limit, most=1 << 40,
+            flushes=problem.dtype != "bf16" and taps * words > self.limit, most=0,
         )  # fmt: skip
         in_lines = direct and not self.lanewise
         lanes = values_of(
