@@ -168,18 +168,18 @@ class Sums:
     bias_row: int = 256
     """Values of the lines that short rows of channels are joined to."""
 
-    # forward operations on products of bf16 (`kernels.forward.cells`)
+    # forward operations on AMX (`kernels.forward.amx`)
 
-    cell_pixels: int = 2048
-    """Dst pixels of a cell at the most: their sums, 256 KiB, are a part of the second cache."""
+    staged_positions: int = 2048
+    """Dst positions of a band at the most: their sums, 256 KiB, are a part of the second cache."""
 
     panel_bytes: int = CACHES.l2_dots
-    """Panel of a cell, where it can be cut."""
+    """Staged src of a band, where it can be cut."""
 
     most_panel_bytes: int = 8 * CACHES.l2_dots
-    """Panel of a cell at the most."""
+    """Staged src of a band at the most."""
 
-    walk_steps: int = 16
+    batch_steps: int = 16
     """Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""
 
 
@@ -240,8 +240,8 @@ class Steps:
     band_batch_macs: int = 100_000_000
     """Those of a ConvTranspose."""
 
-    cell_macs: int = 1 << 30
-    """Those of a cell on AMX in one pass of weights, some milliseconds of it."""
+    staged_macs: int = 1 << 30
+    """Those of a band on AMX in one pass of weights, some milliseconds of it."""
 
     # bands of a forward operation
 

@@ -20,6 +20,7 @@ from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import LANEWISE as LANE_KINDS
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
+from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import (
     DTYPES_IN_PLACE,
     KEPT_LINES,
@@ -30,6 +31,7 @@ from kernels.emit.depthwise import (
     KernelLine,
     depthwise_entry,
 )
+from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, PRODUCTS, TILE, TileSteps, dot_table
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
 from kernels.reference import bias_gradient, bias_of, forward, gradients, narrow, single, widen
@@ -72,6 +74,10 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
         address = int(micro_table()[MICRO[name] + vectors - 1])
         for rows in range(1, MICRO_ROWS[name][vectors] + 1):
             yield f"micro-kernel {name}, {rows} x {vectors}", partial(_try_batch, name, vectors, rows, address, rng)
+    for parts, (across, down) in product(PRODUCTS, DOWN.items() if target().dots == "amx" else ()):
+        for tiles in range(1, down + 1):
+            name = f"tile products of {parts} parts, {tiles} x {across}"
+            yield name, partial(_try_tiles, parts, tiles, across, rng)
     for dtype, (stride, lines) in product(DTYPES_IN_PLACE, LINES.items()):
         for taps, rows in product(lines, range(1, PIXELS + 1)):
             name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} pixels"
@@ -171,6 +177,35 @@ def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.
             if not np.array_equal(sums, expected):
                 return False
     return True
+
+
+def _try_tiles(parts: int, down: int, across: int, rng: np.random.Generator) -> bool:
+    """Sum two elements of three steps on tile registers, to a line and to the sums of that."""
+    rows, lanes, table = TILE * down, TILE * across, dot_table()
+    configure = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
+    whole = [
+        rng.integers(-3, 4, (parts, *shape)).astype(np.float32)
+        for shape in ((rows, 2, 3, 16, 2), (across, 2, 3, 16, TILE, 2))
+    ]
+    products = sum(np.einsum("mekpi,vekpli->mvl", whole[0][p], whole[1][q]) for p, q in PRODUCTS[parts])
+    a, b = ((each.view(np.uint32) >> 16).astype(np.uint16) for each in whole)
+    start, sums = rng.integers(-9, 10, lanes).astype(np.float32), np.zeros((rows, lanes), np.float32)
+    steps = row_of(
+        TileSteps, a_part=a.strides[0], b_part=b.strides[0], a_tile=TILE * a.strides[1], c_tile=TILE * sums.strides[0],
+        c_vector=4 * TILE,
+    )  # fmt: skip
+    elements = np.zeros(2, Element.dtype)
+    elements["a"][1], elements["b"][1], elements["steps"] = a.strides[2], b.strides[2], 3
+    configure(int(table[BEGIN]))(*[0] * 8)
+    for first, row in ((start, 0), (sums, sums.strides[0])):
+        _call_batch(
+            int(table[BLOCKS + 2 * (parts - 1) + across - 1]), elements, rows=rows - 5, a=a.ctypes.data,
+            a_row=a.strides[1], a_step=a.strides[3], b=b.ctypes.data, b_vector=b.strides[1], b_step=b.strides[3],
+            c=sums.ctypes.data, c_row=sums.strides[0], start=first.ctypes.data, start_row=row,
+            indirection=steps.ctypes.data,
+        )  # fmt: skip
+    configure(int(table[END]))(*[0] * 8)
+    return np.array_equal(sums, start + 2 * np.reshape(products, (rows, lanes)))
 
 
 def _try_line(dtype: str, sizes: tuple[int, int], rows: int, address: int, rng: np.random.Generator) -> bool:

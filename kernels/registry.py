@@ -30,7 +30,7 @@ if target().dots:  # compiled only where the processor can run it
     from kernels.gradient.dots.unit import BWD_DOTS
 
     if target().dots == "amx":
-        from kernels.forward.cells.unit import FWD_DOTS as FORWARD_DOTS
+        from kernels.forward.amx import FORWARD_AMX as FORWARD_DOTS
     KERNELS = (*FORWARD_DOTS, BWD_DOTS, *KERNELS)
 
 if target().compiles:

@@ -6,7 +6,7 @@ All of them compute a block, rows of one tensor by 16 channels of the other, ove
 
 `a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
 is a channel as one tap sees it, anywhere in the panel. Tile registers read lines of memory, so rows are staged first,
-tile by tile.
+tile by tile. In forward operations channels take the place of pixels, and rows are dst pixels.
 
 AMX multiplies bf16 sixteen times as fast as vector registers multiply f32. So a value of f16 goes as the sum of two
 bf16, one of f32 as that of three, and what counts of their products is summed: all four, or six of nine.
@@ -29,26 +29,26 @@ from numba.core import cgutils
 from kernels.dtypes import DTYPES
 from kernels.emit import simd
 from kernels.emit.amx import BLOCK, FLOATS, HAS_TILES, INTS, LINE, machine
-from kernels.emit.brgemm import MICRO, micro_table
-from kernels.emit.compiler import Record, Vector, emitted_entry, numbers
+from kernels.emit.brgemm import MICRO, Batch, Element, micro_table
+from kernels.emit.compiler import Record, emitted_entry
 from kernels.target import target
 
 __all__ = [
     "ACROSS",
     "BEGIN",
     "BLOCKS",
+    "DOWN",
     "END",
     "EXACT",
     "PARTS",
     "PRODUCTS",
     "ROWS",
-    "SHAPES",
     "STAGE",
     "STEP",
     "TILE",
     "USED",
     "Sides",
-    "Walks",
+    "TileSteps",
     "dot_table",
 ]
 
@@ -61,11 +61,12 @@ TILE = 16
 EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
 """Entries of the table: one exact block for each number of parts, and so on.
 
-The last are blocks: for each number of parts one of each of `SHAPES`, or without AMX the micro-kernels of dot products.
+The last are micro-kernels: for each number of parts those of tile products, of one block and of two across, or without
+AMX those of dot products.
 """
 
-SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
-"""Blocks down and across that tile registers sum at once: four hide how long a product takes."""
+DOWN = {1: 4, 2: 2}
+"""Tiles of 16 rows that are summed at once, by blocks across: four products hide how long each takes."""
 
 PARTS = {"bf16": 1, "f16": 2, "f32": 3}
 """How many bf16 a value is the sum of."""
@@ -81,23 +82,18 @@ ROWS, ACROSS = (TILE, 1) if target().dots == "amx" else (1, 2)
 """Rows of a block of AMX, and blocks of the narrow tensor whose sums share lines."""
 
 
-class Walks(Record):
-    """What a block of AMX has walks over, in bytes.
+class TileSteps(Record):
+    """What a tile product reads by the `indirection` of its `Batch`, all in bytes.
 
-    `b_part` and `a_part` lead from a part to the next one, `a_line` and `acc_line` from a row to the next one. There
-    are `count` walks, and at the address `starts` an int64 for each: where it begins in `a`. In `b` they follow each
-    other. `down` leads from the first block of `a` to each other one down, and behind that to their sums. Where values
-    have one part and the sums `begin`, they begin at zero, and memory is not read.
+    `a_part` and `b_part` lead from a part of the values to the next one, `a_tile` and `c_tile` from 16 rows to the next
+    16, `c_vector` from the sums of a block to those of the next one across.
     """
 
-    b_part: int
     a_part: int
-    a_line: int
-    acc_line: int
-    count: int
-    starts: int
-    down: Vector = numbers(6)
-    begin: int
+    b_part: int
+    a_tile: int
+    c_tile: int
+    c_vector: int
 
 
 class Sides(Record):
@@ -112,26 +108,37 @@ class Sides(Record):
 _I32, _I64 = ir.IntType(32), simd.I64
 
 
-def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -> None:
-    """Sum ``down * across`` blocks in the first tile registers from `a` and `b` in the others.
+def _tile_products(parts: int, across: int, builder: Any, place: Any) -> None:
+    """Emit the tile products of a `Batch`, and the choice between them by their rows, in tiles of 16.
+
+    `a` has 64 bytes of each row in a step, `b` a tile: 16 lines of a pair for each of 16 channels. All rows take part
+    in each element, and elements do not flush. Rows behind the last one are read and written.
+    """
+    batch = simd.fields(builder, place, Batch)
+    steps = simd.fields(builder, batch.indirection, TileSteps)
+    down = builder.lshr(builder.sub(batch.rows, _I64(1)), _I64(4))
+    cases = [partial(_sum_tiles, parts, 1 + more, across, builder, batch, steps) for more in range(DOWN[across])]
+    simd.switch(builder, down, cases)
+
+
+def _sum_tiles(parts: int, down: int, across: int, builder: Any, batch: Any, more: Any) -> list[Any]:
+    """Sum ``down * across`` tiles in the first tile registers from `a` and `b` in the others; give no values.
 
     Where values have parts, the sums of one call are formed by themselves: added one by one to long sums, products
     would lose more digits.
     """
-    a, a_step, b, b_step, steps, c, c_step, place = values
-    walks = simd.fields(builder, place, Walks)
     tiles = machine(builder)
     line = _I64(LINE)
-    a_down, c_down = ([_I64(0), *walks.down[first:]] for first in (0, down - 1))
     blocks = [(i, j) for i in range(down) for j in range(across)]
-    places = [builder.add(simd.nth(builder, c, c_step, j), c_down[i]) for i, j in blocks]
-    for tile, place in enumerate(places):
+    same = builder.icmp_signed("==", batch.start_row, _I64(0))
+    start_tile = builder.select(same, _I64(0), more.c_tile)
+    places, starts = (
+        [simd.nth(builder, simd.nth(builder, first, more.c_vector, j), step, i) for i, j in blocks]
+        for first, step in ((batch.c, more.c_tile), (batch.start, start_tile))
+    )
+    for tile, start in enumerate(starts):
         if parts == 1:
-            with builder.if_else(builder.icmp_signed("==", walks.begin, _I64(0))) as (goes_on, begins):
-                with goes_on:
-                    tiles.load(tile, place, walks.acc_line)
-                with begins:
-                    tiles.zero(tile)
+            tiles.load(tile, start, batch.start_row)
         else:
             tiles.zero(tile)
 
@@ -153,9 +160,10 @@ def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -
             held[key] = tile
             which, number, part = key
             if which == "a":
-                tiles.load(tile, builder.add(simd.nth(builder, ap, walks.a_part, part), a_down[number]), walks.a_line)
+                here = simd.nth(builder, simd.nth(builder, ap, more.a_part, part), more.a_tile, number)
+                tiles.load(tile, here, batch.a_row)
                 return tile
-            here = simd.nth(builder, simd.nth(builder, bp, walks.b_part, part), b_step, number)
+            here = simd.nth(builder, simd.nth(builder, bp, more.b_part, part), batch.b_vector, number)
             tiles.load(tile, here, line)
             for ahead in range(0, BLOCK, 4 * LINE):  # the processor itself fetches what lies between
                 simd.prefetch(builder, builder.add(here, _I64(BLOCK + ahead)))
@@ -164,33 +172,33 @@ def _amx_block(parts: int, down: int, across: int, builder: Any, *values: Any) -
         for turn, (a_key, b_key) in enumerate(wanted):
             tiles.dot(across * a_key[1] + b_key[1], fetch(turn, a_key), fetch(turn, b_key))
         tiles.stay_awake()
-        return [builder.add(ap, a_step), builder.add(bp, _I64(BLOCK))]
+        return [builder.add(ap, batch.a_step), builder.add(bp, _I64(BLOCK))]
 
-    def walk(carried: list[Any]) -> list[Any]:
-        start, bp = carried
-        origin = builder.add(a, simd.load(builder, start, _I64, 8))
-        bp = simd.loop(builder, steps, [origin, bp], step, "step")[1]
-        return [builder.add(start, _I64(8)), bp]
+    def element(carried: list[Any]) -> list[Any]:
+        one = simd.fields(builder, carried[0], Element)
+        simd.loop(builder, one.steps, [builder.add(batch.a, one.a), builder.add(batch.b, one.b)], step, "step")
+        return [builder.add(carried[0], _I64(Element.dtype.itemsize))]
 
-    simd.loop(builder, walks.count, [walks.starts, b], walk, "walk")
+    simd.loop(builder, batch.count, [batch.elements], element, "element")
 
     if parts == 1:
         for tile, place in enumerate(places):
-            tiles.store(tile, place, walks.acc_line)
-        return
+            tiles.store(tile, place, batch.c_row)
+        return []
 
     def row(carried: list[Any]) -> list[Any]:
-        to, source = carried
-        simd.store(builder, builder.fadd(simd.load(builder, to, FLOATS), simd.load(builder, source, FLOATS)), to)
-        return [builder.add(to, walks.acc_line), builder.add(source, line)]
+        to, start, source = carried
+        simd.store(builder, builder.fadd(simd.load(builder, start, FLOATS), simd.load(builder, source, FLOATS)), to)
+        return [builder.add(to, batch.c_row), builder.add(start, batch.start_row), builder.add(source, line)]
 
     with builder.goto_entry_block():
         room = builder.ptrtoint(builder.alloca(ir.ArrayType(FLOATS, 16 * len(blocks))), _I64)
     rooms = [builder.add(room, _I64(BLOCK * tile)) for tile in range(len(blocks))]
     for tile, source in enumerate(rooms):
         tiles.store(tile, source, line)
-    for place, source in zip(places, rooms, strict=True):
-        simd.loop(builder, _I64(16), [place, source], row, "row")
+    for each in zip(places, starts, rooms, strict=True):
+        simd.loop(builder, _I64(16), list(each), row, "row")
+    return []
 
 
 def _stage_rows(builder: Any, *values: Any) -> None:
@@ -269,28 +277,31 @@ _EMITTERS: tuple[Callable[..., None], ...] = (
     _configure,
     _release,
     _stage_rows,
-    *(partial(_amx_block, parts, *shape) for parts in PRODUCTS for shape in SHAPES if target().dots == "amx"),
+    *(partial(_tile_products, parts, across) for parts in PRODUCTS for across in DOWN if target().dots == "amx"),
 )
 """What emits each entry."""
 
 USED = frozenset(range(len(_EMITTERS))) - (frozenset() if target().dots == "amx" else {EXACT + 1, EXACT + 2, STAGE})
 """Entries that are called: without tile registers only values of bf16 go this way, and rows are not staged."""
 
-_ENTRIES = {entry: emitted_entry(f"dots_{entry}", _EMITTERS[entry], 8) for entry in sorted(USED) if target().dots}
+_ENTRIES = {
+    entry: emitted_entry(f"dots_{entry}", _EMITTERS[entry], 8 if entry < BLOCKS else 1)
+    for entry in sorted(USED)
+    if target().dots
+}
 
 
 @cache
 def dot_table() -> npt.NDArray[np.int64]:
     """Return the addresses of the compiled entries.
 
-    - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps of a walk, acc, bytes
-      between its blocks across, the address of `Walks`).
+    - Micro-kernels take the address of a `Batch`, whose `indirection` on AMX is that of `TileSteps`.
     - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
       first one, 0, 0).
     - Exact blocks, which take one pixel after the other from the tensors, take (a, bytes between its pixels, b, bytes
       between its pixels, pixels, acc, bytes between its rows, the address of `Sides`).
 
-    Blocks run between a call of `BEGIN` and one of `END`.
+    Micro-kernels run between a call of `BEGIN` and one of `END`.
     """
     table = np.zeros(len(_EMITTERS), np.int64)
     for entry, address in _ENTRIES.items():

@@ -1,1 +1,1 @@
-"""Convolution, ConvTranspose and data gradients: gathered, scattered, by Winograd, or on tile registers in cells."""
+"""Convolution, ConvTranspose and data gradients: gathered, scattered, or by Winograd."""

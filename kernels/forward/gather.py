@@ -39,7 +39,7 @@ from kernels.target import target
 if target().dots == "avx512bf16":
     from kernels.forward.pairs import bring_pairs, keep
 
-__all__ = ["bring_box", "gather", "pack_bias", "pack_weights"]
+__all__ = ["bring_box", "gather", "pack_bias", "pack_weights", "sum_block"]
 
 WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
@@ -255,7 +255,7 @@ def _touch_source(data: Data, call: Call, work: Work) -> None:
 
 
 @jit
-def _sum_block(
+def sum_block(
     entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch, whole: Pass, call: Call
 ) -> None:
     """Sum all positions of a band for one block of lanes.
@@ -292,9 +292,15 @@ def _sum_block(
                 if depth >= 0:
                     at[loops[depth]] = end[loops[depth]]
             elif depth == 3:
-                rows, part.repeat, counts[axis] = list_rows(
-                    taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, skips, some_taps
-                )
+                left = stop[axis] - at[axis]
+                if reading.staged:
+                    counts[axis], _ = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)
+                    rows = min(work.tile.limit, left)
+                    part.repeat = left // rows
+                else:
+                    rows, part.repeat, counts[axis] = list_rows(
+                        taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, skips, some_taps
+                    )
                 batch.rows = rows
                 if counts[axis] > 0 and lines:
                     sum_lines(share, axes, phases, taps, work, pieces, elements, batch)
@@ -394,7 +400,7 @@ def gather(
                 work.block.source, work.block.shift, work.block.packed = start, shift, channel
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
-                _sum_block(entry, share, tables, work, lists, batch, one, call)
+                sum_block(entry, share, tables, work, lists, batch, one, call)
                 work.start -= shift
                 if not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)

@@ -179,7 +179,7 @@ def sum_lists(
     """
     src, counts, per_axis, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
     words, kernel, runs, group = panel.words, panel.kernel, share.src.compact, order.group
-    count, last, begun, start, totals = 0, -1, share.src.by_tap, batch.start, batch.totals
+    count, last, begun, start, totals, listed = 0, -1, share.src.by_tap, batch.start, batch.totals, 0
     line, halves = phases[work.part.phase[3]].taps, runs > 0 and work.tile.micro == PAIRS
     if not begun:
         batch.totals = 0
@@ -214,10 +214,11 @@ def sum_lists(
                         if order.flushes:
                             elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
                             batch.totals = totals
-                        if count > MOST_ELEMENTS // 2:
+                        full = order.most > 0 and listed + min(chunk, every - done) > order.most
+                        if full or count > MOST_ELEMENTS // 2:
                             batch.count = count
                             _sum_tiles(entry, share, axes, phases, work, batch, begun)
-                            count, begun = 0, True
+                            count, begun, listed = 0, True, 0
                     last = mark
                     element = elements[count]
                     element.a = base + column.src * src[3] + done * share.src.word
@@ -226,6 +227,7 @@ def sum_lists(
                     element.steps, element.flush = min(chunk, every - done), 0
                     element.half = 1 if half and done + element.steps == every else 0
                     element.case = image.case | plane.case | across.case | column.case
+                    listed += element.steps
                     count += 1
     batch.count = count
     _sum_tiles(entry, share, axes, phases, work, batch, begun)

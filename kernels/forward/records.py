@@ -171,7 +171,8 @@ class SrcReading(Record):
     A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `compact` a packed
     position is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes
     behind the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `by_tap` src is
-    packed for one tap after another, because all that a band meets would be too much.
+    packed for one tap after another, because all that a band meets would be too much. With `staged` it is padded, so
+    that all positions meet all taps of their phase, and tiles are as tall as they can be (`kernels.forward.staging`).
     """
 
     word: int
@@ -180,19 +181,22 @@ class SrcReading(Record):
     joined: bool
     pixel_bytes: int
     compact: int
+    staged: bool
 
 
 class SumOrder(Record):
     """Where sums are cut, which decides their bits.
 
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
-    a line if `within_line`. Only with `flushes` are they then added up by themselves.
+    a line if `within_line`. Only with `flushes` are they then added up by themselves. A batch has `most` steps of
+    several elements, 0 for any number; sums of more are stored in between.
     """
 
     chunk: int
     group: int
     within_line: bool
     flushes: bool
+    most: int
 
 
 class LaneGroups(Record):

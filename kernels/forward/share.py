@@ -186,11 +186,11 @@ class _Gather(Share):
         src = values_of(
             SrcReading, word=self.line if self.lanewise else 4, packed=reading.packed, by_tap=reading.by_tap,
             joined=reading.joined, pixel_bytes=2 * channels if compact else pixel_bytes,
-            compact=compact * tap_bytes * taps,
+            compact=compact * tap_bytes * taps, staged=False,
         )  # fmt: skip
         sums = values_of(
             SumOrder, chunk=ceil(words / ceil(words / self.limit)), group=group, within_line=within_line,
-            flushes=problem.dtype != "bf16" and taps * words > self.limit,
+            flushes=problem.dtype != "bf16" and taps * words > self.limit, most=0,
         )  # fmt: skip
         in_lines = direct and not self.lanewise
         lanes = values_of(

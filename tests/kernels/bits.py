@@ -29,7 +29,7 @@ def main(count: int) -> None:
     bwd_dots.LEAST_USE = {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}
     bwd_dots.MOST_CYCLES = np.inf
     if target().dots == "amx":
-        from kernels.forward.cells import unit as fwd_dots
+        from kernels.forward import amx as fwd_dots
 
         fwd_dots.MOST_CYCLES = np.inf
     rng = np.random.default_rng(61)

@@ -1,4 +1,4 @@
-"""Forward operations from products of bf16: cells, phases, segments, and data that need another path."""
+"""Forward operations from products of bf16: bands, phases, segments, and data that need another path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYERS = {layer.op: layer for layer in (LAYER, replace(LAYER.mirrored(), bias=Tr
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let these instructions take every problem that they can lay out."""
     if TILE_REGISTERS:
-        monkeypatch.setattr("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
+        monkeypatch.setattr("kernels.forward.amx.MOST_CYCLES", np.inf)
     else:
         monkeypatch.setattr("kernels.forward.tiles._way", lambda _: "gather")
     CACHE.forget(lambda _: True)
@@ -67,31 +67,50 @@ def test_every_problem_is_exact(block: int) -> None:
             assert_accurate(case)
 
 
-@pytest.mark.skipif(not TILE_REGISTERS, reason="cells are those of tile registers")
-@pytest.mark.parametrize("block", range(2))
-def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Split along every axis into unequal cells and passes, and among workers, sums have the same bits."""
-    from kernels.forward.cells import schedule as fwd_schedule
-    from kernels.forward.cells import unit as fwd_dots
+@pytest.mark.skipif(not TILE_REGISTERS, reason="src is staged for tile registers")
+@pytest.mark.parametrize("joined", range(3))
+def test_small_bands(monkeypatch: pytest.MonkeyPatch, joined: int) -> None:
+    """Split into unequal bands and passes, and among workers, along whichever axes rows go, sums have the same bits."""
+    from kernels.forward import amx
 
-    resize(monkeypatch, cell_pixels=24, panel_bytes=4096, line_positions=4, unit_macs=2000, band_batch_macs=10_000)
-    small: Any = lru_cache(fwd_schedule.forward_schedule.__wrapped__)
-    monkeypatch.setattr(fwd_dots, "forward_schedule", small)
-    cells = 0
-    for case in _random(10 + block, 30, macs=300_000, longer=3):
+    resize(monkeypatch, staged_positions=24, panel_bytes=4096, line_positions=4, unit_macs=2000, band_batch_macs=10_000)
+    small: Any = lru_cache(amx.layout.__wrapped__)
+    monkeypatch.setattr(amx, "layout", small)
+    monkeypatch.setattr(amx, "JOINED", amx.JOINED[joined : joined + 1])
+    bands = 0
+    for case in _random(10 + joined, 20, macs=300_000, longer=3):
         problem, inputs = problem_of(case), case.inputs()
         layout = small(problem)
-        tables = zip(layout.tables[:3], layout.segments, strict=True)
-        cells += ceil(problem.n / layout.steps[0]) * prod(len(table) // segments for table, segments in tables)
+        sizes = (problem.n, *problem.dims.dst)
+        bands += prod(ceil(size / step) for size, step in zip(sizes, layout.steps, strict=True))
         expected = case.expected(inputs)
         for workers in (1, 3):
             assert_same_bits(compute(case, inputs, workers=workers), expected, case)
         with monkeypatch.context() as patch:
             resize(patch, weights_bytes=2 * layout.parts * layout.block_bytes)
-            fwd_dots._cells.cache_clear()
+            amx._share.cache_clear()
             assert_same_bits(compute(case, inputs, workers=2), expected, case)
-        fwd_dots._cells.cache_clear()
-    assert cells > 300
+        amx._share.cache_clear()
+    assert bands > 300
+
+
+@pytest.mark.skipif(not TILE_REGISTERS, reason="src is staged for tile registers")
+@pytest.mark.parametrize(
+    ("size", "kernel", "least"), [(7, 3, 12.2), (7, 1, 16), (14, 3, 14), (28, 3, 14.7), (56, 1, 16)]
+)
+@pytest.mark.parametrize("op", LAYERS)
+def test_short_lines_fill_tiles(op: str, size: int, kernel: int, least: float) -> None:
+    """Rows go along lines, planes or images, so that most of the 16 rows of a tile are dst positions."""
+    from kernels.forward import amx
+
+    case = Case(
+        op=op, dtype="bf16", n=32, src_channels=64, dst_channels=64, src_spatial=(size,) * 2, dst_spatial=(size,) * 2,
+        kernel=(kernel,) * 2, strides=(1, 1), pads_begin=(kernel // 2,) * 2, pads_end=(kernel // 2,) * 2,
+    )  # fmt: skip
+    layout = amx.layout(problem_of(case))
+    assert layout is not None
+    tiles = amx._rows(layout.steps, layout.axes, layout.joined)[0]
+    assert prod(layout.steps) * kernel**2 / tiles >= least
 
 
 @pytest.mark.parametrize("dtype", DTYPES[target().dots])
@@ -128,9 +147,9 @@ def test_the_last_channel_is_the_last(op: str, weights_format: str, channels: in
 
 @pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("op", LAYERS)
-def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:
-    """Cells, or bands, that fall back to other instructions spoil no weights, pixels and sums of those after them."""
-    resize(monkeypatch, band_batch_macs=1, band_bytes=4096)  # every cell, or band, has its own call
+def test_a_band_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:
+    """Bands that fall back to other instructions spoil no weights, pixels and sums of those after them."""
+    resize(monkeypatch, band_batch_macs=1, band_bytes=4096)  # every band has its own call
     CACHE.forget(lambda _: True)
     sizes = [(30, 33), (60, 66)]
     src, dst = sizes if op == "ConvTranspose" else reversed(sizes)
@@ -145,7 +164,7 @@ def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: 
 
 @pytest.mark.parametrize("op", LAYERS)
 def test_workers_get_the_same_bits(op: str) -> None:
-    """This also holds for values that are rounded, with some cells whose values are too small."""
+    """This also holds for values that are rounded, with some bands whose values are too small."""
     for dtype in DTYPES[target().dots]:
         case = replace(LAYERS[op], dtype=dtype, n=8)
         floats = case.floats()

@@ -69,7 +69,7 @@ def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> 
         table = dots.dot_table().copy()
         table[entry] = _nothing()
         with monkeypatch.context() as patch:
-            for module in ("gradient.dots.unit", "forward.cells.unit")[: 2 if target().dots == "amx" else 1]:
+            for module in ("gradient.dots.unit", "forward.amx")[: 2 if target().dots == "amx" else 1]:
                 patch.setattr(f"kernels.{module}.dot_table", lambda table=table: table)
             try:
                 list(proof.prove())

@@ -46,14 +46,14 @@ DOTS: Constants = {
         "LEAST_USE": {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}, "MOST_CYCLES": np.inf,
     },
 }  # fmt: skip
-CELLS: Constants = {"kernels.forward.cells.unit": {"MOST_CYCLES": np.inf, "SPEED": 1}}
+FORWARD: Constants = {"kernels.forward.amx": {"MOST_CYCLES": np.inf, "SPEED": 1}}
 
 
 @contextmanager
 def small_units(*, by_channels: bool = False) -> Iterator[None]:
     """Make units, slabs and chunks small; split gradients `by_channels`, or by pixels where they are small."""
     every = [DOTS] if target().dots else []
-    every += [CELLS] if target().dots == "amx" else []
+    every += [FORWARD] if target().dots == "amx" else []
     with pytest.MonkeyPatch.context() as patch:
         resize(patch, **SMALL, shared_sums_bytes=0 if by_channels else 1 << 20)
         for module, constants in (item for each in every for item in each.items()):

@@ -23,8 +23,8 @@ import numpy as np
 from kernels.blocks import SUMS
 from kernels.emit.brgemm import FLUSH, Batch, Element
 from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
-from kernels.emit.dots import ACROSS, BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks
-from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, store_value
+from kernels.emit.dots import ACROSS, BEGIN, BLOCKS, END, EXACT, ROWS, STAGE, STEP, TILE, Sides, TileSteps
+from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, keep_alive, load, store_value
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.lines import SPLIT_BYTES, split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
@@ -52,7 +52,7 @@ LINE = 4 * TILE
 
 
 BATCH, ELEMENT, PACKING, PEAKS = (each.dtype for each in (Batch, Element, Packing, Peaks))
-SIDES, WALKS, WORK = (each.dtype for each in (Sides, Walks, DotWork))
+SIDES, TILE_STEPS, WORK = (each.dtype for each in (Sides, TileSteps, DotWork))
 
 
 @inlined
@@ -148,21 +148,18 @@ if target().dots == "amx":
         return 3 if tiles % 3 == 0 or tiles == 5 else 4
 
     @jit
-    def _add_tiles(
-        table: Vector, share: DotShare, work: DotWork, walks: Walks, a: int, a_step: int, b: int, dense: Vector
-    ) -> None:
-        """Sum `work.down` tiles of rows with each dense block of b, over the steps of the walks."""
-        entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * work.down - 2 if work.down < 3 else 1 + work.down)
-        blocks, size = share.b.planes, share.b.plane
+    def _add_tiles(table: Vector, share: DotShare, work: DotWork, batch: Batch, b: int, dense: Vector) -> None:
+        """Sum `work.down` tiles of rows with each dense block of b."""
+        entry, blocks, size = BLOCKS + 2 * (share.a.parts - 1), share.b.planes, share.b.plane
+        batch.rows, batch.start_row = ROWS * work.down, batch.c_row
         for j0 in range(0, blocks, 2):
             across = min(2, blocks - j0)
             some = across if dense[j0] + dense[j0 + across - 1] == 2 else 1
             for j in range(j0, j0 + across, some):
                 if dense[j] == 1:
-                    call_entry(
-                        table[entry + some - 1], a, a_step, b + j * size, size, work.steps,
-                        work.acc + j * share.acc_block, share.acc_block, address_of(walks),
-                    )  # fmt: skip
+                    batch.b, batch.c = b + j * size, work.acc + j * share.acc_block
+                    batch.start = batch.c
+                    call_entry(table[entry + some - 1], address_of(batch))
 
     @jit
     def _add_rows(
@@ -181,10 +178,15 @@ if target().dots == "amx":
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * every
         rest = (min(call.rows, TILE * i1 * every) - start) // ROWS
         a_down, acc_down = np.empty(4, np.int64), np.empty(4, np.int64)
-        table_of_walks, starts = np.empty(1, WALKS), np.zeros(1, np.int64)
-        tile = 0
+        batches, elements, more = np.zeros(1, BATCH), np.zeros(1, ELEMENT), np.empty(1, TILE_STEPS)
+        batch, tile = batches[0], 0
+        batch.elements, batch.count, batch.indirection = address_of(elements), 1, address_of(more)
+        batch.b_vector, more[0].b_part, more[0].c_vector = (
+            share.b.plane,
+            share.b.planes * share.b.plane,
+            share.acc_block,
+        )
         while tile < tiles + rest:
-            walks = table_of_walks[0]
             down = _tiles_at_once((tiles if tile < tiles else tiles + rest) - tile, share.b.planes)
             for k in range(down):
                 if tile < tiles:
@@ -194,30 +196,34 @@ if target().dots == "amx":
                     acc_down[k] = ((i0 + i) * TILE * every + tap.number) * LINE
                 else:
                     a_down[k], acc_down[k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
-            walks.count, walks.starts = 1, address_of(starts)  # one walk, from 0 on
-            walks.b_part, walks.a_part, walks.a_line = share.b.planes * share.b.plane, a_part, a_plane
-            walks.acc_line, walks.begin = every * LINE, 0
+            last = min(1, down - 1)
+            more[0].a_tile, more[0].c_tile = a_down[last] - a_down[0], acc_down[last] - acc_down[0]
+            for k in range(2, down):  # of tiles that are not equally far apart two are summed at once
+                if a_down[k] - a_down[k - 1] != more[0].a_tile or acc_down[k] - acc_down[k - 1] != more[0].c_tile:
+                    down = 2
+            more[0].a_part, batch.a_row, batch.c_row = a_part, a_plane, every * LINE
             if tile >= tiles:
-                walks.a_part, walks.a_line, walks.acc_line = down * ROWS * LINE, LINE, LINE
-            for k in range(1, down):
-                walks.down[k - 1], walks.down[down + k - 2] = a_down[k] - a_down[0], acc_down[k] - acc_down[0]
+                more[0].a_part, batch.a_row, batch.c_row = down * ROWS * LINE, LINE, LINE
             most = WALK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             pieces = (steps * STEP + most - 1) // most
             work.down, work.a, work.acc = down, a + a_down[0], acc + acc_down[0]
             for piece in range(pieces):
                 first, end = steps * piece // pieces, steps * (piece + 1) // pieces
-                source, pitch, work.steps = work.a + LINE * first, LINE, end - first
+                batch.a, batch.a_step, elements[0].steps = work.a + LINE * first, LINE, end - first
                 if tile >= tiles:
-                    source, pitch = stage, parts * down * ROWS * LINE
+                    batch.a, batch.a_step = stage, parts * down * ROWS * LINE
                     for each in range(parts * down):
                         p, k = divmod(each, down)
                         call_entry(
                             table[STAGE], a + p * a_part + LINE * first,
-                            call.offsets + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
+                            call.offsets + 8 * (start + (tile - tiles + k) * ROWS), 0, batch.a_step, end - first,
                             stage + each * ROWS * LINE, 0, 0,
                         )  # fmt: skip
-                _add_tiles(table, share, work, walks, source, pitch, b + STEP // 2 * LINE * first, dense)
+                _add_tiles(table, share, work, batch, b + STEP // 2 * LINE * first, dense)
             tile += down
+        keep_alive(batches)
+        keep_alive(elements)
+        keep_alive(more)
 
 else:
     MOST = 8  # with more rows the accumulators, which change from call to call, take longer than their products save

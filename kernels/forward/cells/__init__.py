@@ -1,1 +1,0 @@
-"""ConvTranspose forward on AMX: cells of dst pixels."""
