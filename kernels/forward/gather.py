@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
-from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.dtypes import KINDS
+from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
+from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
+from kernels.emit.doubles import round_lines
 from kernels.emit.intrinsics import (
     F32,
     address_of,
     copy_panel,
+    fill_zero,
     keep_alive,
     load,
     store_value,
@@ -39,16 +42,18 @@ from kernels.target import target
 if target().dots == "avx512bf16":
     from kernels.forward.pairs import bring_pairs, keep
 
-__all__ = ["bring_box", "gather", "pack_bias", "pack_weights"]
+__all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "pack_weights"]
 
-WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
+WIDTH, DOTS, F64 = target().lanes, target().dots == "avx512bf16", KINDS["f64"]
 DOTS_PLACE = MICRO["dots"]
 PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 
 KERNEL_TAPS = 576
 """Taps of the kernels that are transposed at a time: they stay in L1 until they are set apart."""
 
-PANEL, PIECE, ELEMENT, BATCH, WORK = (each.dtype for each in (Panel, Piece, Element, Batch, Work))
+BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, WORK = (
+    each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, Work)
+)
 
 
 @jit
@@ -267,7 +272,7 @@ def _sum_block(
     at, end, counts = part.at, part.end, part.counts
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
     packed, lines = work.block.packed > 0, share.lines.kernel != 0
-    skips = work.tile.limit if lines else 0 if reading.compact > 0 else SKIPS
+    skips = work.tile.limit if lines else share.skips
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True
@@ -310,6 +315,45 @@ def _sum_block(
                 at[loops[depth]] = begin[loops[depth]]
 
 
+@inlined
+def _room(tables: Tables) -> Lists:
+    """Return room for what a tile sums."""
+    axes, most = tables.axes, 1
+    for axis in range(4):
+        for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
+            most = max(most, tables.phases[number].taps)
+    return Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+
+
+@jit
+def gather_doubles(
+    table: Vector, shares: Rows[GatherShare], works: Rows[Work], tables: Tables, blocks: Table, out: Vector
+) -> None:
+    """Sum a box of dst positions as float64 for some blocks of lanes, each a vector of f32 or one of float64.
+
+    Src and weights are packed as float64. `blocks` has for each the addresses of src and sums at position 0, of the
+    weights, of the sums, of the bias and of dst, and its valid lanes. Sums of another kind than float64 are rounded:
+    `out` has the strides of dst along (n, d, h, w), from lane to lane, and the address of room for them in f32.
+    """
+    share, call, whole, counts = shares[0], np.zeros(1, CALL), np.zeros(1, PASS), np.empty(4, np.int64)
+    lists, batches, buffer, positions = _room(tables), np.zeros(1, BATCH), np.empty(64, np.float32), 1
+    batch, work = batches[0], works[0]
+    batch.apart, batch.a_step, batch.b_step, batch.b_vector = 1, share.src.word, share.panel.line, 4 * WIDTH
+    for axis in range(4):
+        counts[axis] = work.band.high[axis] - work.band.low[axis]
+        positions *= counts[axis]
+    for number in range(blocks.shape[0]):
+        work.start, work.place, batch.b = blocks[number, 0], blocks[number, 1], blocks[number, 2]
+        work.tile.last = table[0]
+        if share.src.by_tap or not share.covered:
+            fill_zero(blocks[number, 3], positions * work.dst[3])
+        _sum_block(table[0], share, tables, works[0], lists, batches[0], whole[0], call[0])
+        if share.kind != F64:
+            round_lines(share.kind, out[5], blocks[number, 3], blocks[number, 4], positions)
+            values = Values(share.kind, blocks[number, 5], out[:4], out[4], 0)
+            write(values, out[5], WIDTH, blocks[number, 6], counts, address_of(buffer))
+
+
 @jit
 def gather(
     table: Vector, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], tables: Tables, first: int,
@@ -320,13 +364,9 @@ def gather(
     The call's `source` holds the packed src of a band, its `sums` those of a band [n][d][h][w][lanes] for one block,
     its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
-    share, one, call, axes = shares[0], passes[0], calls[0], tables.axes
+    share, one, call = shares[0], passes[0], calls[0]
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
-    blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
-    for axis in range(4):
-        for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
-            most = max(most, tables.phases[number].taps)
-    lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+    blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
     batches, works, counts, buffer = (
         np.zeros(1, BATCH),
         np.empty(1, WORK),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import (
     F32,
     address_of,
@@ -39,7 +39,7 @@ from kernels.gradient.tiles.records import (
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store", "walk_doubles"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -244,6 +244,28 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
                                     call_entry(table[F32_PLACE + vectors - 1], address_of(batch))
 
 
+@inlined
+def _room(share: TileShare, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile]) -> WalkTables:
+    """Return tables with room for the visits of a block of positions, and for their elements."""
+    block, segment = share.block, share.segment
+    room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
+    visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
+    return WalkTables(blocks, ranges, tiles, visits, np.empty(visits.shape[0] * room, ELEMENT))
+
+
+@jit
+def walk_doubles(
+    table: Vector, shares: Rows[TileShare], slabs: Rows[Slab], blocks: Rows[Block], ranges: Rows[Range],
+    tiles: Rows[Tile], groups: Rows[Group], apart: int,
+) -> None:  # fmt: skip
+    """Add a slab of packed float64 to the sums of groups; a block's sums are formed `apart`, or are one chain."""
+    share, batches = shares[0], np.zeros(1, BATCH)
+    tables, batch = _room(share, blocks, ranges, tiles), batches[0]
+    batch.a_row, batch.a_step, batch.b_vector, batch.apart = share.scalar_row, share.scalar.moves[3], LINE, apart
+    for g in range(groups.shape[0]):
+        _walk(table, share, slabs[0], tables, batches[0], groups[g])
+
+
 @jit
 def add_slabs(
     table: Vector, shares: Rows[TileShare], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
@@ -254,17 +276,13 @@ def add_slabs(
     `table` holds the tiles' addresses.
     """
     share, addresses = shares[0], calls[0]
-    packs, block, segment = share.packs, share.block, share.segment
+    packs, tables, batches = share.packs, _room(share, blocks, ranges, tiles), np.zeros(1, BATCH)
     together = packs.groups
-    room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
-    visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
-    elements, batches = np.empty(visits.shape[0] * room, ELEMENT), np.zeros(1, BATCH)
     batch = batches[0]
     batch.a_row, batch.a_step, batch.apart = share.scalar_row, share.scalar.moves[3], 1
     batch.b_vector, batch.valid = LINE, WIDTH
     if share.lanewise:
         batch.vectors, batch.c_row = share.vectors, share.acc_bytes
-    tables = WalkTables(blocks, ranges, tiles, visits, elements)
     packings, groups = np.empty(2, PACKED), np.empty(1, GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
