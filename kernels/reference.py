@@ -21,8 +21,10 @@ from kernels.chains.boxes import Stored
 from kernels.chains.gradients import gradient_sums
 from kernels.chains.pixels import pixel_sums, write_pixels
 from kernels.chains.units import Part, arrange, units_of
+from kernels.dtypes import KINDS
 from kernels.emit.doubles import PARTS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
+from kernels.pack.doubles import F64
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
@@ -183,14 +185,15 @@ def gradients(
     return total
 
 
-def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | None) -> Stored:
-    """Return what gives the inputs' values."""
+def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | None) -> tuple[int, Stored]:
+    """Return the kind of the inputs' values, for compiled code, and what gives them."""
 
     def stored(place: int, image: int) -> Storage:
         found = inputs[place][image : image + 1] if place == 0 or not problem.forward else inputs[place]
-        return single(found, problem.dtype) if change is None else read(found, problem.dtype, change, place)
+        found = found if change is None else read(found, problem.dtype, change, place)
+        return found if found.flags.c_contiguous else found.copy()
 
-    return stored
+    return F64 if change is not None or problem.dtype == "f64" else KINDS[problem.dtype], stored
 
 
 def _blocks(groups: int, size: int) -> Iterator[slice]:
@@ -275,18 +278,19 @@ def bias_gradient(
 
 def _products_with_one(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None) -> Array | None:
     """Compute diff_bias exactly, as the weight gradient of src that is one everywhere."""
-    pixels, layout = prod(problem.dst_spatial), problem.data_format
+    pixels = prod(problem.dst_spatial)
+    ones = np.ones((1, pixels))
     layer = replace(
         problem, op="ConvolutionBackwardWeights", src_channels=1, groups=1, src_spatial=(pixels,),
         dst_spatial=(pixels,), kernel=(1,), strides=(1,), dilations=(1,), pads_begin=(0,),
     )  # fmt: skip
-    part, given = Part((0, 1), (0, 1), (0, problem.dst_channels)), _stored(problem, [diff_dst], change)
+    part = Part((0, 1), (0, 1), (0, problem.dst_channels))
 
     def stored(place: int, image: int) -> Storage:
-        values = np.ones(pixels) if place == 0 else given(0, image)
-        return values.reshape((1, -1, pixels) if layout == "NCX" else (1, pixels, -1))
+        return ones if place == 0 else given(0, image)
 
-    found = gradient_sums(layer, part, stored, stop, PARTS)
+    kind, given = _stored(problem, [diff_dst], change)
+    found = gradient_sums(layer, part, kind, stored, stop, PARTS)
     return None if found is None else found.reshape(PARTS, -1)
 
 
@@ -318,7 +322,7 @@ class ReferenceKernel:
         if output.size == 0:
             return True
         if problem.forward and problem.dtype != "f64" and _compiled(problem):
-            return write_pixels(problem, range(*unit.part), _stored(problem, inputs, None), box(output, unit), stop)
+            return write_pixels(problem, range(*unit.part), *_stored(problem, inputs, None), box(output, unit), stop)
         if problem.dtype == "f64":
             exact = self.exact(problem, unit, inputs, stop)
             values = None if exact is None else exact[0]
@@ -407,11 +411,11 @@ class ReferenceKernel:
         if problem.forward:
             images = range(*unit.part)
             if _compiled(problem):
-                return pixel_sums(problem, images, _stored(problem, inputs, change), stop, parts)
+                return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
             return forward(problem, inputs, images, stop, change, parts)
         part = Part.of(unit.part)
         if target().compiles:
-            found = gradient_sums(problem, part, _stored(problem, inputs, change), stop, parts)
+            found = gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
         else:
             found = gradients(problem, part, inputs, stop, change, parts)
         return None if found is None else np.stack([arrange(each, problem) for each in found])

@@ -1,27 +1,30 @@
-"""What both kinds of sums share: boxes of positions that a cache holds, and tensors packed as float64 by NumPy."""
+"""What both kinds of sums share: boxes of positions that a cache holds, and how tensors are packed as float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from math import ceil, prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.arena import arena
-from kernels.emit.compiler import Records
-from kernels.problem import ConvProblem
+from kernels.dtypes import DTYPES
+from kernels.emit.compiler import values_of
+from kernels.gradient.geometry import Tensor
+from kernels.pack.doubles import Operand
+from kernels.problem import wrapped
 
-__all__ = ["Array", "Stored", "box_of", "cut", "groups_of", "panels_of", "room", "steps_of", "up"]
+__all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "up"]
 
 Array = npt.NDArray[np.float64]
 
 Stored = Callable[[int, int], npt.NDArray[Any]]
-"""Returns an image of an input in f32 or float64, given both numbers; weights and bias are the same for each image."""
+"""Returns an image of an input, given both numbers, as stored or in float64; weights are the same for each image."""
 
 _BOX_BYTES = 1 << 19
-"""What a box should take of a cache: it stays in L2."""
+"""What the panels of a box should take: they stay in L2."""
 
 _POSITIONS = 1 << 8
 """Positions of a box, even if they take more of a cache: packing fewer takes as long."""
@@ -29,64 +32,60 @@ _POSITIONS = 1 << 8
 _LEAST_POSITIONS, _CALL_MACS = 1 << 6, 1 << 28
 """Positions of a box at least, multiply-adds at most: a unit checks every few milliseconds if it was cancelled."""
 
-_MOST_BYTES = 1 << 22
-"""What all groups of a box may take: scratch."""
-
 
 def up(count: int, step: int) -> int:
     """Round up to a multiple of a step."""
     return ceil(count / step) * step
 
 
-def cut(sizes: Sequence[int], group: int, whole: int, macs: int) -> list[tuple[list[int], list[int]]]:
-    """Cut a box into boxes, low and high, whose positions follow each other in order.
-
-    A position takes `group` bytes for each group and `whole` for all of them, and so many multiply-adds.
-    """
-    most = min(max(_POSITIONS, _BOX_BYTES // group), _MOST_BYTES // whole, _CALL_MACS // max(1, macs))
-    most = max(_LEAST_POSITIONS, most)
+def cut(sizes: Sequence[int], position_bytes: int, position_macs: int) -> list[tuple[list[int], list[int]]]:
+    """Cut a box into boxes, low and high, that a cache and a call should hold; positions follow each other in order."""
+    most = max(
+        _LEAST_POSITIONS, min(max(_POSITIONS, _BOX_BYTES // position_bytes), _CALL_MACS // max(1, position_macs))
+    )
     axis = next(axis for axis in range(3) if axis == 2 or prod(sizes[axis + 1 :]) <= most)
     step = max(1, most // max(1, prod(sizes[axis + 1 :])))
     step = max(1, ceil(sizes[axis] / max(1, ceil(sizes[axis] / step))))  # as equal as they can be
-
-    def boxes() -> Iterator[tuple[list[int], list[int]]]:
-        for place in np.ndindex(*sizes[:axis], ceil(sizes[axis] / step)):
-            low = [*place[:axis], place[axis] * step, *[0] * (2 - axis)]
-            high = [*(at + 1 for at in place[:axis]), min(sizes[axis], (place[axis] + 1) * step), *sizes[axis + 1 :]]
-            yield low, high
-
-    return list(boxes())
+    boxes = []
+    for *place, at in product(*map(range, sizes[:axis]), range(0, sizes[axis], step)):
+        low = [*place, at, *[0] * (2 - axis)]
+        boxes.append((low, [*(one + 1 for one in place), min(sizes[axis], at + step), *sizes[axis + 1 :]]))
+    return boxes
 
 
-def room(name: str, *shape: int) -> Array:
-    """Return scratch memory of this thread; its content is undefined."""
-    count = prod(shape)
-    return arena(name, 2 * count)[: 2 * count].view(np.float64).reshape(shape)
+def bytes_of(kind: int) -> int:
+    """Return the bytes of a value."""
+    return list(DTYPES.values())[kind].size
 
 
-def steps_of(unit: int, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the steps along (n, d, h, w) of a dense box whose positions take a `unit`."""
-    return np.array([unit * prod(sizes[axis:]) for axis in range(4)], np.int64)
+def operand(
+    tensor: Tensor, kind: int, count: int, some: tuple[int, int], width: int, sizes: Sequence[int],
+    *, groups: tuple[int, int], lanewise: bool, turned: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the values of an `Operand`: some channels of each of some groups, in boxes of `sizes` (d, h, w) at most.
 
-
-def box_of(values: npt.NDArray[Any], box: Records) -> npt.NDArray[Any]:
-    """Return what is inside a `kernels.gradient.tiles.records.Box`."""
-    first, sizes = box["first"][0, 1:].tolist(), box["sizes"][0, 1:].tolist()
-    return values[*(slice(low, low + size) for low, size in zip(first, sizes, strict=True))]
-
-
-def groups_of(tensor: npt.NDArray[Any], problem: ConvProblem) -> npt.NDArray[Any]:
-    """View an image of a data tensor as (D, H, W, groups, channels of a group)."""
-    last = tensor[0] if problem.data_format == "NXC" else np.moveaxis(tensor[0], 0, -1)
-    found: npt.NDArray[Any] = last.reshape(*(1,) * (4 - last.ndim), *last.shape[:-1], problem.groups, -1)
-    return found
-
-
-def panels_of(lines: npt.NDArray[Any], lanes: int) -> Array:
-    """Pack (blocks, .., lanes) as float64 panels (blocks, panels of so many lanes, .., lanes), padded with zeros."""
-    outer, *inner, count = lines.shape
-    panels = np.zeros((outer, ceil(count / lanes), *inner, lanes))
-    for panel in range(panels.shape[1]):
-        some = lines[..., panel * lanes : (panel + 1) * lanes]
-        panels[:, panel, ..., : some.shape[-1]] = some
-    return panels
+    The tensor has so many values in all (`count`). Of a `turned` one the last two axes are packed transposed.
+    """
+    size, many, channels, channel, group = (
+        bytes_of(kind), groups[1] - groups[0], some[1] - some[0], tensor.channel, tensor.group,
+    )  # fmt: skip
+    steps = [prod(sizes), sizes[1] * sizes[2], *((1, sizes[1]) if turned else (sizes[2], 1))]
+    start = tensor.origin + groups[0] * group + some[0] * channel
+    begin, *strides = wrapped([size * step for step in (start, *tensor.steps)]).tolist()
+    return values_of(
+        Operand,
+        kind=kind,
+        start=begin,
+        nbytes=size * count,
+        group=size * group * (width if lanewise else 1),
+        groups=ceil(many / width) if lanewise else many,
+        channel=size * (group if lanewise else channel),
+        channels=many if lanewise else channels,
+        width=width,
+        panel=size * channel * (1 if lanewise else width),
+        panels=channels if lanewise else ceil(channels / width),
+        lanewise=lanewise,
+        strides=strides,
+        steps=steps,
+        positions=prod(sizes),
+    )

@@ -24,12 +24,14 @@ from llvmlite import ir
 
 from kernels.emit import simd
 from kernels.emit.brgemm import Batch, Element
-from kernels.emit.compiler import emitted_entry
+from kernels.emit.compiler import emitted, emitted_entry
 from kernels.emit.intrinsics import by_kind
 from kernels.emit.simd import I64
 from kernels.target import target
 
-__all__ = ["CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "round_lines"]
+__all__ = [
+    "CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "move", "round_lines", "widen_run",
+]  # fmt: skip
 
 LANES = target().lanes // 2
 """Float64 values of a vector."""
@@ -177,6 +179,23 @@ _ENTRIES = [emitted_entry(f"chains_{number}", partial(_emit, number=number), 1) 
 def chain_table(number: int) -> npt.NDArray[np.int64]:
     """Return the address of the tiles at a place in `SHAPES`, as a table that the loops take."""
     return np.full(2, _ENTRIES[number](), np.int64)
+
+
+@emitted
+def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
+    """Convert `count` adjacent f32 to float64."""
+
+    def some(width: int, places: list[Any]) -> None:
+        value = simd.load(builder, places[1], ir.VectorType(simd.F32, width))
+        simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), places[0], 8)
+
+    simd.each_run(builder, count, (to, source), (8, 4), (2 * LANES, 1), some)
+
+
+@emitted
+def move(builder: Any, source: Any, to: Any) -> None:
+    """Copy a float64 from one address to another."""
+    simd.store(builder, simd.load(builder, source, ir.DoubleType(), 8), to, 8)
 
 
 @by_kind

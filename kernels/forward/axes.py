@@ -9,7 +9,9 @@ rise with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from math import gcd
 
 import numpy as np
@@ -17,11 +19,11 @@ import numpy.typing as npt
 
 from kernels.emit.compiler import Records
 from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
+from kernels.gradient import geometry
 from kernels.problem import Dims, wrapped
 
 __all__ = [
-    "AxisTable", "Ints", "axis_table", "axis_tables", "is_plain", "merged", "numbers_of", "plain", "tables_of",
-    "tap_numbers", "tap_runs",
+    "AxisTable", "Ints", "axis_tables", "chain_tables", "merged", "numbers_of", "tables_of", "tap_numbers", "tap_runs",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -102,32 +104,15 @@ class AxisTable:
         begins = self.taps["src"] - self.taps["low"] * self.src_step
         return int(np.ptp(begins)) + 1 if len(begins) else 0
 
-    def in_order(self, numbers: Ints) -> AxisTable:
-        """Return the axis with taps that have their own numbers, rising in each phase, and not those given to them."""
-        taps = self.taps.copy()
-        taps["number"] = np.argsort(numbers)[taps["number"]]
-        lanes = np.repeat(np.arange(len(self.phases)), self.phases["taps"])
-        return replace(self, taps=taps[np.lexsort((taps["number"], lanes))])
-
-    def window(self, low: int, high: int) -> tuple[int, int]:
-        """Return the span of src positions that the dst positions ``low..high`` meet."""
-        lanes = np.repeat(self.phases["dst"], self.phases["taps"])
-        taps, step = self.taps, self.dst_step
-        begin = np.maximum(taps["low"], -((lanes - low) // step))
-        end = np.minimum(taps["high"], -((lanes - high) // step))
-        met = begin < end
-        if not met.any():
-            return 0, 0
-        first, last = (taps["src"] + (each - taps["low"]) * self.src_step for each in (begin, end - 1))
-        return int(first[met].min()), int(last[met].max()) + 1
-
     def alone(self) -> AxisTable:
         """Return the axis with a phase for each tap, by their numbers."""
         lanes = np.repeat(self.phases["dst"], self.phases["taps"])
         order = np.argsort(self.taps["number"])
         phases = np.empty(len(order), Phase.dtype)
         phases["dst"], phases["first"], phases["taps"], phases["adjacent"] = lanes, np.arange(len(order)), 1, 1
-        return replace(self, phases=phases[order])
+        return AxisTable(
+            self.dst, self.src, self.kernel, self.dst_step, self.src_step, phases[order], self.taps, self.covered
+        )
 
 
 def axis_table(dims: Dims, axis: int) -> AxisTable:
@@ -164,10 +149,10 @@ def _covers(taps: Records, count: int) -> bool:
 
 def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:
     """Return the tables of (n, d, h, w): images meet one tap, which is no other image's."""
-    return plain(dims.n), *(axis_table(dims, axis) for axis in range(3))
+    return _plain(dims.n), *(axis_table(dims, axis) for axis in range(3))
 
 
-def plain(size: int) -> AxisTable:
+def _plain(size: int) -> AxisTable:
     """Return an axis whose positions meet one tap each, at their own."""
     taps, phases = np.zeros(1, Tap.dtype), np.zeros(1, Phase.dtype)
     taps["high"], phases["taps"], phases["adjacent"] = size, 1, 1
@@ -175,14 +160,14 @@ def plain(size: int) -> AxisTable:
 
 
 def is_plain(table: AxisTable) -> bool:
-    """Return whether a table is one of `plain`."""
+    """Return whether a table is one of `_plain`."""
     sizes = table.dst == table.src and table.kernel == table.dst_step == table.src_step == 1
     return sizes and table.taps.tolist() == [(0, 0, table.dst, 0)]
 
 
 def merged(one: AxisTable, other: AxisTable) -> tuple[AxisTable, AxisTable] | None:
     """Return an axis of one position and one of all positions of two; None where they have more than one tap."""
-    return (plain(1), plain(one.dst * other.dst)) if is_plain(one) and is_plain(other) else None
+    return (_plain(1), _plain(one.dst * other.dst)) if is_plain(one) and is_plain(other) else None
 
 
 def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
@@ -200,3 +185,27 @@ def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
         taps.append(table.taps)
         first, tap = first + len(table.phases), tap + len(table.taps)
     return Tables(axes, np.concatenate(phases), np.concatenate(taps))
+
+
+def chain_tables(axes: Sequence[geometry.Axis], gathers: bool, *, alone: bool) -> Tables:
+    """Return the tables of (n, d, h, w) for one image, whose taps keep their numbers, which rise in each phase.
+
+    Taps `alone` are phases of their own.
+    """
+    rows, phases, taps = [(0, 1, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
+    for axis in axes:
+        step, first, found = min(axis.stride, max(1, axis.wide)), len(phases), []
+        for number, ((low, high), shift) in enumerate(zip(axis.ranges, axis.shifts, strict=True)):
+            wide = low * axis.stride + shift
+            if low < high and gathers:
+                found.append((0, (number, low, high, wide)))
+            elif low < high:
+                at = wide // step
+                found.append((wide % step, (number, at, at + high - low, low)))
+        for (dst, _), some in groupby(sorted(found), lambda each: (each[0], alone and each[1][0])):
+            begin = len(taps)
+            taps += [tap for _, tap in some]
+            phases.append((dst, begin, len(taps) - begin, 1))
+        steps = (1, *wrapped([axis.stride] * 2).tolist()) if gathers else (step, 1, 1)
+        rows.append((first, len(phases) - first, *steps))
+    return Tables(np.array(rows, Axis.dtype), np.array(phases, Phase.dtype), np.array(taps, Tap.dtype))

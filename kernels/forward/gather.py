@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.dtypes import KINDS
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
-from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
-from kernels.emit.doubles import round_lines
+from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.emit.doubles import move, round_lines
 from kernels.emit.intrinsics import (
     F32,
     address_of,
@@ -34,7 +33,8 @@ from kernels.emit.intrinsics import (
 )
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
-from kernels.forward.records import Axis, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.forward.records import Axis, Band, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.pack.doubles import F64, Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
 from kernels.target import target
@@ -44,7 +44,7 @@ if target().dots == "avx512bf16":
 
 __all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "pack_weights"]
 
-WIDTH, DOTS, F64 = target().lanes, target().dots == "avx512bf16", KINDS["f64"]
+WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
 PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 
@@ -326,32 +326,64 @@ def _room(tables: Tables) -> Lists:
 
 
 @jit
-def gather_doubles(
-    table: Vector, shares: Rows[GatherShare], works: Rows[Work], tables: Tables, blocks: Table, out: Vector
-) -> None:
-    """Sum a box of dst positions as float64 for some blocks of lanes, each a vector of f32 or one of float64.
+def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, counts: Vector) -> None:
+    """Write sums [n][d][h][w][part][lanes] to float64; dst has all of a part after the other."""
+    line = 8 * dst.width * parts
+    for p in range(parts):
+        for d in range(counts[1]):
+            for h in range(counts[2]):
+                place = to + p * dst.nbytes + d * dst.strides[1] + h * dst.strides[2]
+                source = sums + 8 * dst.width * p + line * counts[3] * (d * counts[2] + h)
+                for lane in range(valid):
+                    for w in range(counts[3]):
+                        move(source + w * line + 8 * lane, place + w * dst.strides[3] + lane * dst.channel)
 
-    Src and weights are packed as float64. `blocks` has for each the addresses of src and sums at position 0, of the
-    weights, of the sums, of the bias and of dst, and its valid lanes. Sums of another kind than float64 are rounded:
-    `out` has the strides of dst along (n, d, h, w), from lane to lane, and the address of room for them in f32.
+
+@jit
+def gather_doubles(
+    table: Vector, shares: Rows[GatherShare], operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int,
+    call: Vector,
+) -> None:  # fmt: skip
+    """Compute one band of dst of an image with sums of float64; to sums that are rounded a bias is added.
+
+    `operands` are src, weights, bias and dst. `call` has the addresses of src, of the packed weights and bias of all
+    groups, of room for src, for f32 and for sums, and of dst.
     """
-    share, call, whole, counts = shares[0], np.zeros(1, CALL), np.zeros(1, PASS), np.empty(4, np.int64)
-    lists, batches, buffer, positions = _room(tables), np.zeros(1, BATCH), np.empty(64, np.float32), 1
-    batch, work = batches[0], works[0]
-    batch.apart, batch.a_step, batch.b_step, batch.b_vector = 1, share.src.word, share.panel.line, 4 * WIDTH
-    for axis in range(4):
-        counts[axis] = work.band.high[axis] - work.band.low[axis]
+    share, band, src, weights, dst = shares[0], bands[number], operands[0], operands[1], operands[3]
+    whole, calls, lists, batches = np.zeros(1, PASS), np.zeros(1, CALL), _room(tables), np.zeros(1, BATCH)
+    works, counts, buffer = np.zeros(1, WORK), np.empty(4, np.int64), np.empty(64, np.float32)
+    work, batch, line, positions = works[0], batches[0], share.panel.line, 1
+    batch.apart, batch.a_step, batch.b_step, batch.b_vector = share.sums.flushes, share.src.word, line, 4 * WIDTH
+    work.tile.limit, work.tile.blocks, work.tile.last, work.start, work.place = (
+        share.limits[0],
+        1,
+        table[0],
+        call[3],
+        call[5],
+    )
+    result = call[6] + dst.start
+    for axis in range(3, -1, -1):
+        work.band.low[axis], work.band.high[axis] = band.low[axis], band.high[axis]
+        work.src[axis], work.dst[axis] = 8 * src.width * src.steps[axis], share.limits[1] * line * positions
+        counts[axis] = band.high[axis] - band.low[axis]
         positions *= counts[axis]
-    for number in range(blocks.shape[0]):
-        work.start, work.place, batch.b = blocks[number, 0], blocks[number, 1], blocks[number, 2]
-        work.tile.last = table[0]
-        if share.src.by_tap or not share.covered:
-            fill_zero(blocks[number, 3], positions * work.dst[3])
-        _sum_block(table[0], share, tables, works[0], lists, batches[0], whole[0], call[0])
-        if share.kind != F64:
-            round_lines(share.kind, out[5], blocks[number, 3], blocks[number, 4], positions)
-            values = Values(share.kind, blocks[number, 5], out[:4], out[4], 0)
-            write(values, out[5], WIDTH, blocks[number, 6], counts, address_of(buffer))
+        work.start -= band.first[axis] * work.src[axis]
+        work.place -= band.low[axis] * work.dst[axis]
+        result += band.low[axis] * dst.strides[axis]
+    for g in range(src.groups):
+        pack_doubles(src, call[0], g, band.first[:], band.sizes[:], call[3], call[4])
+        for c in range(weights.panels):
+            panel, to = g * weights.panels + c, result + g * dst.group + c * dst.panel
+            valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
+            batch.b = call[1] + 8 * panel * packed(weights.positions, weights.width)
+            fill_zero(call[5], positions * work.dst[3])
+            _sum_block(table[0], share, tables, works[0], lists, batches[0], whole[0], calls[0])
+            if dst.kind == F64:
+                _write_doubles(dst, call[5], to, share.limits[1], valid, counts)
+            else:
+                round_lines(dst.kind, call[4], call[5], call[2] + 8 * panel * packed(1, dst.width), positions)
+                values = Values(dst.kind, to, dst.strides[:], dst.channel, 0)
+                write(values, call[4], dst.width, valid, counts, address_of(buffer))
 
 
 @jit

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kernels.problem import FEW_TAPS, ConvProblem, data_steps, wrapped
 
-__all__ = ["Axis", "Geometry", "Run", "Tensor", "combined", "cut", "folded", "geometry", "trivial"]
+__all__ = ["Axis", "Geometry", "Run", "Tensor", "combined", "cut", "folded", "geometry"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -126,11 +126,11 @@ def geometry(problem: ConvProblem) -> Geometry:
     wide = _tensor(problem, dims.wide_channels, dims.wide)
     narrow = _tensor(problem, dims.narrow_channels, dims.narrow)
     steps, origin = list(wide.steps), 0
-    axes = [trivial(dims.n)]
+    axes = [_trivial(dims.n)]
     for a in range(3):
         stride, size, pad = dims.strides[a], dims.narrow[a], dims.pads[a]
         spans = dims.tap_ranges(a)
-        if dims.kernel[a] == 1:
+        if dims.kernel[a] == 1 and (dims.gathers or not problem.forward):  # elsewhere others are part of the result
             origin -= pad * steps[a + 1]
             steps[a + 1] *= stride
             axes.append(Axis(size, size, 1, (0,), spans))
@@ -146,7 +146,7 @@ def _plain(axis: Axis) -> bool:
     return single and axis.whole and axis.wide == axis.size
 
 
-def trivial(size: int) -> Axis:
+def _trivial(size: int) -> Axis:
     """Return an axis with one tap that meets each position."""
     return Axis(size, size, 1, (0,), np.array([[0, size]], np.int64))
 
@@ -164,8 +164,8 @@ def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis]) -> Geometry:
             if not (_plain(a) and _plain(b) and contiguous):
                 break
             size = a.size * b.size
-            axes[inner] = trivial(size)
-            axes[outer] = trivial(1)
+            axes[inner] = _trivial(size)
+            axes[outer] = _trivial(1)
     # an axis of one position may have any step; the merged one keeps the inner step
     steps = (wide_steps[0], wide_steps[1], wide_steps[2], wide_steps[3])
     wide = Tensor(steps, wide.channel, wide.group, wide.channels, wide.origin)
@@ -222,7 +222,7 @@ def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
             offsets = [shift + offset for shift in shifts for offset in offsets]
         origin += axis.shifts[0] * steps[a]
         steps[a] *= axis.stride
-        axes[a] = trivial(axis.size)
+        axes[a] = _trivial(axis.size)
     taps = inner * len(offsets)
     if inner == 1 or channels * len(offsets) > MOST_RUNS:
         return None

@@ -36,10 +36,11 @@ from kernels.gradient.tiles.records import (
     WalkTables,
     Weights,
 )
+from kernels.pack.doubles import Operand, pack_doubles
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store", "walk_doubles"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add_doubles", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -254,16 +255,28 @@ def _room(share: TileShare, blocks: Rows[Block], ranges: Rows[Range], tiles: Row
 
 
 @jit
-def walk_doubles(
-    table: Vector, shares: Rows[TileShare], slabs: Rows[Slab], blocks: Rows[Block], ranges: Rows[Range],
-    tiles: Rows[Tile], groups: Rows[Group], apart: int,
+def add_doubles(
+    table: Vector, shares: Rows[TileShare], operands: Rows[Operand], slabs: Rows[Slab], number: int,
+    blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile], call: Vector,
 ) -> None:  # fmt: skip
-    """Add a slab of packed float64 to the sums of groups; a block's sums are formed `apart`, or are one chain."""
-    share, batches = shares[0], np.zeros(1, BATCH)
-    tables, batch = _room(share, blocks, ranges, tiles), batches[0]
-    batch.a_row, batch.a_step, batch.b_vector, batch.apart = share.scalar_row, share.scalar.moves[3], LINE, apart
-    for g in range(groups.shape[0]):
-        _walk(table, share, slabs[0], tables, batches[0], groups[g])
+    """Add what one slab gives to sums of float64.
+
+    `operands` are lines and columns of tiles. `call` has the addresses of both tensors, of room for panels of each and
+    for f32, and of the sums, and whether the sums of a block are formed apart: otherwise they are one chain.
+    """
+    share, slab, lines, columns, batches, groups = (
+        shares[0], slabs[number], operands[0], operands[1], np.zeros(1, BATCH), np.empty(1, GROUP),
+    )  # fmt: skip
+    tables, batch, group = _room(share, blocks, ranges, tiles), batches[0], groups[0]
+    batch.a_row, batch.a_step, batch.b_vector, batch.apart = share.scalar_row, share.scalar.moves[3], LINE, call[6]
+    group.scalars, group.panels = call[2], call[3]
+    for axis in range(4):
+        group.scalars -= slab.scalar.first[axis] * share.scalar.steps[axis]
+    for g in range(share.groups):
+        pack_doubles(lines, call[0], g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
+        pack_doubles(columns, call[1], g, slab.vector.first[:], slab.vector.sizes[:], group.panels, call[4])
+        group.acc = call[5] + g * share.acc_bytes
+        _walk(table, share, slab, tables, batches[0], groups[0])
 
 
 @jit
