@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.dtypes import DTYPES
-from kernels.emit.compiler import values_of
+from kernels.emit.compiler import Records
 from kernels.gradient.geometry import Tensor
-from kernels.pack.doubles import Operand
+from kernels.pack.doubles import Operand, packed_values
 from kernels.problem import wrapped
 
-__all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "up"]
+__all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "records", "room_of", "up"]
 
 Array = npt.NDArray[np.float64]
 
@@ -61,8 +61,8 @@ def bytes_of(kind: int) -> int:
 def operand(
     tensor: Tensor, kind: int, count: int, some: tuple[int, int], width: int, sizes: Sequence[int],
     *, groups: tuple[int, int], lanewise: bool, turned: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return the values of an `Operand`: some channels of each of some groups, in boxes of `sizes` (d, h, w) at most.
+) -> dict[str, Any]:  # fmt: skip
+    """Return the fields of an `Operand`: some channels of each of some groups, in boxes of `sizes` (d, h, w) at most.
 
     The tensor has so many values in all (`count`). Of a `turned` one the last two axes are packed transposed.
     """
@@ -72,20 +72,29 @@ def operand(
     steps = [prod(sizes), sizes[1] * sizes[2], *((1, sizes[1]) if turned else (sizes[2], 1))]
     start = tensor.origin + groups[0] * group + some[0] * channel
     begin, *strides = wrapped([size * step for step in (start, *tensor.steps)]).tolist()
-    return values_of(
-        Operand,
-        kind=kind,
-        start=begin,
-        nbytes=size * count,
-        group=size * group * (width if lanewise else 1),
-        groups=ceil(many / width) if lanewise else many,
-        channel=size * (group if lanewise else channel),
-        channels=many if lanewise else channels,
-        width=width,
-        panel=size * channel * (1 if lanewise else width),
-        panels=channels if lanewise else ceil(channels / width),
-        lanewise=lanewise,
-        strides=strides,
-        steps=steps,
-        positions=prod(sizes),
-    )
+    return {
+        "kind": kind,
+        "start": begin,
+        "nbytes": size * count,
+        "group": size * group * (width if lanewise else 1),
+        "groups": ceil(many / width) if lanewise else many,
+        "channel": size * (group if lanewise else channel),
+        "channels": many if lanewise else channels,
+        "width": width,
+        "panel": size * channel * (1 if lanewise else width),
+        "panels": channels if lanewise else ceil(channels / width),
+        "lanewise": lanewise,
+        "strides": strides,
+        "steps": steps,
+        "positions": prod(sizes),
+    }
+
+
+def records(operands: Sequence[dict[str, Any]]) -> Records:
+    """Return operands as a table."""
+    return np.array([tuple(each.values()) for each in operands], Operand.dtype)
+
+
+def room_of(operand: dict[str, Any]) -> int:
+    """Return the values of all panels of a group."""
+    return int(operand["panels"]) * packed_values(operand["positions"], operand["width"])

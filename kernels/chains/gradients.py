@@ -5,21 +5,20 @@ Rows of tiles are channels of one tensor, lanes those of the other one, or group
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, prod
 
 import numpy as np
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.boxes import Array, Stored, cut, operand, up
+from kernels.chains.boxes import Array, Stored, cut, operand, records, room_of, up
 from kernels.chains.units import Part
 from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
 from kernels.gradient.geometry import geometry
 from kernels.gradient.tiles.driver import add_doubles
-from kernels.gradient.tiles.records import Block, Slab, TileShare
+from kernels.gradient.tiles.records import Block, Slab
 from kernels.gradient.tiles.tables import row_tiles, tap_ranges
-from kernels.pack.doubles import Operand, packed_values
+from kernels.pack.doubles import packed_values
 from kernels.plan import Stop
 from kernels.problem import ConvProblem
 
@@ -40,7 +39,7 @@ class _Gradient:
     """Tables for a part of weight gradients."""
 
     def __init__(self, problem: ConvProblem, part: Part, kind: int, parts: int) -> None:
-        geo = geometry(replace(problem, n=1))
+        geo = geometry(problem, images=1)
         axes, self.parts, shape = geo.axes[1:], parts, EXACT if parts == PARTS else CHAINS
         wide, narrow, many = (high - low for low, high in (part.wide, part.narrow, part.groups))
         broad = LANES * SHAPES[shape][1]
@@ -58,7 +57,7 @@ class _Gradient:
         self.lines, self.columns = (wide, narrow) if self.lines_wide else (narrow, wide)
         self.table, tall = chain_table(shape), SHAPES[shape][0]
         rows = ceil(self.lines / ceil(self.lines / tall))
-        sizes, stride = [axis.size for axis in axes], [axis.stride for axis in axes]
+        sizes = [axis.size for axis in axes]
         density = prod(ceil(axis.wide / max(1, axis.size)) for axis in axes)
         each = {True: 8 * density * up(wide, broad), False: 8 * up(narrow, broad)}
         slabs, room = [], {True: [1, 1, 1], False: [1, 1, 1]}
@@ -81,42 +80,28 @@ class _Gradient:
             sides.append(
                 operand(tensor, kind, count, some, width, room[is_wide], groups=part.groups, lanewise=lanewise)
             )
-        self.operands = np.array(sides, Operand.dtype)
+        (lines, columns), self.operands = sides, records(sides)
         self.places = problem.places[:: 1 if self.lines_wide else -1]
-        panels = [8 * packed_values(int(each["positions"]), int(each["width"])) for each in self.operands]
-        rooms = [
-            int(each["panels"]) * packed_values(int(each["positions"]), int(each["width"])) for each in self.operands
-        ]
-        self.rooms = 0, rooms[0], sum(rooms)
-        self.room, self.spare = 2 * sum(rooms), max(rooms)
-        self.shape = (
-            int(self.operands[0]["groups"]), int(self.operands[1]["panels"]), prod(problem.kernel), self.lines, parts,
-            broad,
-        )  # fmt: skip
-        self.share = np.zeros(1, TileShare.dtype)
-        share = self.share[0]
-        share["groups"], share["acc_bytes"], share["acc_step"] = self.shape[0], 8 * prod(self.shape[1:]), parts
-        share["scalar_row"], share["segment"] = panels[0] if lanewise else 8, 1 << 62
+        rooms = [*map(room_of, sides)]
+        self.rooms, self.spare = (0, rooms[0], sum(rooms)), max(rooms)
+        self.shape = lines["groups"], columns["panels"], prod(problem.kernel), self.lines, parts, broad
         depth, height, width = room[False]
         down = max(1, _BLOCK // width)
         deep = max(1, _BLOCK // (width * height)) if down >= height else 1
-        share["block"] = 1, min(depth, deep), min(height, down), ceil(width / ceil(width / _BLOCK))
-        for name, side, unit in (("scalar", 0, 8 * int(self.operands[0]["width"])), ("vector", 1, 1)):
-            steps = unit * self.operands[side]["steps"]
-            share[name]["steps"] = steps
-            share[name]["moves"] = steps * ([1, *stride] if self.lines_wide == (side == 0) else 1)
-        name = "scalar" if self.lines_wide else "line"
-        self.ranges = tap_ranges(axes, share["scalar" if self.lines_wide else "vector"]["steps"][1:].tolist())
-        if name == "line":
+        block = min(depth, deep), min(height, down), ceil(width / ceil(width / _BLOCK))
+        strides = (axis.stride for axis in axes)
+        self.facts = np.array([parts, 8 * prod(self.shape[1:]), self.lines_wide, *strides, *block])
+        unit, wide_side = (8 * lines["width"], lines) if self.lines_wide else (1, columns)
+        self.ranges = tap_ranges(axes, [unit * step for step in wide_side["steps"][1:]])
+        if not self.lines_wide:
             self.ranges["line"], self.ranges["scalar"] = self.ranges["scalar"], 0
         firsts = np.arange(0, self.lines, rows)
-        self.tiles = row_tiles(
-            parts * firsts, np.minimum(rows, self.lines - firsts),
-            (firsts if lanewise else np.arange(len(firsts))) * panels[0],
-        )  # fmt: skip
+        offsets = 8 * packed_values(lines["positions"], lines["width"]) * (firsts if lanewise else firsts // rows)
+        self.tiles = row_tiles(parts * firsts, np.minimum(rows, self.lines - firsts), offsets)
         self.ranges["last"], self.ranges["row"] = len(firsts), np.arange(len(self.ranges)) * parts * self.lines
-        across, sums = range(self.shape[1]), 8 * prod(self.shape[2:])
-        self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panels[1] * c) for c in across], Block.dtype)
+        panel, sums = 8 * packed_values(columns["positions"], broad), 8 * prod(self.shape[2:])
+        across = range(columns["panels"])
+        self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panel * c) for c in across], Block.dtype)
         # all positions are one block
         self.apart = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
 
@@ -124,7 +109,7 @@ class _Gradient:
         totals = np.zeros(self.shape)
         adds = self.parts == 1 and not self.apart  # chains of an image, which are exact sums' own
         chains = np.zeros(self.shape) if adds else totals
-        room = arena_address("panels", self.room + self.spare)
+        room = arena_address("panels", 2 * self.rooms[2] + self.spare)
         for image in range(n):
             sides = [stored(place, image) for place in self.places]  # lines and columns
             call = np.array([*map(address, sides), *(room + 8 * at for at in self.rooms), address(chains), self.apart])
@@ -132,7 +117,7 @@ class _Gradient:
                 if stop():
                     return None
                 add_doubles(
-                    self.table, self.share, self.operands, self.slabs, slab, self.blocks, self.ranges, self.tiles, call
+                    self.table, self.facts, self.operands, self.slabs, slab, self.blocks, self.ranges, self.tiles, call
                 )
             if adds:
                 with np.errstate(invalid="ignore", over="ignore"):

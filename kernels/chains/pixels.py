@@ -6,7 +6,6 @@ sums are added to memory; those of few channels are listed together, and their s
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -14,13 +13,13 @@ import numpy as np
 
 from kernels.arena import address, arena
 from kernels.cache import cached
-from kernels.chains.boxes import Array, Stored, bytes_of, cut, operand, up
+from kernels.chains.boxes import Array, Stored, bytes_of, cut, operand, records, room_of, up
 from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
 from kernels.forward.axes import chain_tables
 from kernels.forward.gather import gather_doubles
-from kernels.forward.records import Band, GatherShare
+from kernels.forward.records import Band
 from kernels.gradient.geometry import Axis, Tensor, geometry
-from kernels.pack.doubles import F64, Operand, pack_groups, packed_values
+from kernels.pack.doubles import F64, pack_groups
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 
@@ -40,7 +39,7 @@ class _Pixels:
     """Tables for dst of one image, all groups, some of each one's channels at a time."""
 
     def __init__(self, problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> None:
-        dims, geo, shape = problem.dims, geometry(replace(problem, n=1)), EXACT if parts == PARTS else CHAINS
+        dims, geo, shape = problem.dims, geometry(problem, images=1), EXACT if parts == PARTS else CHAINS
         terms, out, taps, lanes = dims.src_channels, dims.dst_channels, prod(dims.kernel), LANES * SHAPES[shape][1]
         axes, groups, self.parts = geo.axes[1:], (0, dims.groups), parts
         by_group = parts == 1 and 2 * up(dims.groups, lanes) * out < dims.groups * up(out, lanes)
@@ -51,9 +50,9 @@ class _Pixels:
         src_sizes = [axis.wide if dims.gathers else axis.size for axis in axes]
         width = lanes if by_group else terms if terms < 8 else up(terms, 8)  # packing writes whole vectors
         most = max(lanes, _WEIGHTS_BYTES // (8 * dims.groups * taps * terms) // lanes * lanes)
-        density, line = max(1.0, prod(src_sizes) / max(1, prod(sizes))), 8 * lanes
+        density = max(1.0, prod(src_sizes) / max(1, prod(sizes)))
         bands, room, self.positions = [], [1, 1, 1], 1
-        each = int(8 * density * (width * terms if by_group else width) + line * parts)
+        each = int(8 * density * (width * terms if by_group else width) + 8 * lanes * parts)
         for low, high in cut(sizes, each, dims.groups * min(most, out) * terms * taps):
             spans = [
                 _window(dims.gathers, axis, *span) for axis, span in zip(axes, zip(low, high, strict=True), strict=True)
@@ -82,25 +81,13 @@ class _Pixels:
                 make(bias, kind, problem.dst_channels, some, lanes, (1, 1, 1)),
                 make(dst, result, images * prod(problem.output_shape[1:]), some, lanes, (1, 1, 1)),
             ]
-            self.jobs.append(np.array(operands, Operand.dtype))
-        self.share = np.zeros(1, GatherShare.dtype)
-        share, panel, sums = self.share[0], self.share[0]["panel"], self.share[0]["sums"]
-        share["loops"], share["limits"] = range(4), (SHAPES[shape][0], parts)
-        panel["words"], panel["line"], panel["tap_bytes"] = terms, line, line * terms
-        panel["kernel"] = [len(axis.shifts) for axis in axes]
-        share["src"]["word"] = 8 * packed_values(prod(room), width) if by_group else 8
-        share["src"]["by_tap"] = not listed
-        sums["chunk"], sums["group"], sums["within_line"], sums["flushes"] = terms, 1, True, not alone
-        rooms = [
-            int(each["panels"]) * packed_values(int(each["positions"]), int(each["width"])) for each in self.jobs[0][:3]
-        ]
+            self.jobs.append(records(operands))
+            if first == 0:
+                rooms, blocks = [*map(room_of, operands[:3])], operands[1]["groups"]
+        kernel = (len(axis.shifts) for axis in axes)
+        self.facts = np.array([SHAPES[shape][0], parts, not listed, not alone, *kernel])
+        self.rooms = blocks * rooms[1], blocks * rooms[2], rooms[0], lanes * parts * self.positions
         self.spare = max(*rooms, lanes * self.positions)
-        self.rooms = (
-            rooms[1] * int(self.jobs[0][1]["groups"]),
-            rooms[2] * int(self.jobs[0][1]["groups"]),
-            rooms[0],
-            line // 8 * parts * self.positions,
-        )
         self.shape = problem.output_shape[1:]
 
     def run(self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
@@ -121,7 +108,7 @@ class _Pixels:
                 for band in range(len(self.bands)):
                     if stop():
                         return None
-                    gather_doubles(self.table, self.share, operands, self.tables, self.bands, band, call)
+                    gather_doubles(self.table, self.facts, operands, self.tables, self.bands, band, call)
         return result
 
 

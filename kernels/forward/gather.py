@@ -51,8 +51,8 @@ PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 KERNEL_TAPS = 576
 """Taps of the kernels that are transposed at a time: they stay in L1 until they are set apart."""
 
-BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, WORK = (
-    each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, Work)
+BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
+    each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
 )
 
 
@@ -341,30 +341,34 @@ def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, cou
 
 @jit
 def gather_doubles(
-    table: Vector, shares: Rows[GatherShare], operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int,
-    call: Vector,
+    table: Vector, facts: Vector, operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int, call: Vector,
 ) -> None:  # fmt: skip
     """Compute one band of dst of an image with sums of float64; to sums that are rounded a bias is added.
 
-    `operands` are src, weights, bias and dst. `call` has the addresses of src, of the packed weights and bias of all
-    groups, of room for src, for f32 and for sums, and of dst.
+    `facts` has the rows of the tallest tile, the values of a sum, whether taps are phases of their own, whether each
+    ends a chain, and the kernel's sizes. `operands` are src, weights, bias and dst. `call` has the addresses of src, of
+    the packed weights and bias of all groups, of room for src, for f32 and for sums, and of dst.
     """
-    share, band, src, weights, dst = shares[0], bands[number], operands[0], operands[1], operands[3]
+    band, src, weights, dst, shares = bands[number], operands[0], operands[1], operands[3], np.zeros(1, SHARE)
     whole, calls, lists, batches = np.zeros(1, PASS), np.zeros(1, CALL), _room(tables), np.zeros(1, BATCH)
     works, counts, buffer = np.zeros(1, WORK), np.empty(4, np.int64), np.empty(64, np.float32)
-    work, batch, line, positions = works[0], batches[0], share.panel.line, 1
-    batch.apart, batch.a_step, batch.b_step, batch.b_vector = share.sums.flushes, share.src.word, line, 4 * WIDTH
-    work.tile.limit, work.tile.blocks, work.tile.last, work.start, work.place = (
-        share.limits[0],
-        1,
-        table[0],
-        call[3],
-        call[5],
-    )
+    share, work, batch, parts, positions = shares[0], works[0], batches[0], facts[1], 1
+    panel, reading, order, lanewise = share.panel, share.src, share.sums, src.lanewise
+    panel.words = order.chunk = src.panels if lanewise else src.channels
+    panel.line, panel.tap_bytes = 8 * dst.width, 8 * dst.width * panel.words
+    for axis in range(4):
+        share.loops[axis] = axis
+        if axis < 3:
+            panel.kernel[axis] = facts[4 + axis]
+    reading.word, reading.by_tap = 8 * packed(src.positions, src.width) if lanewise else 8, facts[2] != 0
+    order.group, order.within_line, order.flushes = 1, True, facts[3] != 0
+    batch.apart, batch.a_step, batch.b_step, batch.b_vector = facts[3], reading.word, panel.line, 4 * WIDTH
+    work.tile.limit, work.tile.blocks, work.tile.last = facts[0], 1, table[0]
+    work.start, work.place = call[3], call[5]
     result = call[6] + dst.start
     for axis in range(3, -1, -1):
         work.band.low[axis], work.band.high[axis] = band.low[axis], band.high[axis]
-        work.src[axis], work.dst[axis] = 8 * src.width * src.steps[axis], share.limits[1] * line * positions
+        work.src[axis], work.dst[axis] = 8 * src.width * src.steps[axis], parts * panel.line * positions
         counts[axis] = band.high[axis] - band.low[axis]
         positions *= counts[axis]
         work.start -= band.first[axis] * work.src[axis]
@@ -373,15 +377,15 @@ def gather_doubles(
     for g in range(src.groups):
         pack_doubles(src, call[0], g, band.first[:], band.sizes[:], call[3], call[4])
         for c in range(weights.panels):
-            panel, to = g * weights.panels + c, result + g * dst.group + c * dst.panel
+            place, to = g * weights.panels + c, result + g * dst.group + c * dst.panel
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
-            batch.b = call[1] + 8 * panel * packed(weights.positions, weights.width)
+            batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
             fill_zero(call[5], positions * work.dst[3])
             _sum_block(table[0], share, tables, works[0], lists, batches[0], whole[0], calls[0])
             if dst.kind == F64:
-                _write_doubles(dst, call[5], to, share.limits[1], valid, counts)
+                _write_doubles(dst, call[5], to, parts, valid, counts)
             else:
-                round_lines(dst.kind, call[4], call[5], call[2] + 8 * panel * packed(1, dst.width), positions)
+                round_lines(dst.kind, call[4], call[5], call[2] + 8 * place * packed(1, dst.width), positions)
                 values = Values(dst.kind, to, dst.strides[:], dst.channel, 0)
                 write(values, call[4], dst.width, valid, counts, address_of(buffer))
 

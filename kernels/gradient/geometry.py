@@ -120,13 +120,13 @@ def _tensor(problem: ConvProblem, channels: int, spatial: tuple[int, int, int]) 
     return Tensor((n, d, h, w), channel, channels * channel, channels)
 
 
-def geometry(problem: ConvProblem) -> Geometry:
-    """Derive the merged axes and the tensors' steps from a problem."""
+def geometry(problem: ConvProblem, images: int | None = None) -> Geometry:
+    """Derive the merged axes and the tensors' steps from a problem, or from so many of its images."""
     dims = problem.dims
     wide = _tensor(problem, dims.wide_channels, dims.wide)
     narrow = _tensor(problem, dims.narrow_channels, dims.narrow)
     steps, origin = list(wide.steps), 0
-    axes = [_trivial(dims.n)]
+    axes = [_trivial(dims.n if images is None else images)]
     for a in range(3):
         stride, size, pad = dims.strides[a], dims.narrow[a], dims.pads[a]
         spans = dims.tap_ranges(a)

@@ -36,7 +36,7 @@ from kernels.gradient.tiles.records import (
     WalkTables,
     Weights,
 )
-from kernels.pack.doubles import Operand, pack_doubles
+from kernels.pack.doubles import Operand, pack_doubles, packed
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
 from kernels.target import target
 
@@ -56,7 +56,7 @@ F32_PLACE = MICRO["f32"]
 
 ELEMENT_BYTES = Element.dtype.itemsize
 
-BATCH, ELEMENT, GROUP, PACKED, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, Visit))
+BATCH, ELEMENT, GROUP, PACKED, SHARE, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, TileShare, Visit))
 
 
 @jit
@@ -256,27 +256,42 @@ def _room(share: TileShare, blocks: Rows[Block], ranges: Rows[Range], tiles: Row
 
 @jit
 def add_doubles(
-    table: Vector, shares: Rows[TileShare], operands: Rows[Operand], slabs: Rows[Slab], number: int,
-    blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile], call: Vector,
+    table: Vector, facts: Vector, operands: Rows[Operand], slabs: Rows[Slab], number: int, blocks: Rows[Block],
+    ranges: Rows[Range], tiles: Rows[Tile], call: Vector,
 ) -> None:  # fmt: skip
     """Add what one slab gives to sums of float64.
 
-    `operands` are lines and columns of tiles. `call` has the addresses of both tensors, of room for panels of each and
-    for f32, and of the sums, and whether the sums of a block are formed apart: otherwise they are one chain.
+    `facts` has the values of a sum, the bytes of a group's sums, whether rows of tiles are channels of the wide tensor,
+    and strides and sizes of a block along (d, h, w). `operands` are rows and columns. `call` has the addresses of both
+    tensors, of room for panels of each and for f32, and of the sums, and whether the sums of a block are formed apart:
+    otherwise they are one chain.
     """
-    share, slab, lines, columns, batches, groups = (
-        shares[0], slabs[number], operands[0], operands[1], np.zeros(1, BATCH), np.empty(1, GROUP),
+    slab, rows, columns, shares, batches, groups = (
+        slabs[number], operands[0], operands[1], np.zeros(1, SHARE), np.zeros(1, BATCH), np.empty(1, GROUP),
     )  # fmt: skip
-    tables, batch, group = _room(share, blocks, ranges, tiles), batches[0], groups[0]
-    batch.a_row, batch.a_step, batch.b_vector, batch.apart = share.scalar_row, share.scalar.moves[3], LINE, call[6]
-    group.scalars, group.panels = call[2], call[3]
+    share, batch, group, unit = shares[0], batches[0], groups[0], 8 * rows.width
+    share.acc_step, share.segment, group.scalars, group.panels = facts[0], 1 << 62, call[2], call[3]
+    scalar, vector = share.scalar, share.vector
     for axis in range(4):
-        group.scalars -= slab.scalar.first[axis] * share.scalar.steps[axis]
-    for g in range(share.groups):
-        pack_doubles(lines, call[0], g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
+        stride = facts[2 + axis] if axis > 0 else 1
+        share.block[axis] = facts[5 + axis] if axis > 0 else 1
+        vector.steps[axis], vector.moves[axis] = columns.steps[axis], columns.steps[axis]
+        scalar.moves[axis] = unit * rows.steps[axis]
+        group.scalars -= slab.scalar.first[axis] * scalar.moves[axis]
+        if facts[2] != 0:
+            scalar.moves[axis] *= stride
+        else:
+            vector.moves[axis] *= stride
+    batch.a_row, batch.a_step, batch.b_vector = 8, scalar.moves[3], LINE
+    batch.apart = call[6]
+    if rows.lanewise:
+        batch.a_row *= packed(rows.positions, rows.width)
+    tables = _room(share, blocks, ranges, tiles)
+    for g in range(rows.groups):
+        pack_doubles(rows, call[0], g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
         pack_doubles(columns, call[1], g, slab.vector.first[:], slab.vector.sizes[:], group.panels, call[4])
-        group.acc = call[5] + g * share.acc_bytes
-        _walk(table, share, slab, tables, batches[0], groups[0])
+        group.acc = call[5] + g * facts[1]
+        _walk(table, shares[0], slab, tables, batches[0], groups[0])
 
 
 @jit
