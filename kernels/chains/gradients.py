@@ -42,9 +42,10 @@ class _Gradient:
         geo = geometry(problem, images=1)
         axes, self.parts, shape = geo.axes[1:], parts, EXACT if parts == PARTS else CHAINS
         wide, narrow, many = (high - low for low, high in (part.wide, part.narrow, part.groups))
-        broad = LANES * SHAPES[shape][1]
+        broad, letters = LANES * SHAPES[shape][1], problem.letters
+        rows_last = problem.weights_format.index(letters[0]) > problem.weights_format.index(letters[1])
         choices = [
-            (cost, not lines_wide, lanewise)
+            (cost, lines_wide == rows_last, lines_wide, lanewise)
             for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False))
             for lanewise, cost in (
                 (False, many * max(_LEAST_ROWS, lines) * up(columns, broad)),
@@ -52,8 +53,8 @@ class _Gradient:
             )
             if not lanewise or (many > 1 and parts != PARTS)
         ]
-        _, narrow_lines, lanewise = min(choices)
-        shape, self.lines_wide, self.many = WIDE if lanewise else shape, not narrow_lines, many if lanewise else 0
+        _, _, self.lines_wide, lanewise = min(choices)
+        shape, self.many = WIDE if lanewise else shape, many if lanewise else 0
         self.lines, self.columns = (wide, narrow) if self.lines_wide else (narrow, wide)
         self.table, tall = chain_table(shape), SHAPES[shape][0]
         rows = ceil(self.lines / ceil(self.lines / tall))
@@ -84,22 +85,20 @@ class _Gradient:
         self.places = problem.places[:: 1 if self.lines_wide else -1]
         rooms = [*map(room_of, sides)]
         self.rooms, self.spare = (0, rooms[0], sum(rooms)), max(rooms)
-        self.shape = lines["groups"], columns["panels"], prod(problem.kernel), self.lines, parts, broad
+        unit, side, moved = (8 * lines["width"], lines, "scalar") if self.lines_wide else (1, columns, "line")
+        self.ranges = tap_ranges(axes, [unit * step for step in side["steps"][1:]], moved)
+        self.shape = lines["groups"], len(self.ranges), columns["panels"], self.lines | 1, parts, broad
         depth, height, width = room[False]
         down = max(1, _BLOCK // width)
         deep = max(1, _BLOCK // (width * height)) if down >= height else 1
         block = min(depth, deep), min(height, down), ceil(width / ceil(width / _BLOCK))
         strides = (axis.stride for axis in axes)
         self.facts = np.array([parts, 8 * prod(self.shape[1:]), self.lines_wide, *strides, *block])
-        unit, wide_side = (8 * lines["width"], lines) if self.lines_wide else (1, columns)
-        self.ranges = tap_ranges(axes, [unit * step for step in wide_side["steps"][1:]])
-        if not self.lines_wide:
-            self.ranges["line"], self.ranges["scalar"] = self.ranges["scalar"], 0
         firsts = np.arange(0, self.lines, rows)
         offsets = 8 * packed_values(lines["positions"], lines["width"]) * (firsts if lanewise else firsts // rows)
         self.tiles = row_tiles(parts * firsts, np.minimum(rows, self.lines - firsts), offsets)
-        self.ranges["last"], self.ranges["row"] = len(firsts), np.arange(len(self.ranges)) * parts * self.lines
-        panel, sums = 8 * packed_values(columns["positions"], broad), 8 * prod(self.shape[2:])
+        self.ranges["last"], self.ranges["row"] = len(firsts), np.arange(len(self.ranges)) * prod(self.shape[2:5])
+        panel, sums = 8 * packed_values(columns["positions"], broad), 8 * prod(self.shape[3:])
         across = range(columns["panels"])
         self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panel * c) for c in across], Block.dtype)
         # all positions are one block
@@ -123,11 +122,16 @@ class _Gradient:
                 with np.errstate(invalid="ignore", over="ignore"):
                     totals += chains
                 chains.fill(0)
-        if self.many:  # (group, column, tap, line, part, lane)
-            found = totals.transpose(4, 0, 5, 2, 3, 1).reshape(self.parts, -1, *totals.shape[2:4], self.columns)
+        totals = totals[:, :, :, : self.lines]  # (group, tap, column panel, line, part, lane)
+        if self.many:
+            found = totals.transpose(4, 0, 5, 1, 3, 2).reshape(
+                self.parts, -1, len(self.ranges), self.lines, self.columns
+            )
             found = found[:, : self.many]
         else:
-            found = totals.transpose(4, 0, 2, 3, 1, 5).reshape(self.parts, *totals.shape[:1], *totals.shape[2:4], -1)
+            found = totals.transpose(4, 0, 1, 3, 2, 5).reshape(
+                self.parts, -1, len(self.ranges), self.lines, totals.shape[2] * totals.shape[5]
+            )
             found = found[..., : self.columns]
         return found if self.lines_wide else found.swapaxes(3, 4)
 

@@ -143,7 +143,7 @@ def geometry(problem: ConvProblem, images: int | None = None) -> Geometry:
 
 def _plain(axis: Axis) -> bool:
     single = axis.stride == 1 and len(axis.shifts) == 1 and axis.shifts[0] == 0
-    return single and axis.whole and axis.wide == axis.size
+    return single and axis.wide == axis.size and axis.ranges == ((0, axis.size),)
 
 
 def _trivial(size: int) -> Axis:
