@@ -25,7 +25,7 @@ from kernels.problem import ConvProblem
 
 __all__ = ["pixel_sums", "write_pixels"]
 
-_FEW_TERMS, _MOST_TAPS = 16, 1 << 7
+_FEW_TERMS, _MOST_TAPS = 16, 1 << 10
 """Terms of a kernel position below which sums stay in registers over all of them, and the most of these."""
 
 _WEIGHTS_BYTES = 1 << 20
