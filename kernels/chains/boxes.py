@@ -40,9 +40,8 @@ def up(count: int, step: int) -> int:
 
 def cut(sizes: Sequence[int], position_bytes: int, position_macs: int) -> list[tuple[list[int], list[int]]]:
     """Cut a box into boxes, low and high, that a cache and a call should hold; positions follow each other in order."""
-    most = max(
-        _LEAST_POSITIONS, min(max(_POSITIONS, _BOX_BYTES // position_bytes), _CALL_MACS // max(1, position_macs))
-    )
+    held = max(_POSITIONS, _BOX_BYTES // position_bytes)
+    most = max(_LEAST_POSITIONS, min(held, _CALL_MACS // max(1, position_macs)))
     axis = next(axis for axis in range(3) if axis == 2 or prod(sizes[axis + 1 :]) <= most)
     step = max(1, most // max(1, prod(sizes[axis + 1 :])))
     step = max(1, ceil(sizes[axis] / max(1, ceil(sizes[axis] / step))))  # as equal as they can be
@@ -66,28 +65,19 @@ def operand(
 
     The tensor has so many values in all (`count`). Of a `turned` one the last two axes are packed transposed.
     """
-    size, many, channels, channel, group = (
-        bytes_of(kind), groups[1] - groups[0], some[1] - some[0], tensor.channel, tensor.group,
-    )  # fmt: skip
+    size, many, channels = bytes_of(kind), groups[1] - groups[0], some[1] - some[0]
+    channel, group = size * tensor.channel, size * tensor.group
     steps = [prod(sizes), sizes[1] * sizes[2], *((1, sizes[1]) if turned else (sizes[2], 1))]
-    start = tensor.origin + groups[0] * group + some[0] * channel
-    begin, *strides = wrapped([size * step for step in (start, *tensor.steps)]).tolist()
-    return {
-        "kind": kind,
-        "start": begin,
-        "nbytes": size * count,
-        "group": size * group * (width if lanewise else 1),
-        "groups": ceil(many / width) if lanewise else many,
-        "channel": size * (group if lanewise else channel),
-        "channels": many if lanewise else channels,
-        "width": width,
-        "panel": size * channel * (1 if lanewise else width),
-        "panels": channels if lanewise else ceil(channels / width),
-        "lanewise": lanewise,
-        "strides": strides,
-        "steps": steps,
-        "positions": prod(sizes),
-    }
+    start = size * tensor.origin + groups[0] * group + some[0] * channel
+    begin, *strides = wrapped([start, *(size * step for step in tensor.steps)]).tolist()
+    named = {"kind": kind, "start": begin, "nbytes": size * count, "group": group * (width if lanewise else 1)}
+    if lanewise:
+        named |= {"groups": ceil(many / width), "channel": group, "channels": many, "width": width, "panel": channel}
+    else:
+        named |= {"groups": many, "channel": channel, "channels": channels, "width": width, "panel": width * channel}
+    panels = channels if lanewise else ceil(channels / width)
+    lay = {"panels": panels, "lanewise": lanewise, "strides": strides, "steps": steps, "positions": prod(sizes)}
+    return named | lay
 
 
 def records(operands: Sequence[dict[str, Any]]) -> Records:

@@ -20,7 +20,7 @@ from kernels.gradient.tiles.records import Block, Slab
 from kernels.gradient.tiles.tables import row_tiles, tap_ranges
 from kernels.pack.doubles import packed_values
 from kernels.plan import Stop
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, wrapped
 
 __all__ = ["gradient_sums"]
 
@@ -58,11 +58,9 @@ class _Gradient:
         self.lines, self.columns = (wide, narrow) if self.lines_wide else (narrow, wide)
         self.table, tall = chain_table(shape), SHAPES[shape][0]
         rows = ceil(self.lines / ceil(self.lines / tall))
-        sizes = [axis.size for axis in axes]
         density = prod(ceil(axis.wide / max(1, axis.size)) for axis in axes)
-        each = {True: 8 * density * up(wide, broad), False: 8 * up(narrow, broad)}
-        slabs, room = [], {True: [1, 1, 1], False: [1, 1, 1]}
-        for low, high in cut(sizes, sum(each.values()), many * wide * narrow * prod(problem.kernel)):
+        each, slabs, room = 8 * (density * up(wide, broad) + up(narrow, broad)), [], {True: [1] * 3, False: [1] * 3}
+        for low, high in cut([axis.size for axis in axes], each, many * wide * narrow * prod(problem.kernel)):
             windows = [axis.window(*span) for axis, span in zip(axes, zip(low, high, strict=True), strict=True)]
             boxes = {
                 True: ([0, *(first for first, _ in windows)], [1, *(end - first for first, end in windows)]),
@@ -78,9 +76,8 @@ class _Gradient:
             tensor, some = (geo.wide, part.wide) if is_wide else (geo.narrow, part.narrow)
             count = prod((problem.src_shape if is_wide != problem.transposed else problem.dst_shape)[1:])
             width = rows if is_wide == self.lines_wide and not lanewise else broad
-            sides.append(
-                operand(tensor, kind, count, some, width, room[is_wide], groups=part.groups, lanewise=lanewise)
-            )
+            layout = tensor, kind, count, some, width, room[is_wide]
+            sides.append(operand(*layout, groups=part.groups, lanewise=lanewise))
         (lines, columns), self.operands = sides, records(sides)
         self.places = problem.places[:: 1 if self.lines_wide else -1]
         rooms = [*map(room_of, sides)]
@@ -93,7 +90,7 @@ class _Gradient:
         deep = max(1, _BLOCK // (width * height)) if down >= height else 1
         block = min(depth, deep), min(height, down), ceil(width / ceil(width / _BLOCK))
         strides = (axis.stride for axis in axes)
-        self.facts = np.array([parts, 8 * prod(self.shape[1:]), self.lines_wide, *strides, *block])
+        self.facts = wrapped([parts, 8 * prod(self.shape[1:]), self.lines_wide, *strides, *block])
         firsts = np.arange(0, self.lines, rows)
         offsets = 8 * packed_values(lines["positions"], lines["width"]) * (firsts if lanewise else firsts // rows)
         self.tiles = row_tiles(parts * firsts, np.minimum(rows, self.lines - firsts), offsets)
@@ -122,17 +119,11 @@ class _Gradient:
                 with np.errstate(invalid="ignore", over="ignore"):
                     totals += chains
                 chains.fill(0)
-        totals = totals[:, :, :, : self.lines]  # (group, tap, column panel, line, part, lane)
+        found = totals[:, :, :, : self.lines].transpose(4, 0, 1, 3, 2, 5)  # (part, group, tap, line, panel, lane)
         if self.many:
-            found = totals.transpose(4, 0, 5, 1, 3, 2).reshape(
-                self.parts, -1, len(self.ranges), self.lines, self.columns
-            )
-            found = found[:, : self.many]
+            found = found.transpose(0, 1, 5, 2, 3, 4).reshape(self.parts, -1, *found.shape[2:5])[:, : self.many]
         else:
-            found = totals.transpose(4, 0, 1, 3, 2, 5).reshape(
-                self.parts, -1, len(self.ranges), self.lines, totals.shape[2] * totals.shape[5]
-            )
-            found = found[..., : self.columns]
+            found = found.reshape(*found.shape[:4], -1)[..., : self.columns]
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 

@@ -41,22 +41,20 @@ class _Pixels:
     def __init__(self, problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> None:
         dims, geo, shape = problem.dims, geometry(problem, images=1), EXACT if parts == PARTS else CHAINS
         terms, out, taps, lanes = dims.src_channels, dims.dst_channels, prod(dims.kernel), LANES * SHAPES[shape][1]
-        axes, groups, self.parts = geo.axes[1:], (0, dims.groups), parts
+        axes, self.parts = geo.axes[1:], parts
         by_group = parts == 1 and 2 * up(dims.groups, lanes) * out < dims.groups * up(out, lanes)
         shape, alone = WIDE if by_group else shape, by_group and terms == 1  # each product is a chain
         listed = parts == 1 and taps <= _MOST_TAPS and terms <= (1 if by_group else _FEW_TERMS)
         self.table, self.tables = chain_table(shape), chain_tables(axes, dims.gathers, alone=not listed)
-        sizes = [axis.size if dims.gathers else axis.wide for axis in axes]
-        src_sizes = [axis.wide if dims.gathers else axis.size for axis in axes]
+        both = [[axis.size for axis in axes], [axis.wide for axis in axes]]
+        sizes, src_sizes = both if dims.gathers else both[::-1]
         width = lanes if by_group else terms if terms < 8 else up(terms, 8)  # packing writes whole vectors
         most = max(lanes, _WEIGHTS_BYTES // (8 * dims.groups * taps * terms) // lanes * lanes)
         density = max(1.0, prod(src_sizes) / max(1, prod(sizes)))
         bands, room, self.positions = [], [1, 1, 1], 1
         each = int(8 * density * (width * terms if by_group else width) + 8 * lanes * parts)
         for low, high in cut(sizes, each, dims.groups * min(most, out) * terms * taps):
-            spans = [
-                _window(dims.gathers, axis, *span) for axis, span in zip(axes, zip(low, high, strict=True), strict=True)
-            ]
+            spans = [_window(dims.gathers, *each) for each in zip(axes, low, high, strict=True)]
             counts = [max(0, end - first) for first, end in spans]
             bands.append(((0, *low), (1, *high), (0, *(first for first, _ in spans)), (1, *counts)))
             room = [*map(max, room, counts)]
@@ -71,10 +69,9 @@ class _Pixels:
         src, dst = (geo.wide, geo.narrow) if dims.gathers else (geo.narrow, geo.wide)
         weights = Tensor((0, 0, *steps), to, group, terms)
         bias = Tensor((0, 0, 0, 0), 1, out, out)
-        self.jobs = []
+        self.jobs, make = [], partial(operand, groups=(0, dims.groups), lanewise=by_group)
         for first in range(0, out, out if by_group else most):
             some = first, out if by_group else min(out, first + most)
-            make = partial(operand, groups=groups, lanewise=by_group)
             operands = [
                 make(src, kind, prod(problem.src_shape[1:]), (0, terms), width, room),
                 make(weights, kind, prod(problem.weights_shape), some, lanes, (1, *inner), turned=turned),

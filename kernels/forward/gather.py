@@ -381,7 +381,7 @@ def gather_doubles(
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
             batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
             fill_zero(call[5], positions * work.dst[3])
-            _sum_block(table[0], share, tables, works[0], lists, batches[0], whole[0], calls[0])
+            _sum_block(table[0], shares[0], tables, works[0], lists, batches[0], whole[0], calls[0])
             if dst.kind == F64:
                 _write_doubles(dst, call[5], to, parts, valid, counts)
             else:

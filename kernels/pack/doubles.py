@@ -60,13 +60,8 @@ def pack_doubles(side: Operand, base: int, group: int, first: Vector, sizes: Vec
 
     Lanes past the last channel hold anything. At `spare` there is room for as many f32.
     """
-    source, width, count, step, dense = (
-        base + side.start + group * side.group,
-        side.width,
-        side.panels,
-        side.steps[3],
-        1,
-    )
+    source, width, count, step, dense = base + side.start, side.width, side.panels, side.steps[3], 1
+    source += group * side.group
     panels, to_f32 = np.empty(count, PANEL), np.empty(4, np.int64)
     for axis in range(3, -1, -1):
         source += first[axis] * side.strides[axis]
