@@ -14,7 +14,7 @@ from kernels.dtypes import DTYPES
 from kernels.emit.compiler import Records
 from kernels.gradient.geometry import Tensor
 from kernels.pack.doubles import Operand, packed_values
-from kernels.problem import wrapped
+from kernels.problem import Span, wrapped
 
 __all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "records", "room_of", "up"]
 
@@ -58,13 +58,14 @@ def bytes_of(kind: int) -> int:
 
 
 def operand(
-    tensor: Tensor, kind: int, count: int, some: tuple[int, int], width: int, sizes: Sequence[int],
-    *, groups: tuple[int, int], lanewise: bool, turned: bool = False,
+    tensor: Tensor, kind: int, count: int, part: tuple[Span, Span], width: int, sizes: Sequence[int], *,
+    lanewise: bool, turned: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the fields of an `Operand`: some channels of each of some groups, in boxes of `sizes` (d, h, w) at most.
+    """Return the fields of an `Operand`: a part of the groups and of their channels, in boxes of at most `sizes`.
 
-    The tensor has so many values in all (`count`). Of a `turned` one the last two axes are packed transposed.
+    The tensor has so many values in all (`count`). Of a `turned` one the last two of (d, h, w) are packed transposed.
     """
+    groups, some = part
     size, many, channels = bytes_of(kind), groups[1] - groups[0], some[1] - some[0]
     channel, group = size * tensor.channel, size * tensor.group
     steps = [prod(sizes), sizes[1] * sizes[2], *((1, sizes[1]) if turned else (sizes[2], 1))]

@@ -70,14 +70,13 @@ class _Gradient:
                 continue
             room = {is_wide: [*map(max, room[is_wide], boxes[is_wide][1][1:])] for is_wide in room}
             slabs.append(([0, *low], [1, *high], boxes[not self.lines_wide], boxes[self.lines_wide]))
-        self.slabs = np.array([tuple(map(tuple, each)) for each in slabs], Slab.dtype)
+        self.slabs = [np.array([tuple(map(tuple, each))], Slab.dtype) for each in slabs]
         sides = []
         for is_wide in (self.lines_wide, not self.lines_wide):
             tensor, some = (geo.wide, part.wide) if is_wide else (geo.narrow, part.narrow)
             count = prod((problem.src_shape if is_wide != problem.transposed else problem.dst_shape)[1:])
             width = rows if is_wide == self.lines_wide and not lanewise else broad
-            layout = tensor, kind, count, some, width, room[is_wide]
-            sides.append(operand(*layout, groups=part.groups, lanewise=lanewise))
+            sides.append(operand(tensor, kind, count, (part.groups, some), width, room[is_wide], lanewise=lanewise))
         (lines, columns), self.operands = sides, records(sides)
         self.places = problem.places[:: 1 if self.lines_wide else -1]
         rooms = [*map(room_of, sides)]
@@ -109,12 +108,10 @@ class _Gradient:
         for image in range(n):
             sides = [stored(place, image) for place in self.places]  # lines and columns
             call = np.array([*map(address, sides), *(room + 8 * at for at in self.rooms), address(chains), self.apart])
-            for slab in range(len(self.slabs)):
+            for slab in self.slabs:
                 if stop():
                     return None
-                add_doubles(
-                    self.table, self.facts, self.operands, self.slabs, slab, self.blocks, self.ranges, self.tiles, call
-                )
+                add_doubles(self.table, self.facts, self.operands, slab, self.blocks, self.ranges, self.tiles, call)
             if adds:
                 with np.errstate(invalid="ignore", over="ignore"):
                     totals += chains

@@ -69,11 +69,11 @@ class _Pixels:
         src, dst = (geo.wide, geo.narrow) if dims.gathers else (geo.narrow, geo.wide)
         weights = Tensor((0, 0, *steps), to, group, terms)
         bias = Tensor((0, 0, 0, 0), 1, out, out)
-        self.jobs, make = [], partial(operand, groups=(0, dims.groups), lanewise=by_group)
+        self.jobs, make = [], partial(operand, lanewise=by_group)
         for first in range(0, out, out if by_group else most):
-            some = first, out if by_group else min(out, first + most)
+            some = (0, dims.groups), (first, out if by_group else min(out, first + most))
             operands = [
-                make(src, kind, prod(problem.src_shape[1:]), (0, terms), width, room),
+                make(src, kind, prod(problem.src_shape[1:]), (some[0], (0, terms)), width, room),
                 make(weights, kind, prod(problem.weights_shape), some, lanes, (1, *inner), turned=turned),
                 make(bias, kind, problem.dst_channels, some, lanes, (1, 1, 1)),
                 make(dst, result, images * prod(problem.output_shape[1:]), some, lanes, (1, 1, 1)),

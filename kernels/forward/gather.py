@@ -54,6 +54,7 @@ KERNEL_TAPS = 576
 BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
     each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
 )
+SHARE_BYTES, WORK_BYTES = SHARE.itemsize, WORK.itemsize
 
 
 @jit
@@ -349,9 +350,11 @@ def gather_doubles(
     ends a chain, and the kernel's sizes. `operands` are src, weights, bias and dst. `call` has the addresses of src, of
     the packed weights and bias of all groups, of room for src, for f32 and for sums, and of dst.
     """
-    band, src, weights, dst, shares = bands[number], operands[0], operands[1], operands[3], np.zeros(1, SHARE)
-    whole, calls, lists, batches = np.zeros(1, PASS), np.zeros(1, CALL), _room(tables), np.zeros(1, BATCH)
-    works, counts, buffer = np.zeros(1, WORK), np.empty(4, np.int64), np.empty(64, np.float32)
+    band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
+    shares, works, whole, calls = np.empty(1, SHARE), np.empty(1, WORK), np.empty(1, PASS), np.empty(1, CALL)
+    batches, counts, buffer = np.zeros(1, BATCH), np.empty(4, np.int64), np.empty(64, np.float32)
+    fill_zero(address_of(shares), SHARE_BYTES)
+    fill_zero(address_of(works), WORK_BYTES)
     share, work, batch, parts, positions = shares[0], works[0], batches[0], facts[1], 1
     panel, reading, order, lanewise = share.panel, share.src, share.sums, src.lanewise
     panel.words = order.chunk = src.panels if lanewise else src.channels

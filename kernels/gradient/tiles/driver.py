@@ -14,6 +14,7 @@ from kernels.emit.intrinsics import (
     F32,
     address_of,
     call_entry,
+    fill_zero,
     load,
     put,
     put_value,
@@ -54,7 +55,7 @@ MOST_ELEMENTS = 1024
 
 F32_PLACE = MICRO["f32"]
 
-ELEMENT_BYTES = Element.dtype.itemsize
+ELEMENT_BYTES, SHARE_BYTES = Element.dtype.itemsize, TileShare.dtype.itemsize
 
 BATCH, ELEMENT, GROUP, PACKED, SHARE, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, TileShare, Visit))
 
@@ -256,7 +257,7 @@ def _room(share: TileShare, blocks: Rows[Block], ranges: Rows[Range], tiles: Row
 
 @jit
 def add_doubles(
-    table: Vector, facts: Vector, operands: Rows[Operand], slabs: Rows[Slab], number: int, blocks: Rows[Block],
+    table: Vector, facts: Vector, operands: Rows[Operand], slabs: Rows[Slab], blocks: Rows[Block],
     ranges: Rows[Range], tiles: Rows[Tile], call: Vector,
 ) -> None:  # fmt: skip
     """Add what one slab gives to sums of float64.
@@ -266,9 +267,9 @@ def add_doubles(
     tensors, of room for panels of each and for f32, and of the sums, and whether the sums of a block are formed apart:
     otherwise they are one chain.
     """
-    slab, rows, columns, shares, batches, groups = (
-        slabs[number], operands[0], operands[1], np.zeros(1, SHARE), np.zeros(1, BATCH), np.empty(1, GROUP),
-    )  # fmt: skip
+    slab, rows, columns, shares = slabs[0], operands[0], operands[1], np.empty(1, SHARE)
+    batches, groups = np.zeros(1, BATCH), np.empty(1, GROUP)
+    fill_zero(address_of(shares), SHARE_BYTES)
     share, batch, group, unit = shares[0], batches[0], groups[0], 8 * rows.width
     share.acc_step, share.segment, group.scalars, group.panels = facts[0], 1 << 62, call[2], call[3]
     scalar, vector = share.scalar, share.vector
