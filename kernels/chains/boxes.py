@@ -16,12 +16,12 @@ from kernels.gradient.geometry import Tensor
 from kernels.pack.doubles import Operand, packed_values
 from kernels.problem import Span, wrapped
 
-__all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "records", "room_of", "up"]
+__all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "records", "room_of", "together", "up"]
 
 Array = npt.NDArray[np.float64]
 
-Stored = Callable[[int, int], npt.NDArray[Any]]
-"""Returns an image of an input, given both numbers, as stored or in float64; weights are the same for each image."""
+Stored = Callable[[int, slice], npt.NDArray[Any]]
+"""Returns some images of an input, given its number, as stored or in float64; weights are the same for all images."""
 
 _BOX_BYTES = 1 << 19
 """What the panels of a box should take: they stay in L2."""
@@ -31,6 +31,16 @@ _POSITIONS = 1 << 8
 
 _LEAST_POSITIONS, _CALL_MACS = 1 << 6, 1 << 28
 """Positions of a box at least, multiply-adds at most: a unit checks every few milliseconds if it was cancelled."""
+
+
+_IMAGES_VALUES = 1 << 14
+"""Values of all images of a call."""
+
+
+def together(images: range, values: int, macs: int) -> list[slice]:
+    """Cut images that are a box each into those of a call; an image has so many values and multiply-adds."""
+    step = max(1, min(_IMAGES_VALUES // max(1, values), _CALL_MACS // max(1, macs)))
+    return [slice(first, min(first + step, images.stop)) for first in images[::step]]
 
 
 def up(count: int, step: int) -> int:

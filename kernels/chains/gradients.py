@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.boxes import Array, Stored, cut, operand, records, room_of, up
+from kernels.chains.boxes import Array, Stored, cut, operand, records, room_of, together, up
 from kernels.chains.units import Part
 from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
 from kernels.gradient.geometry import geometry
@@ -99,15 +99,20 @@ class _Gradient:
         self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panel * c) for c in across], Block.dtype)
         # all positions are one block
         self.apart = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
+        values = prod(problem.src_shape[1:]) + prod(problem.dst_shape[1:])
+        several = len(slabs) > 1 or (parts == 1 and not self.apart)  # then an image is summed before the next
+        macs = many * wide * narrow * len(self.ranges) * prod(axis.size for axis in axes)
+        self.image = 1 << 62 if several else values, macs
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros(self.shape)
         adds = self.parts == 1 and not self.apart  # chains of an image, which are exact sums' own
         chains = np.zeros(self.shape) if adds else totals
         room = arena_address("panels", 2 * self.rooms[2] + self.spare)
-        for image in range(n):
-            sides = [stored(place, image) for place in self.places]  # lines and columns
-            call = np.array([*map(address, sides), *(room + 8 * at for at in self.rooms), address(chains), self.apart])
+        for images in together(range(n), *self.image):
+            sides = [stored(place, images) for place in self.places]  # rows and columns
+            rooms, count = (room + 8 * at for at in self.rooms), images.stop - images.start
+            call = np.array([*map(address, sides), *rooms, address(chains), self.apart, count])
             for slab in self.slabs:
                 if stop():
                     return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.arena import address, arena
 from kernels.cache import cached
-from kernels.chains.boxes import Array, Stored, bytes_of, cut, operand, records, room_of, up
+from kernels.chains.boxes import Array, Stored, bytes_of, cut, operand, records, room_of, together, up
 from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
 from kernels.forward.axes import chain_tables
 from kernels.forward.gather import gather_doubles
@@ -86,22 +86,24 @@ class _Pixels:
         self.rooms = blocks * rooms[1], blocks * rooms[2], rooms[0], lanes * parts * self.positions
         self.spare = max(*rooms, lanes * self.positions)
         self.shape = problem.output_shape[1:]
+        self.each = prod(problem.src_shape[1:]) + prod(self.shape), dims.groups * out * terms * taps * prod(sizes)
 
     def run(self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
         result = np.empty((self.parts, len(images), *self.shape)) if output is None else output
-        weights = stored(1, 0)
+        weights = stored(1, slice(0))
         room = arena("panels", 2 * sum(self.rooms) + self.spare)
         panels, biases, src, sums, spare = (address(room) + 8 * sum(self.rooms[:place]) for place in range(5))
         for operands in self.jobs:
             pack_groups(operands, 1, address(weights), self.sizes, panels, spare)
             if biased:
-                values = stored(2, 0)  # which may be a copy: its name keeps it
+                values = stored(2, slice(0))  # which may be a copy: its name keeps it
                 pack_groups(operands, 2, address(values), _ONE, biases, spare)
             else:
                 room[2 * self.rooms[0] :][: 2 * self.rooms[1]].fill(0)
-            for place, image in enumerate(images):
-                of = stored(0, image)
-                call = np.array([address(of), panels, biases, src, spare, sums, address(result) + place * self.image])
+            for some in together(images, *self.each):
+                of, to = stored(0, some), address(result) + (some.start - images.start) * self.image
+                count = some.stop - some.start
+                call = np.array([address(of), panels, biases, src, spare, sums, to, count, self.image])
                 for band in range(len(self.bands)):
                     if stop():
                         return None

@@ -344,11 +344,12 @@ def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, cou
 def gather_doubles(
     table: Vector, facts: Vector, operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int, call: Vector,
 ) -> None:  # fmt: skip
-    """Compute one band of dst of an image with sums of float64; to sums that are rounded a bias is added.
+    """Compute one band of dst of each image with sums of float64; to sums that are rounded a bias is added.
 
     `facts` has the rows of the tallest tile, the values of a sum, whether taps are phases of their own, whether each
     ends a chain, and the kernel's sizes. `operands` are src, weights, bias and dst. `call` has the addresses of src, of
-    the packed weights and bias of all groups, of room for src, for f32 and for sums, and of dst.
+    the packed weights and bias of all groups, of room for src, for f32 and for sums, and of dst, the number of images,
+    which follow each other, and the bytes of one of dst.
     """
     band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
     shares, works, whole, calls = np.empty(1, SHARE), np.empty(1, WORK), np.empty(1, PASS), np.empty(1, CALL)
@@ -377,10 +378,11 @@ def gather_doubles(
         work.start -= band.first[axis] * work.src[axis]
         work.place -= band.low[axis] * work.dst[axis]
         result += band.low[axis] * dst.strides[axis]
-    for g in range(src.groups):
-        pack_doubles(src, call[0], g, band.first[:], band.sizes[:], call[3], call[4])
+    for item in range(call[7] * src.groups):
+        image, g = item // src.groups, item % src.groups
+        pack_doubles(src, call[0] + image * src.nbytes, g, band.first[:], band.sizes[:], call[3], call[4])
         for c in range(weights.panels):
-            place, to = g * weights.panels + c, result + g * dst.group + c * dst.panel
+            place, to = g * weights.panels + c, result + image * call[8] + g * dst.group + c * dst.panel
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
             batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
             fill_zero(call[5], positions * work.dst[3])

@@ -260,12 +260,12 @@ def add_doubles(
     table: Vector, facts: Vector, operands: Rows[Operand], slabs: Rows[Slab], blocks: Rows[Block],
     ranges: Rows[Range], tiles: Rows[Tile], call: Vector,
 ) -> None:  # fmt: skip
-    """Add what one slab gives to sums of float64.
+    """Add what one slab of each image gives to sums of float64.
 
     `facts` has the values of a sum, the bytes of a group's sums, whether rows of tiles are channels of the wide tensor,
     and strides and sizes of a block along (d, h, w). `operands` are rows and columns. `call` has the addresses of both
-    tensors, of room for panels of each and for f32, and of the sums, and whether the sums of a block are formed apart:
-    otherwise they are one chain.
+    tensors, of room for panels of each and for f32, and of the sums, whether the sums of a block are formed apart
+    (otherwise they are one chain), and the number of images, which follow each other.
     """
     slab, rows, columns, shares = slabs[0], operands[0], operands[1], np.empty(1, SHARE)
     batches, groups = np.zeros(1, BATCH), np.empty(1, GROUP)
@@ -288,11 +288,13 @@ def add_doubles(
     if rows.lanewise:
         batch.a_row *= packed(rows.positions, rows.width)
     tables = _room(share, blocks, ranges, tiles)
-    for g in range(rows.groups):
-        pack_doubles(rows, call[0], g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
-        pack_doubles(columns, call[1], g, slab.vector.first[:], slab.vector.sizes[:], group.panels, call[4])
-        group.acc = call[5] + g * facts[1]
-        _walk(table, shares[0], slab, tables, batches[0], groups[0])
+    for image in range(call[7]):
+        from_rows, from_columns = call[0] + image * rows.nbytes, call[1] + image * columns.nbytes
+        for g in range(rows.groups):
+            pack_doubles(rows, from_rows, g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
+            pack_doubles(columns, from_columns, g, slab.vector.first[:], slab.vector.sizes[:], group.panels, call[4])
+            group.acc = call[5] + g * facts[1]
+            _walk(table, shares[0], slab, tables, batches[0], groups[0])
 
 
 @jit
