@@ -39,6 +39,8 @@ _IMAGES_VALUES = 1 << 14
 
 def together(images: range, values: int, macs: int) -> list[slice]:
     """Cut images that are a box each into those of a call; an image has so many values and multiply-adds."""
+    if len(images) == 1:
+        return [slice(images.start, images.stop)]
     step = max(1, min(_IMAGES_VALUES // max(1, values), _CALL_MACS // max(1, macs)))
     return [slice(first, min(first + step, images.stop)) for first in images[::step]]
 

@@ -7,11 +7,12 @@ sums are added to memory; those of few channels are listed together, and their s
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from math import prod
 
 import numpy as np
 
-from kernels.arena import address, arena
+from kernels.arena import address, arena_address
 from kernels.cache import cached
 from kernels.chains.boxes import Array, Stored, bytes_of, cut, operand, records, room_of, together, up
 from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
@@ -83,7 +84,8 @@ class _Pixels:
                 rooms, blocks = [*map(room_of, operands[:3])], operands[1]["groups"]
         kernel = (len(axis.shifts) for axis in axes)
         self.facts = np.array([SHAPES[shape][0], parts, not listed, not alone, *kernel])
-        self.rooms = blocks * rooms[1], blocks * rooms[2], rooms[0], lanes * parts * self.positions
+        held = blocks * rooms[1], blocks * rooms[2], rooms[0], lanes * parts * self.positions
+        self.rooms = [8 * at for at in accumulate(held, initial=0)]  # panels, bias, src, sums, f32
         self.spare = max(*rooms, lanes * self.positions)
         self.shape = problem.output_shape[1:]
         self.each = prod(problem.src_shape[1:]) + prod(self.shape), dims.groups * out * terms * taps * prod(sizes)
@@ -91,19 +93,17 @@ class _Pixels:
     def run(self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
         result = np.empty((self.parts, len(images), *self.shape)) if output is None else output
         weights = stored(1, slice(0))
-        room = arena("panels", 2 * sum(self.rooms) + self.spare)
-        panels, biases, src, sums, spare = (address(room) + 8 * sum(self.rooms[:place]) for place in range(5))
+        room = arena_address("panels", self.rooms[-1] // 4 + self.spare)
+        panels, biases, src, sums, spare = [room + at for at in self.rooms]
         for operands in self.jobs:
             pack_groups(operands, 1, address(weights), self.sizes, panels, spare)
             if biased:
                 values = stored(2, slice(0))  # which may be a copy: its name keeps it
                 pack_groups(operands, 2, address(values), _ONE, biases, spare)
-            else:
-                room[2 * self.rooms[0] :][: 2 * self.rooms[1]].fill(0)
             for some in together(images, *self.each):
                 of, to = stored(0, some), address(result) + (some.start - images.start) * self.image
                 count = some.stop - some.start
-                call = np.array([address(of), panels, biases, src, spare, sums, to, count, self.image])
+                call = np.array([address(of), panels, biases if biased else 0, src, spare, sums, to, count, self.image])
                 for band in range(len(self.bands)):
                     if stop():
                         return None

@@ -348,12 +348,13 @@ def gather_doubles(
 
     `facts` has the rows of the tallest tile, the values of a sum, whether taps are phases of their own, whether each
     ends a chain, and the kernel's sizes. `operands` are src, weights, bias and dst. `call` has the addresses of src, of
-    the packed weights and bias of all groups, of room for src, for f32 and for sums, and of dst, the number of images,
-    which follow each other, and the bytes of one of dst.
+    the packed weights and bias of all groups (0: none), of room for src, for f32 and for sums, and of dst, then the
+    number of images, which follow each other, and the bytes of one of dst.
     """
     band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
     shares, works, whole, calls = np.empty(1, SHARE), np.empty(1, WORK), np.empty(1, PASS), np.empty(1, CALL)
     batches, counts, buffer = np.zeros(1, BATCH), np.empty(4, np.int64), np.empty(64, np.float32)
+    zeros = np.zeros(WIDTH, np.int64)  # the bias where there is none
     fill_zero(address_of(shares), SHARE_BYTES)
     fill_zero(address_of(works), WORK_BYTES)
     share, work, batch, parts, positions = shares[0], works[0], batches[0], facts[1], 1
@@ -390,7 +391,8 @@ def gather_doubles(
             if dst.kind == F64:
                 _write_doubles(dst, call[5], to, parts, valid, counts)
             else:
-                round_lines(dst.kind, call[4], call[5], call[2] + 8 * place * packed(1, dst.width), positions)
+                bias = call[2] + 8 * place * packed(1, dst.width) if call[2] != 0 else address_of(zeros)
+                round_lines(dst.kind, call[4], call[5], bias, positions)
                 values = Values(dst.kind, to, dst.strides[:], dst.channel, 0)
                 write(values, call[4], dst.width, valid, counts, address_of(buffer))
 
