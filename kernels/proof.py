@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.geometry import Part
-from kernels.chains.units import arrange
+from kernels.chains.units import Part, arrange
 from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import LANEWISE as LANE_KINDS

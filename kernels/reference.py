@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.geometry import Part, Stored
+from kernels.chains.boxes import Stored
 from kernels.chains.gradients import gradient_sums
-from kernels.chains.loops import F64
 from kernels.chains.pixels import pixel_sums, write_pixels
-from kernels.chains.units import arrange, units_of
+from kernels.chains.units import Part, arrange, units_of
 from kernels.dtypes import KINDS
 from kernels.emit.doubles import PARTS
 from kernels.expansion import Layer, add, add_product, layers, pair, two_sum
+from kernels.pack.doubles import F64
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
@@ -188,8 +188,8 @@ def gradients(
 def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | None) -> tuple[int, Stored]:
     """Return the kind of the inputs' values, for compiled code, and what gives them."""
 
-    def stored(place: int, image: int) -> Storage:
-        found = inputs[place][image : image + 1] if place == 0 or not problem.forward else inputs[place]
+    def stored(place: int, images: slice) -> Storage:
+        found = inputs[place][images] if place == 0 or not problem.forward else inputs[place]
         found = found if change is None else read(found, problem.dtype, change, place)
         return found if found.flags.c_contiguous else found.copy()
 
@@ -279,15 +279,14 @@ def bias_gradient(
 def _products_with_one(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None) -> Array | None:
     """Compute diff_bias exactly, as the weight gradient of src that is one everywhere."""
     pixels = prod(problem.dst_spatial)
-    ones = np.ones((1, pixels))
     layer = replace(
         problem, op="ConvolutionBackwardWeights", src_channels=1, groups=1, src_spatial=(pixels,),
         dst_spatial=(pixels,), kernel=(1,), strides=(1,), dilations=(1,), pads_begin=(0,),
     )  # fmt: skip
     part = Part((0, 1), (0, 1), (0, problem.dst_channels))
 
-    def stored(place: int, image: int) -> Storage:
-        return ones if place == 0 else given(0, image)
+    def stored(place: int, images: slice) -> Storage:
+        return np.ones((images.stop - images.start, pixels)) if place == 0 else given(0, images)
 
     kind, given = _stored(problem, [diff_dst], change)
     found = gradient_sums(layer, part, kind, stored, stop, PARTS)

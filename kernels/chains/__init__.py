@@ -1,1 +1,1 @@
-"""The reference's sums of float64 by compiled code: how they are cut, what the loops are told, and the loops."""
+"""The reference's sums of float64: how they are cut and laid out for the loops of all other kernels."""

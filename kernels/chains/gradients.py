@@ -1,110 +1,131 @@
-"""Weight gradients of the reference: boxes, panels and addresses for the loops."""
+"""Weight gradients of the reference on the nest of `kernels.gradient.tiles`: all positions of an image are one chain.
+
+Rows of tiles are channels of one tensor, lanes those of the other one, or groups where these have few channels.
+"""
 
 from __future__ import annotations
 
 from math import ceil, prod
 
 import numpy as np
-import numpy.typing as npt
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.geometry import Geometry, Part, Stored, cut, room_of, up
-from kernels.chains.loops import Gradient, sum_gradients
-from kernels.emit.compiler import row_of
-from kernels.emit.doubles import BROAD, EXACT, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
+from kernels.chains.boxes import Array, Stored, cut, operand, records, room_of, together, up
+from kernels.chains.units import Part
+from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
+from kernels.gradient.geometry import geometry
+from kernels.gradient.tiles.driver import add_doubles
+from kernels.gradient.tiles.records import Block, Slab
+from kernels.gradient.tiles.tables import row_tiles, tap_ranges
+from kernels.pack.doubles import packed_values
 from kernels.plan import Stop
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, wrapped
 
 __all__ = ["gradient_sums"]
 
-Array = npt.NDArray[np.float64]
+_WIDE_COST = 1.5
+"""What a sum of a wide tile costs, which loads all factors, of one that takes each for all lanes."""
 
-_LANEWISE_COST = 1.5
-"""What a sum of a lanewise tile costs, which loads all factors, of one that takes each for all lanes."""
+_LEAST_ROWS = 4
+"""Rows that a tile takes as long as: its multiply-adds wait for each other."""
+
+_BLOCK = 256
+"""Positions of a block: a panel of them takes as much as L1, and an image of 14 x 14 is one block."""
 
 
 @cached
 class _Gradient:
-    """The loops' view of a part of weight gradients."""
+    """Tables for a part of weight gradients."""
 
     def __init__(self, problem: ConvProblem, part: Part, kind: int, parts: int) -> None:
-        geometry = Geometry(problem)
-        wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-        self.groups, self.parts = part.groups[1] - part.groups[0], parts
-        many, exact = self.groups, parts == PARTS
-        choices = []
-        for shape in (EXACT,) if exact else (TALL, BROAD, LANEWISE) if many > 1 else (TALL, BROAD):
-            tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
-            for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False)):
-                cost = many * up(lines, tall) * up(columns, broad)
-                if shape == LANEWISE:
-                    cost = ceil(_LANEWISE_COST * up(many, broad) * up(lines, tall) * columns)
-                choices.append((cost, not lines_wide, shape))
-        _, narrow_lines, shape = min(choices)
-        self.lines_wide, self.lanes = not narrow_lines, many if shape == LANEWISE else 0
-        tall, broad = SHAPES[shape][0], SHAPES[shape][1] * LANES
-        if self.lanes:
-            self.groups = ceil(many / broad)
-        self.lines, self.columns = (wide, narrow) if self.lines_wide else (narrow, wide)
-        self.down, self.across = up(self.lines, tall), self.columns if self.lanes else ceil(self.columns / broad)
-        self.broad, self.taps = broad, geometry.taps
-        sides = {
-            is_wide: geometry.side(
-                problem, kind, wide=is_wide, group=part.groups[0], some=some,
-                width=tall if is_wide == self.lines_wide and not self.lanes else broad, lanes=self.lanes,
+        geo = geometry(problem, images=1)
+        axes, self.parts, shape = geo.axes[1:], parts, EXACT if parts == PARTS else CHAINS
+        wide, narrow, many = (high - low for low, high in (part.wide, part.narrow, part.groups))
+        broad, letters = LANES * SHAPES[shape][1], problem.letters
+        rows_last = problem.weights_format.index(letters[0]) > problem.weights_format.index(letters[1])
+        choices = [
+            (cost, lines_wide == rows_last, lines_wide, lanewise)
+            for lines, columns, lines_wide in ((wide, narrow, True), (narrow, wide, False))
+            for lanewise, cost in (
+                (False, many * max(_LEAST_ROWS, lines) * up(columns, broad)),
+                (True, ceil(_WIDE_COST * up(many, broad) * max(_LEAST_ROWS, lines) * columns)),
             )
-            for is_wide, some in ((True, part.wide), (False, part.narrow))
-        }  # fmt: skip
-        self.job = row_of(
-            Gradient,
-            lines=sides[self.lines_wide][0],
-            columns=sides[not self.lines_wide][0],
-            lines_wide=self.lines_wide,
-            groups=self.groups,
-            strides=geometry.strides,
-            tile=tile_address(shape),
-            tall=tall,
-            parts=parts,
-        )
-        self.places = problem.places[:: 1 if self.lines_wide else -1]
-        density = prod(ceil(a / max(1, b)) for a, b in zip(geometry.wide, geometry.narrow, strict=True))
-        widths = {is_wide: int(side["panels"][0] * side["width"][0]) for is_wide, side in sides.items()}
-        each = 8 * (widths[True] * density + widths[False])
-        self.boxes, self.values, self.spare = [], 0, 0
-        for low, counts in cut(geometry.narrow, each, many * wide * narrow * len(self.taps)):
-            reached = geometry.reached(low, counts)
-            if prod(reached[3:]) == 0:
+            if not lanewise or (many > 1 and parts != PARTS)
+        ]
+        _, _, self.lines_wide, lanewise = min(choices)
+        shape, self.many = WIDE if lanewise else shape, many if lanewise else 0
+        self.lines, self.columns = (wide, narrow) if self.lines_wide else (narrow, wide)
+        self.table, tall = chain_table(shape), SHAPES[shape][0]
+        rows = ceil(self.lines / ceil(self.lines / tall))
+        density = prod(ceil(axis.wide / max(1, axis.size)) for axis in axes)
+        each, slabs, room = 8 * (density * up(wide, broad) + up(narrow, broad)), [], {True: [1] * 3, False: [1] * 3}
+        for low, high in cut([axis.size for axis in axes], each, many * wide * narrow * prod(problem.kernel)):
+            windows = [axis.window(*span) for axis, span in zip(axes, zip(low, high, strict=True), strict=True)]
+            boxes = {
+                True: ([0, *(first for first, _ in windows)], [1, *(end - first for first, end in windows)]),
+                False: ([0, *low], [1, *(end - first for first, end in zip(low, high, strict=True))]),
+            }
+            if prod(boxes[True][1]) == 0:
                 continue
-            boxes = [reached, [*low, *counts]]
-            self.boxes.append(np.array(boxes if self.lines_wide else boxes[::-1], np.int64))
-            room = room_of(sides[True], prod(reached[3:])), room_of(sides[False], prod(counts))
-            self.values, self.spare = max(self.values, sum(room)), max(self.spare, *room)
+            room = {is_wide: [*map(max, room[is_wide], boxes[is_wide][1][1:])] for is_wide in room}
+            slabs.append(([0, *low], [1, *high], boxes[not self.lines_wide], boxes[self.lines_wide]))
+        self.slabs = [np.array([tuple(map(tuple, each))], Slab.dtype) for each in slabs]
+        sides = []
+        for is_wide in (self.lines_wide, not self.lines_wide):
+            tensor, some = (geo.wide, part.wide) if is_wide else (geo.narrow, part.narrow)
+            count = prod((problem.src_shape if is_wide != problem.transposed else problem.dst_shape)[1:])
+            width = rows if is_wide == self.lines_wide and not lanewise else broad
+            sides.append(operand(tensor, kind, count, (part.groups, some), width, room[is_wide], lanewise=lanewise))
+        (lines, columns), self.operands = sides, records(sides)
+        self.places = problem.places[:: 1 if self.lines_wide else -1]
+        rooms = [*map(room_of, sides)]
+        self.rooms, self.spare = (0, rooms[0], sum(rooms)), max(rooms)
+        unit, side, moved = (8 * lines["width"], lines, "scalar") if self.lines_wide else (1, columns, "line")
+        self.ranges = tap_ranges(axes, [unit * step for step in side["steps"][1:]], moved)
+        self.shape = lines["groups"], len(self.ranges), columns["panels"], self.lines | 1, parts, broad
+        depth, height, width = room[False]
+        down = max(1, _BLOCK // width)
+        deep = max(1, _BLOCK // (width * height)) if down >= height else 1
+        block = min(depth, deep), min(height, down), ceil(width / ceil(width / _BLOCK))
+        strides = (axis.stride for axis in axes)
+        self.facts = wrapped([parts, 8 * prod(self.shape[1:]), self.lines_wide, *strides, *block])
+        firsts = np.arange(0, self.lines, rows)
+        offsets = 8 * packed_values(lines["positions"], lines["width"]) * (firsts if lanewise else firsts // rows)
+        self.tiles = row_tiles(parts * firsts, np.minimum(rows, self.lines - firsts), offsets)
+        self.ranges["last"], self.ranges["row"] = len(firsts), np.arange(len(self.ranges)) * prod(self.shape[2:5])
+        panel, sums = 8 * packed_values(columns["positions"], broad), 8 * prod(self.shape[3:])
+        across = range(columns["panels"])
+        self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panel * c) for c in across], Block.dtype)
+        # all positions are one block
+        self.apart = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
+        values = prod(problem.src_shape[1:]) + prod(problem.dst_shape[1:])
+        several = len(slabs) > 1 or (parts == 1 and not self.apart)  # then an image is summed before the next
+        macs = many * wide * narrow * len(self.ranges) * prod(axis.size for axis in axes)
+        self.image = 1 << 62 if several else values, macs
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
-        shape = self.groups, len(self.taps), self.parts, self.across, self.down, self.broad
-        totals, exact = np.zeros(shape), self.parts == PARTS
-        apart = exact or len(self.boxes) > 1
-        chains = totals if exact else np.zeros(shape if apart else shape[2:])  # exact sums are one chain
-        room = arena_address("panels", 2 * self.values + self.spare)
-        for image in range(n):
-            sides = [stored(place, image) for place in self.places]  # lines and columns
-            given = [*map(address, sides), room, room + 8 * self.values, address(chains), address(totals)]
-            call = np.array([*given, int(apart)])
-            for boxes in self.boxes:
+        totals = np.zeros(self.shape)
+        adds = self.parts == 1 and not self.apart  # chains of an image, which are exact sums' own
+        chains = np.zeros(self.shape) if adds else totals
+        room = arena_address("panels", 2 * self.rooms[2] + self.spare)
+        for images in together(range(n), *self.image):
+            sides = [stored(place, images) for place in self.places]  # rows and columns
+            rooms, count = (room + 8 * at for at in self.rooms), images.stop - images.start
+            call = np.array([*map(address, sides), *rooms, address(chains), self.apart, count])
+            for slab in self.slabs:
                 if stop():
                     return None
-                sum_gradients(self.job, self.taps, boxes, call)
-            if apart and not exact:
+                add_doubles(self.table, self.facts, self.operands, slab, self.blocks, self.ranges, self.tiles, call)
+            if adds:
                 with np.errstate(invalid="ignore", over="ignore"):
                     totals += chains
                 chains.fill(0)
-        if self.lanes:  # (part, group, tap, line, column)
-            found = totals.transpose(2, 0, 5, 1, 4, 3).reshape(self.parts, -1, shape[1], self.down, self.across)
-            found = found[:, : self.lanes, :, : self.lines]
+        found = totals[:, :, :, : self.lines].transpose(4, 0, 1, 3, 2, 5)  # (part, group, tap, line, panel, lane)
+        if self.many:
+            found = found.transpose(0, 1, 5, 2, 3, 4).reshape(self.parts, -1, *found.shape[2:5])[:, : self.many]
         else:
-            found = totals.transpose(2, 0, 1, 4, 3, 5).reshape(self.parts, *shape[:2], self.down, -1)
-            found = found[:, :, :, : self.lines, : self.columns]
+            found = found.reshape(*found.shape[:4], -1)[..., : self.columns]
         return found if self.lines_wide else found.swapaxes(3, 4)
 
 

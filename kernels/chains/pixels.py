@@ -1,148 +1,122 @@
-"""Forward operations of the reference: boxes, panels and addresses for the loops."""
+"""Forward operations of the reference on the nest of `kernels.forward.gather`: an element is a tap, and ends a chain.
+
+Rows of tiles are dst positions, lanes dst channels, or groups where these have few. Taps are phases of their own, whose
+sums are added to memory; those of few channels are listed together, and their sums stay in registers.
+"""
 
 from __future__ import annotations
 
-from math import ceil, prod
+from functools import partial
+from itertools import accumulate
+from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
-from kernels.arena import address, arena
+from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.geometry import Geometry, Stored, cut, kind_bytes, lanes_of, room_of, up
-from kernels.chains.loops import F64, Operand, Pixels, pack_side, sum_pixels
-from kernels.emit.compiler import row_of
-from kernels.emit.doubles import EXACT, FLUSHED, LANES, LANEWISE, PARTS, SHAPES, TALL, tile_address
+from kernels.chains.boxes import Array, Stored, bytes_of, cut, operand, records, room_of, together, up
+from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
+from kernels.forward.axes import chain_tables
+from kernels.forward.gather import gather_doubles
+from kernels.forward.records import Band
+from kernels.gradient.geometry import Axis, Tensor, geometry
+from kernels.pack.doubles import F64, pack_groups
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 
 __all__ = ["pixel_sums", "write_pixels"]
 
-Array = npt.NDArray[np.float64]
-
-_ONE = np.array([0, 0, 0, 1, 1, 1])
-
-_FEW_TERMS, _MOST_TAPS = 16, 1 << 7
+_FEW_TERMS, _MOST_TAPS = 16, 1 << 10
 """Terms of a kernel position below which sums stay in registers over all of them, and the most of these."""
 
 _WEIGHTS_BYTES = 1 << 20
 """What packed weights should take at a time: as much as a large L2."""
 
+_ONE = np.ones(4, np.int64)
+
 
 @cached
 class _Pixels:
-    """The loops' view of dst of one image, all groups, some of each one's channels at a time."""
+    """Tables for dst of one image, all groups, some of each one's channels at a time."""
 
     def __init__(self, problem: ConvProblem, images: int, kind: int, parts: int, result: int) -> None:
-        dims, geometry = problem.dims, Geometry(problem)
-        channels, out, size = dims.src_channels, dims.dst_channels, kind_bytes(kind)
-        broad, taps = SHAPES[EXACT if parts == PARTS else TALL][1] * LANES, len(geometry.taps)
-        lanes = 0
-        if parts == 1 and 2 * up(dims.groups, broad) * out < dims.groups * up(out, broad):
-            lanes = dims.groups
-        gathers, many = dims.gathers, geometry.taps
-        if not gathers and geometry.strides == [1, 1, 1]:  # each position of dst gathers from src
-            begin, end, shift = many[:, :3], many[:, 3:6], many[:, 6:]
-            gathers, many = True, np.hstack([begin + shift, end + shift, -shift])
-        by_lines = gathers and parts == 1 and taps <= _MOST_TAPS and channels <= (1 if lanes else _FEW_TERMS)
-        shape = EXACT if parts == PARTS else LANEWISE if lanes else FLUSHED if by_lines else TALL
-        self.borders = np.unique(many[:, [2, 5]])
-        self.parts, self.taps, self.groups = parts, many, ceil(lanes / broad) or dims.groups
+        dims, geo, shape = problem.dims, geometry(problem, images=1), EXACT if parts == PARTS else CHAINS
+        terms, out, taps, lanes = dims.src_channels, dims.dst_channels, prod(dims.kernel), LANES * SHAPES[shape][1]
+        axes, self.parts = geo.axes[1:], parts
+        by_group = parts == 1 and 2 * up(dims.groups, lanes) * out < dims.groups * up(out, lanes)
+        shape, alone = WIDE if by_group else shape, by_group and terms == 1  # each product is a chain
+        listed = parts == 1 and taps <= _MOST_TAPS and terms <= (1 if by_group else _FEW_TERMS)
+        self.table, self.tables = chain_table(shape), chain_tables(axes, dims.gathers, alone=not listed)
+        both = [[axis.size for axis in axes], [axis.wide for axis in axes]]
+        sizes, src_sizes = both if dims.gathers else both[::-1]
+        width = lanes if by_group else terms if terms < 8 else up(terms, 8)  # packing writes whole vectors
+        most = max(lanes, _WEIGHTS_BYTES // (8 * dims.groups * taps * terms) // lanes * lanes)
+        density = max(1.0, prod(src_sizes) / max(1, prod(sizes)))
+        bands, room, self.positions = [], [1, 1, 1], 1
+        each = int(8 * density * (width * terms if by_group else width) + 8 * lanes * parts)
+        for low, high in cut(sizes, each, dims.groups * min(most, out) * terms * taps):
+            spans = [_window(dims.gathers, *each) for each in zip(axes, low, high, strict=True)]
+            counts = [max(0, end - first) for first, end in spans]
+            bands.append(((0, *low), (1, *high), (0, *(first for first, _ in spans)), (1, *counts)))
+            room = [*map(max, room, counts)]
+            self.positions = max(self.positions, prod(end - first for first, end in zip(low, high, strict=True)))
+        self.bands = np.array(bands, Band.dtype)
         group, wide, narrow, tap = problem.weights_strides
         to, of = (narrow, wide) if dims.gathers else (wide, narrow)
-        spatial = prod(dims.dst)
-        channel, position = (spatial, 1) if problem.data_format == "NCX" else (1, problem.dst_channels)
-        most = max(broad, _WEIGHTS_BYTES // (8 * dims.groups * taps * channels) // broad * broad)
-        width = channels if channels < 8 else up(channels, 8)  # packing writes whole vectors
-        src = geometry.side(
-            problem, kind, wide=dims.gathers, some=(0, channels), width=broad if lanes else width, lanes=lanes
-        )
         turned = tap < of  # weights are read in the order of memory
-        inner = (channels, taps) if turned else (taps, channels)
-        self.jobs, self.weights_box = [], np.array([0, 0, 0, out if lanes else 1, *inner])
-        self.weights_values = self.bias_values = self.spare = 0
-        for first in range(0, out, out if lanes else most):
-            some = out if lanes else min(most, out - first)
-            weights = row_of(
-                Operand,
-                kind=kind,
-                start=size * to * first,
-                nbytes=size * prod(problem.weights_shape),
-                strides=[size * to, *((size * of, size * tap) if turned else (size * tap, size * of))],
-                **lanes_of(size * to, size * group, 1 if lanes else some, broad, lanes, turned=turned),
-            )
-            across = some if lanes else ceil(some / broad)
-            bias = row_of(
-                Operand,
-                kind=kind,
-                start=size * first,
-                nbytes=size * problem.dst_channels,
-                strides=[0, 0, 0],
-                **lanes_of(size, size * out, some, broad, lanes),
-            )
-            stored = kind_bytes(result)
-            inside = stored * channel * out
-            job = row_of(
-                Pixels,
-                src=src[0],
-                weights=weights[0],
-                bias=bias[0],
-                kind=result,
-                gathers=gathers,
-                groups=self.groups,
-                taps=taps,
-                terms=channels,
-                across=across,
-                strides=geometry.strides,
-                steps=[images * stored * spatial * problem.dst_channels,
-                       *((broad * inside, stored * channel, inside) if lanes
-                         else (inside, stored * broad * channel, stored * channel)),
-                       *(stored * position * step for step in geometry.steps[1 if dims.gathers else 0])],
-                tile=tile_address(shape),
-                tall=SHAPES[shape][0],
-                parts=parts,
-                by_lines=by_lines,
-            )  # fmt: skip
-            self.jobs.append((job, (weights, bias), stored * channel * first, self.groups * room_of(bias, 1)))
-            self.bias_values = max(self.bias_values, self.jobs[-1][-1])
-            panels = room_of(weights, prod(self.weights_box[3:].tolist()))
-            self.weights_values = max(self.weights_values, self.groups * panels)
-            self.spare = max(self.spare, panels)
-        src_sizes, dst_sizes = (geometry.wide, geometry.narrow) if dims.gathers else (geometry.narrow, geometry.wide)
-        across = out if lanes else ceil(min(most, out) / broad)
-        density = max(1.0, prod(src_sizes) / max(1, prod(dst_sizes)))
-        each = int(8 * ((broad * channels if lanes else width) * density + across * parts * broad))
-        self.boxes, self.values, self.sums = [], 0, 0
-        for low, counts in cut(dst_sizes, each, dims.groups * min(most, out) * channels * taps):
-            source = (geometry.reached if dims.gathers else geometry.reaching)(low, counts)
-            self.boxes.append(np.array([source, [*low, *counts]], np.int64))
-            values = room_of(src, prod(source[3:]))
-            self.values, self.spare = max(self.values, values), max(self.spare, values)
-            self.sums = max(self.sums, across * parts * broad * (prod(counts) + 1))
-            self.spare = max(self.spare, broad * prod(counts))
-        self.shape, self.image_bytes = problem.output_shape[1:], kind_bytes(result) * prod(problem.output_shape[1:])
+        inner, steps = ((terms, taps), (of, tap)) if turned else ((taps, terms), (tap, of))
+        self.sizes = np.array([1, 1, *inner])
+        self.image = bytes_of(result) * prod(problem.output_shape[1:])
+        src, dst = (geo.wide, geo.narrow) if dims.gathers else (geo.narrow, geo.wide)
+        weights = Tensor((0, 0, *steps), to, group, terms)
+        bias = Tensor((0, 0, 0, 0), 1, out, out)
+        self.jobs, make = [], partial(operand, lanewise=by_group)
+        for first in range(0, out, out if by_group else most):
+            some = (0, dims.groups), (first, out if by_group else min(out, first + most))
+            operands = [
+                make(src, kind, prod(problem.src_shape[1:]), (some[0], (0, terms)), width, room),
+                make(weights, kind, prod(problem.weights_shape), some, lanes, (1, *inner), turned=turned),
+                make(bias, kind, problem.dst_channels, some, lanes, (1, 1, 1)),
+                make(dst, result, images * prod(problem.output_shape[1:]), some, lanes, (1, 1, 1)),
+            ]
+            self.jobs.append(records(operands))
+            if first == 0:
+                rooms, blocks = [*map(room_of, operands[:3])], operands[1]["groups"]
+        kernel = (len(axis.shifts) for axis in axes)
+        self.facts = np.array([SHAPES[shape][0], parts, not listed, not alone, *kernel])
+        held = blocks * rooms[1], blocks * rooms[2], rooms[0], lanes * parts * self.positions
+        self.rooms = [8 * at for at in accumulate(held, initial=0)]  # panels, bias, src, sums, f32
+        self.spare = max(*rooms, lanes * self.positions)
+        self.shape = problem.output_shape[1:]
+        self.each = prod(problem.src_shape[1:]) + prod(self.shape), dims.groups * out * terms * taps * prod(sizes)
 
     def run(self, stored: Stored, images: range, output: Storage | None, biased: bool, stop: Stop) -> Storage | None:
         result = np.empty((self.parts, len(images), *self.shape)) if output is None else output
-        weights = stored(1, 0)
-        sizes = self.weights_values, self.bias_values, self.values, self.sums
-        room = arena("panels", 2 * sum(sizes) + self.spare)
-        weights_room, bias_room, panels, sums, spare = (address(room) + 8 * sum(sizes[:place]) for place in range(5))
-        for job, (side, bias), at, count in self.jobs:
-            pack_side(side, self.groups, address(weights), self.weights_box, weights_room, spare)
+        weights = stored(1, slice(0))
+        room = arena_address("panels", self.rooms[-1] // 4 + self.spare)
+        panels, biases, src, sums, spare = [room + at for at in self.rooms]
+        for operands in self.jobs:
+            pack_groups(operands, 1, address(weights), self.sizes, panels, spare)
             if biased:
-                values = stored(2, 0)  # which may be a copy: its name keeps it
-                pack_side(bias, self.groups, address(values), _ONE, bias_room, spare)
-            else:
-                room[2 * sizes[0] :][: 2 * count].fill(0)
-            for place, image in enumerate(images):
-                src, to = stored(0, image), address(result) + at + place * self.image_bytes
-                call = np.array([address(src), weights_room, panels, spare, sums, bias_room, to])
-                for boxes in self.boxes:
+                values = stored(2, slice(0))  # which may be a copy: its name keeps it
+                pack_groups(operands, 2, address(values), _ONE, biases, spare)
+            for some in together(images, *self.each):
+                of, to = stored(0, some), address(result) + (some.start - images.start) * self.image
+                count = some.stop - some.start
+                call = np.array([address(of), panels, biases if biased else 0, src, spare, sums, to, count, self.image])
+                for band in range(len(self.bands)):
                     if stop():
                         return None
-                    sum_pixels(job, self.taps, self.borders, boxes, call)
+                    gather_doubles(self.table, self.facts, operands, self.tables, self.bands, band, call)
         return result
+
+
+def _window(gathers: bool, axis: Axis, low: int, high: int) -> tuple[int, int]:
+    """Return the src positions of an axis that the dst positions ``low..high`` meet, or some more."""
+    if gathers:
+        return axis.window(low, high)
+    first, last = axis.shifts[0], axis.shifts[-1]
+    return max(0, -((last - low) // axis.stride)), min(axis.size, (high - 1 - first) // axis.stride + 1)
 
 
 def pixel_sums(problem: ConvProblem, images: range, kind: int, stored: Stored, stop: Stop, parts: int) -> Array | None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.cache import cached
-from kernels.chains.geometry import Part
 from kernels.emit.doubles import LANES
 from kernels.plan import Unit
 from kernels.problem import ConvProblem
 
-__all__ = ["arrange", "units_of"]
+__all__ = ["Part", "arrange", "units_of"]
 
 Array = npt.NDArray[np.float64]
 
@@ -27,6 +27,21 @@ another call wait; and its most sums, a few times as many where tiles are not fu
 
 _EXACT_WORK = 16
 """Multiply-adds that take as long as one whose sum is exact."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a unit has of a problem: groups, and channels of a group in the wide and in the narrow tensor."""
+
+    groups: tuple[int, int]
+    wide: tuple[int, int]
+    narrow: tuple[int, int]
+
+    @classmethod
+    def of(cls, part: tuple[int, ...]) -> Part:
+        """Return the part of a unit of weight gradients."""
+        a, b, c, d, e, f = part
+        return cls((a, b), (c, d), (e, f))
 
 
 @cached

@@ -19,7 +19,7 @@ There are five kinds of products (`MICRO`):
 * ``groups``: the same with 2, 4 or 8 channels a group, less than a vector, of which a line of `a` has all. In step k
   lane i takes the value of lane ``i ^ k``: in as many steps as a group has channels it meets each of them once.
 
-Tile products of AMX take the same batches (`kernels.emit.dots`).
+Tile products of AMX (`kernels.emit.dots`) and sums of float64 (`kernels.emit.doubles`) take the same batches.
 
 Sums over many steps lose digits, so an element may ask for a `flush`: the sums so far are added to a second set in
 memory, which begins with `start`, and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.

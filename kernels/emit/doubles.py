@@ -1,5 +1,9 @@
 """Micro-kernels with sums of float64: each sum is one chain over its terms, so its order is the same on every target.
 
+They read the lists of `kernels.emit.brgemm`: vectors have as many bytes, so half as many lanes. The second set of sums
+stays in registers, and where a batch has `totals` its sums go on from there. Both `a` and `b` are float64; of `wide`
+tiles `a` has vectors, every lane a problem of its own. No rows are left out (`Element.case`).
+
 Products of f32, f16 and bf16 are exact in float64, so it makes no difference either whether multiply-adds are fused.
 
 Products of float64 have up to 106 bits. They are summed as three float64, whose sum is the result (Ogita, Rump and
@@ -11,20 +15,22 @@ whether one multiply-add gives it or Dekker's products of halves do, both exact.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.compiler import Record, emitted, emitted_entry
+from kernels.emit.brgemm import Batch, Element
+from kernels.emit.compiler import emitted, emitted_entry
 from kernels.emit.intrinsics import by_kind
 from kernels.emit.simd import I64
 from kernels.target import target
 
 __all__ = [
-    "BROAD", "EXACT", "FLUSHED", "LANES", "LANEWISE", "PARTS", "SHAPES", "TALL", "ChainLine", "ChainRun", "ChainTile",
-    "move", "round_lines", "tile_address", "widen_run",
+    "CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "move", "round_lines", "widen_run",
 ]  # fmt: skip
 
 LANES = target().lanes // 2
@@ -33,51 +39,15 @@ LANES = target().lanes // 2
 PARTS = 3
 """Float64 values of an exact sum."""
 
-SHAPES = ((6, 2, 1), (3, 4, 1), (2, 1, PARTS), (6, 2, 1), (6, 2, 1))
-"""Lines of a register tile, vectors of a line, and float64 values of each sum.
+SHAPES = ((6, 2, 1), (6, 2, 1), (2, 1, PARTS))
+"""Rows of the tallest tile, vectors of a row, and float64 values of each sum, row after row in memory.
 
-The sums, a line of columns and a factor take 15 registers of 16, or of 32 wider ones, where two multiply-adds are done
+The sums, a line of `b` and a factor take 15 registers of 16, or of 32 wider ones, where two multiply-adds are done
 at a time. Where sums are exact, 22 operations a product hide every latency.
 """
 
-TALL, BROAD, EXACT, LANEWISE, FLUSHED = range(5)
-"""Places in `SHAPES`: broad tiles are for few lines, lanewise ones have factors for each lane, flushed ones add each
-chain of a run to the sums."""
-
-
-class ChainRun(Record):
-    """Terms that follow each other: `steps` of them, `row` bytes after each line's first factor, and their columns."""
-
-    row: int
-    column: int
-    steps: int
-
-
-class ChainLine(Record):
-    """A line of a tile: the addresses of its first factor and of its sums."""
-
-    row: int
-    sums: int
-
-
-class ChainTile(Record):
-    """Outer products of lines and columns, summed over the `count` (at least 1) runs at an address.
-
-    From term to term factors are `row_step` bytes apart, columns `column_step`, and the float64 values of a sum `part`.
-    With `begins` sums begin at zero, otherwise with those in memory. With `ends` they are added to what lies `total`
-    bytes after them, otherwise they are stored.
-    """
-
-    lines: int
-    runs: int
-    count: int
-    row_step: int
-    column_step: int
-    part: int
-    begins: int
-    ends: int
-    total: int
-
+CHAINS, WIDE, EXACT = range(3)
+"""Places in `SHAPES`."""
 
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
@@ -131,68 +101,84 @@ def _add(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
     return [high, middle, builder.fadd(sums[2], builder.fadd(more[2], builder.fadd(of_more, of_lost)))]
 
 
-def _emit(builder: Any, place: Any, number: int) -> None:
-    """Emit a tile: its sums, as lists of parts by line and vector, stay in registers over all runs."""
-    tall, vectors, parts = SHAPES[number]
-    tile = simd.fields(builder, place, ChainTile)
-    lines = [
-        simd.fields(builder, builder.add(tile.lines, I64(ChainLine.dtype.itemsize * m)), ChainLine) for m in range(tall)
-    ]
-    places = [
-        builder.add(builder.add(line.sums, I64(8 * LANES * j)), builder.mul(tile.part, I64(part)))
-        for line in lines
-        for j in range(vectors)
-        for part in range(parts)
-    ]
-    zeros = [simd.constant(_VECTOR, 0.0)] * len(places)
+def _emit_rows(builder: Any, batch: Any, number: int, rows: int) -> list[Any]:
+    """Emit a tile of so many rows: its sums, as lists of parts by row and vector, stay in registers over the list."""
+    _, vectors, parts = SHAPES[number]
+    line = 8 * LANES
+
+    def places(base: Any, row: Any) -> list[Any]:
+        return [
+            builder.add(simd.nth(builder, base, row, m), I64(line * (vectors * part + j)))
+            for m in range(rows)
+            for j in range(vectors)
+            for part in range(parts)
+        ]
+
+    zeros = [simd.constant(_VECTOR, 0.0)] * rows * vectors * parts
+    apart, goes_on = (builder.icmp_signed("!=", each, I64(0)) for each in (batch.apart, batch.totals))
+    start, start_row = (
+        builder.select(goes_on, *pair) for pair in ((batch.totals, batch.start), (batch.totals_row, batch.start_row))
+    )
     before = builder.block
-    with builder.if_then(builder.icmp_signed("==", tile.begins, I64(0))):
-        loaded, inside = [simd.load(builder, each, _VECTOR, 8) for each in places], builder.block
+    with builder.if_then(builder.icmp_signed("!=", start_row, I64(0))):
+        loaded, inside = [simd.load(builder, each, _VECTOR, 8) for each in places(start, start_row)], builder.block
     start = simd.join(builder, zeros, before, loaded, inside)
+    totals = [builder.select(apart, *pair) for pair in zip(start, zeros, strict=True)]
+    chains = [builder.select(apart, *pair) for pair in zip(zeros, start, strict=True)]
 
-    def term(carried: list[Any]) -> list[Any]:
-        row, column, *sums = carried
-        columns = [simd.load(builder, builder.add(column, I64(8 * LANES * j)), _VECTOR, 8) for j in range(vectors)]
-        for m, line in enumerate(lines):
-            place = builder.add(line.row, row)
-            single = ir.DoubleType() if number != LANEWISE else _VECTOR
-            factors = [simd.load(builder, builder.add(place, I64(8 * LANES * j)), single, 8) for j in range(vectors)]
-            if number != LANEWISE:
-                factors = [simd.splat(builder, factors[0], LANES)] * vectors
-            for j, (factor, vector) in enumerate(zip(factors, columns, strict=True)):
+    def add(sums: list[Any], more: list[Any]) -> list[Any]:
+        firsts = range(0, len(sums), parts)
+        return [each for i in firsts for each in _add(builder, sums[i : i + parts], more[i : i + parts])]
+
+    def step(carried: list[Any]) -> list[Any]:
+        a, b, *sums = carried
+        lines = [simd.load(builder, simd.nth(builder, b, batch.b_vector, j), _VECTOR, 8) for j in range(vectors)]
+        for m in range(rows):
+            place = simd.nth(builder, a, batch.a_row, m)
+            if number == WIDE:
+                factors = [simd.load(builder, builder.add(place, I64(line * j)), _VECTOR, 8) for j in range(vectors)]
+            else:
+                factors = [simd.splat(builder, simd.load(builder, place, ir.DoubleType(), 8), LANES)] * vectors
+            for j in range(vectors):
                 first = (m * vectors + j) * parts
-                sums[first : first + parts] = _add_product(builder, sums[first : first + parts], factor, vector)
-        return [builder.add(row, tile.row_step), builder.add(column, tile.column_step), *sums]
+                sums[first : first + parts] = _add_product(builder, sums[first : first + parts], factors[j], lines[j])
+        return [builder.add(a, batch.a_step), builder.add(b, batch.b_step), *sums]
 
-    def run(carried: list[Any]) -> list[Any]:
-        where, *sums = carried
-        found = simd.fields(builder, where, ChainRun)
-        chains = zeros if number == FLUSHED else sums
-        chains = simd.loop(builder, found.steps, [found.row, found.column, *chains], term, "term")[2:]
-        if number == FLUSHED:
-            chains = [builder.fadd(value, chain) for value, chain in zip(sums, chains, strict=True)]
-        sums = chains
-        return [builder.add(where, I64(ChainRun.dtype.itemsize)), *sums]
+    def element(carried: list[Any]) -> list[Any]:
+        where, sums = carried[0], carried[1:]
+        found = simd.fields(builder, where, Element)
+        totals, begins = sums[: len(zeros)], [builder.add(batch.a, found.a), builder.add(batch.b, found.b)]
+        chains = simd.loop(builder, found.steps, [*begins, *sums[len(zeros) :]], step, "step")[2:]
+        here = builder.block
+        with builder.if_then(builder.icmp_signed("!=", found.flush, I64(0))):
+            added, inside = [*add(totals, chains), *zeros], builder.block
+        sums = simd.join(builder, [*totals, *chains], here, added, inside)
+        return [builder.add(where, I64(Element.dtype.itemsize)), *sums]
 
-    sums = simd.loop(builder, tile.count, [tile.runs, *start], run, "run", rolled=True)[1:]
-    with builder.if_else(builder.icmp_signed("!=", tile.ends, I64(0))) as (ends, goes_on):
-        with ends:
-            for first in range(0, len(places), parts):
-                totals = [builder.add(each, tile.total) for each in places[first : first + parts]]
-                known = [simd.load(builder, each, _VECTOR, 8) for each in totals]
-                for value, to in zip(_add(builder, known, sums[first : first + parts]), totals, strict=True):
-                    simd.store(builder, value, to, 8)
-        with goes_on:
-            for value, to in zip(sums, places, strict=True):
-                simd.store(builder, value, to, 8)
+    sums = simd.loop(builder, batch.count, [batch.elements, *totals, *chains], element, "element", rolled=True)[1:]
+    totals, chains = sums[: len(zeros)], sums[len(zeros) :]
+    here = builder.block
+    with builder.if_then(apart):
+        added, inside = add(totals, chains), builder.block
+    for value, to in zip(simd.join(builder, chains, here, added, inside), places(batch.c, batch.c_row), strict=True):
+        simd.store(builder, value, to, 8)
+    return []
 
 
-_ENTRIES = [emitted_entry(f"doubles_{number}", partial(_emit, number=number), 1) for number in range(len(SHAPES))]
+def _emit(builder: Any, place: Any, number: int) -> None:
+    """Emit the tiles of a shape."""
+    batch = simd.fields(builder, place, Batch)
+    tiles = [partial(_emit_rows, builder, batch, number, rows) for rows in range(1, SHAPES[number][0] + 1)]
+    simd.switch(builder, builder.sub(batch.rows, I64(1)), tiles)
 
 
-def tile_address(number: int) -> int:
-    """Return the address of the compiled tile at a place in `SHAPES`, for `kernels.emit.intrinsics.call_entry`."""
-    return _ENTRIES[number]()
+_ENTRIES = [emitted_entry(f"chains_{number}", partial(_emit, number=number), 1) for number in range(len(SHAPES))]
+
+
+@cache
+def chain_table(number: int) -> npt.NDArray[np.int64]:
+    """Return the address of the tiles at a place in `SHAPES`, as a table that the loops take."""
+    return np.full(2, _ENTRIES[number](), np.int64)
 
 
 @emitted

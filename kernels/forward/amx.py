@@ -261,7 +261,7 @@ class _Bands(Share):
         lows, highs, sizes, _ = zip(*self.grid, strict=True)
         self.share = row_of(
             GatherShare, kind=self.kind, micro=0, limits=[0, 0], loops=[0, 1, 2, 3], channels=dims.src_channels,
-            direct=False, covered=all(table.covered for table in tables),
+            skips=0, direct=False, covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=sizes),
             panel=values_of(
                 WeightPanel, words=plan.depth, line=TILE_BYTES, tap_bytes=TILE_BYTES * plan.depth,

@@ -9,7 +9,9 @@ rise with them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import ceil, gcd
 
 import numpy as np
@@ -18,9 +20,12 @@ import numpy.typing as npt
 from kernels.blocks import SUMS
 from kernels.emit.compiler import Records
 from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
+from kernels.gradient import geometry
 from kernels.problem import Dims, wrapped
 
-__all__ = ["AxisTable", "Ints", "axis_tables", "merged", "numbers_of", "tables_of", "tap_numbers", "tap_runs"]
+__all__ = [
+    "AxisTable", "Ints", "axis_tables", "chain_tables", "merged", "numbers_of", "tables_of", "tap_numbers", "tap_runs",
+]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
 
@@ -193,3 +198,27 @@ def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
         taps.append(table.taps)
         first, tap = first + len(table.phases), tap + len(table.taps)
     return Tables(axes, np.concatenate(phases), np.concatenate(taps))
+
+
+def chain_tables(axes: Sequence[geometry.Axis], gathers: bool, *, alone: bool) -> Tables:
+    """Return the tables of (n, d, h, w) for one image, whose taps keep their numbers, which rise in each phase.
+
+    Taps `alone` are phases of their own.
+    """
+    rows, phases, taps = [(0, 1, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
+    for axis in axes:
+        step, first, found = min(axis.stride, max(1, axis.wide)), len(phases), []
+        for number, ((low, high), shift) in enumerate(zip(axis.ranges, axis.shifts, strict=True)):
+            wide = low * axis.stride + shift
+            if low < high and gathers:
+                found.append((0, (number, low, high, wide)))
+            elif low < high:
+                at = wide // step
+                found.append((wide % step, (number, at, at + high - low, low)))
+        for (dst, _), some in groupby(sorted(found), lambda each: (each[0], alone and each[1][0])):
+            begin = len(taps)
+            taps += [tap for _, tap in some]
+            phases.append((dst, begin, len(taps) - begin, 1))
+        steps = (1, *wrapped([axis.stride] * 2).tolist()) if gathers else (step, 1, 1)
+        rows.append((first, len(phases) - first, *steps))
+    return Tables(np.array(rows, Axis.dtype), np.array(phases, Phase.dtype), np.array(taps, Tap.dtype))

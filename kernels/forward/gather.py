@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import MICRO, ROWS, SKIPS, Batch, Element
+from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.emit.doubles import move, round_lines
 from kernels.emit.intrinsics import (
     F32,
     address_of,
     copy_panel,
+    fill_zero,
     keep_alive,
     load,
     store_value,
@@ -31,7 +33,8 @@ from kernels.emit.intrinsics import (
 )
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write
-from kernels.forward.records import Axis, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.forward.records import Axis, Band, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.pack.doubles import F64, Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
 from kernels.target import target
@@ -39,7 +42,7 @@ from kernels.target import target
 if target().dots == "avx512bf16":
     from kernels.forward.pairs import bring_pairs, keep
 
-__all__ = ["bring_box", "gather", "pack_bias", "pack_weights", "sum_block"]
+__all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "pack_weights", "sum_block"]
 
 WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
@@ -48,7 +51,10 @@ PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 KERNEL_TAPS = 576
 """Taps of the kernels that are transposed at a time: they stay in L1 until they are set apart."""
 
-PANEL, PIECE, ELEMENT, BATCH, WORK = (each.dtype for each in (Panel, Piece, Element, Batch, Work))
+BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
+    each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
+)
+SHARE_BYTES, WORK_BYTES = SHARE.itemsize, WORK.itemsize
 
 
 @jit
@@ -267,7 +273,7 @@ def sum_block(
     at, end, counts = part.at, part.end, part.counts
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
     packed, lines = work.block.packed > 0, share.lines.kernel != 0
-    skips = work.tile.limit if lines else 0 if reading.compact > 0 else SKIPS
+    skips = work.tile.limit if lines else share.skips
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True
@@ -316,6 +322,87 @@ def sum_block(
                 at[loops[depth]] = begin[loops[depth]]
 
 
+@inlined
+def _room(tables: Tables) -> Lists:
+    """Return room for what a tile sums."""
+    axes, most = tables.axes, 1
+    for axis in range(4):
+        for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
+            most = max(most, tables.phases[number].taps)
+    return Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+
+
+@jit
+def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, counts: Vector) -> None:
+    """Write sums [n][d][h][w][part][lanes] to float64; dst has all of a part after the other."""
+    line = 8 * dst.width * parts
+    for p in range(parts):
+        for d in range(counts[1]):
+            for h in range(counts[2]):
+                place = to + p * dst.nbytes + d * dst.strides[1] + h * dst.strides[2]
+                source = sums + 8 * dst.width * p + line * counts[3] * (d * counts[2] + h)
+                for lane in range(valid):
+                    for w in range(counts[3]):
+                        move(source + w * line + 8 * lane, place + w * dst.strides[3] + lane * dst.channel)
+
+
+@jit
+def gather_doubles(
+    table: Vector, facts: Vector, operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int, call: Vector,
+) -> None:  # fmt: skip
+    """Compute one band of dst of each image with sums of float64; to sums that are rounded a bias is added.
+
+    `facts` has the rows of the tallest tile, the values of a sum, whether taps are phases of their own, whether each
+    ends a chain, and the kernel's sizes. `operands` are src, weights, bias and dst. `call` has the addresses of src, of
+    the packed weights and bias of all groups (0: none), of room for src, for f32 and for sums, and of dst, then the
+    number of images, which follow each other, and the bytes of one of dst.
+    """
+    band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
+    shares, works, whole, calls = np.empty(1, SHARE), np.empty(1, WORK), np.empty(1, PASS), np.empty(1, CALL)
+    batches, counts, buffer = np.zeros(1, BATCH), np.empty(4, np.int64), np.empty(64, np.float32)
+    zeros = np.zeros(WIDTH, np.int64)  # the bias where there is none
+    fill_zero(address_of(shares), SHARE_BYTES)
+    fill_zero(address_of(works), WORK_BYTES)
+    share, work, batch, parts, positions = shares[0], works[0], batches[0], facts[1], 1
+    panel, reading, order, lanewise = share.panel, share.src, share.sums, src.lanewise
+    panel.words = order.chunk = src.panels if lanewise else src.channels
+    panel.line, panel.tap_bytes = 8 * dst.width, 8 * dst.width * panel.words
+    for axis in range(4):
+        share.loops[axis] = axis
+        if axis < 3:
+            panel.kernel[axis] = facts[4 + axis]
+    reading.word, reading.by_tap = 8 * packed(src.positions, src.width) if lanewise else 8, facts[2] != 0
+    order.group, order.within_line, order.flushes = 1, True, facts[3] != 0
+    batch.apart, batch.a_step, batch.b_step, batch.b_vector = facts[3], reading.word, panel.line, 4 * WIDTH
+    work.tile.limit, work.tile.blocks, work.tile.last = facts[0], 1, table[0]
+    work.start, work.place = call[3], call[5]
+    result = call[6] + dst.start
+    for axis in range(3, -1, -1):
+        work.band.low[axis], work.band.high[axis] = band.low[axis], band.high[axis]
+        work.src[axis], work.dst[axis] = 8 * src.width * src.steps[axis], parts * panel.line * positions
+        counts[axis] = band.high[axis] - band.low[axis]
+        positions *= counts[axis]
+        work.start -= band.first[axis] * work.src[axis]
+        work.place -= band.low[axis] * work.dst[axis]
+        result += band.low[axis] * dst.strides[axis]
+    for item in range(call[7] * src.groups):
+        image, g = item // src.groups, item % src.groups
+        pack_doubles(src, call[0] + image * src.nbytes, g, band.first[:], band.sizes[:], call[3], call[4])
+        for c in range(weights.panels):
+            place, to = g * weights.panels + c, result + image * call[8] + g * dst.group + c * dst.panel
+            valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
+            batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
+            fill_zero(call[5], positions * work.dst[3])
+            sum_block(table[0], shares[0], tables, works[0], lists, batches[0], whole[0], calls[0])
+            if dst.kind == F64:
+                _write_doubles(dst, call[5], to, parts, valid, counts)
+            else:
+                bias = call[2] + 8 * place * packed(1, dst.width) if call[2] != 0 else address_of(zeros)
+                round_lines(dst.kind, call[4], call[5], bias, positions)
+                values = Values(dst.kind, to, dst.strides[:], dst.channel, 0)
+                write(values, call[4], dst.width, valid, counts, address_of(buffer))
+
+
 @jit
 def gather(
     table: Vector, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], tables: Tables, first: int,
@@ -326,13 +413,9 @@ def gather(
     The call's `source` holds the packed src of a band, its `sums` those of a band [n][d][h][w][lanes] for one block,
     its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
-    share, one, call, axes = shares[0], passes[0], calls[0], tables.axes
+    share, one, call = shares[0], passes[0], calls[0]
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
-    blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
-    for axis in range(4):
-        for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
-            most = max(most, tables.phases[number].taps)
-    lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+    blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
     batches, works, counts, buffer = (
         np.zeros(1, BATCH),
         np.empty(1, WORK),

@@ -230,8 +230,8 @@ class GatherShare(Record):
 
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
     of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A group has so
-    many src `channels`. With `direct` tiles are written to dst itself. `covered` says that every dst position meets a
-    tap.
+    many src `channels`. A tap may leave out `skips` rows at either end of a tile. With `direct` tiles are written to
+    dst itself. `covered` says that every dst position meets a tap.
     """
 
     kind: int
@@ -239,6 +239,7 @@ class GatherShare(Record):
     limits: Vector = numbers(2)
     loops: Vector = numbers(4)
     channels: int
+    skips: int
     direct: bool
     covered: bool
     grid: Grid

@@ -13,7 +13,7 @@ import numpy as np
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.dtypes import KINDS
-from kernels.emit.brgemm import MASKS, MICRO, ROWS, grouped, micro_table
+from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, grouped, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import DTYPES_IN_PLACE, PIXELS, depthwise_entry, line_taps
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
@@ -203,8 +203,9 @@ class _Gather(Share):
         )  # fmt: skip
         self.share = row_of(
             GatherShare, kind=self.kind, micro=MICRO[micro], limits=[PIXELS, 0] if reading.by_lines else rows,
-            loops=[*(axis for axis in range(4) if axis != row), row], channels=channels, direct=direct,
-            covered=all(table.covered for table in tables), grid=values_of(Grid, low=lows, high=highs, step=grid),
+            loops=[*(axis for axis in range(4) if axis != row), row], channels=channels,
+            skips=0 if compact else SKIPS, direct=direct, covered=all(table.covered for table in tables),
+            grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
         self.axes = tables_of(self.tables, reading.by_tap)

@@ -120,17 +120,17 @@ def _tensor(problem: ConvProblem, channels: int, spatial: tuple[int, int, int]) 
     return Tensor((n, d, h, w), channel, channels * channel, channels)
 
 
-def geometry(problem: ConvProblem) -> Geometry:
-    """Derive the merged axes and the tensors' steps from a problem."""
+def geometry(problem: ConvProblem, images: int | None = None) -> Geometry:
+    """Derive the merged axes and the tensors' steps from a problem, or from so many of its images."""
     dims = problem.dims
     wide = _tensor(problem, dims.wide_channels, dims.wide)
     narrow = _tensor(problem, dims.narrow_channels, dims.narrow)
     steps, origin = list(wide.steps), 0
-    axes = [_trivial(dims.n)]
+    axes = [_trivial(dims.n if images is None else images)]
     for a in range(3):
         stride, size, pad = dims.strides[a], dims.narrow[a], dims.pads[a]
         spans = dims.tap_ranges(a)
-        if dims.kernel[a] == 1:
+        if dims.kernel[a] == 1 and (dims.gathers or not problem.forward):  # elsewhere others are part of the result
             origin -= pad * steps[a + 1]
             steps[a + 1] *= stride
             axes.append(Axis(size, size, 1, (0,), spans))
@@ -143,7 +143,7 @@ def geometry(problem: ConvProblem) -> Geometry:
 
 def _plain(axis: Axis) -> bool:
     single = axis.stride == 1 and len(axis.shifts) == 1 and axis.shifts[0] == 0
-    return single and axis.whole and axis.wide == axis.size
+    return single and axis.wide == axis.size and axis.ranges == ((0, axis.size),)
 
 
 def _trivial(size: int) -> Axis:

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from kernels import ConvProblem, plan
-from kernels.chains.geometry import Part
-from kernels.chains.units import arrange
+from kernels.chains.units import Part, arrange
 from kernels.expansion import add_product, pair
 from kernels.plan import box
 from kernels.reference import REFERENCE, forward, gradients, narrow

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import (
     F32,
     address_of,
     call_entry,
+    fill_zero,
     load,
     put,
     put_value,
@@ -36,10 +37,11 @@ from kernels.gradient.tiles.records import (
     WalkTables,
     Weights,
 )
+from kernels.pack.doubles import Operand, pack_doubles, packed
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add_slabs", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add_doubles", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -53,9 +55,9 @@ MOST_ELEMENTS = 1024
 
 F32_PLACE = MICRO["f32"]
 
-ELEMENT_BYTES = Element.dtype.itemsize
+ELEMENT_BYTES, SHARE_BYTES = Element.dtype.itemsize, TileShare.dtype.itemsize
 
-BATCH, ELEMENT, GROUP, PACKED, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, Visit))
+BATCH, ELEMENT, GROUP, PACKED, SHARE, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, TileShare, Visit))
 
 
 @jit
@@ -244,6 +246,57 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
                                     call_entry(table[F32_PLACE + vectors - 1], address_of(batch))
 
 
+@inlined
+def _room(share: TileShare, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile]) -> WalkTables:
+    """Return tables with room for the visits of a block of positions, and for their elements."""
+    block, segment = share.block, share.segment
+    room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
+    visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
+    return WalkTables(blocks, ranges, tiles, visits, np.empty(visits.shape[0] * room, ELEMENT))
+
+
+@jit
+def add_doubles(
+    table: Vector, facts: Vector, operands: Rows[Operand], slabs: Rows[Slab], blocks: Rows[Block],
+    ranges: Rows[Range], tiles: Rows[Tile], call: Vector,
+) -> None:  # fmt: skip
+    """Add what one slab of each image gives to sums of float64.
+
+    `facts` has the values of a sum, the bytes of a group's sums, whether rows of tiles are channels of the wide tensor,
+    and strides and sizes of a block along (d, h, w). `operands` are rows and columns. `call` has the addresses of both
+    tensors, of room for panels of each and for f32, and of the sums, whether the sums of a block are formed apart
+    (otherwise they are one chain), and the number of images, which follow each other.
+    """
+    slab, rows, columns, shares = slabs[0], operands[0], operands[1], np.empty(1, SHARE)
+    batches, groups = np.zeros(1, BATCH), np.empty(1, GROUP)
+    fill_zero(address_of(shares), SHARE_BYTES)
+    share, batch, group, unit = shares[0], batches[0], groups[0], 8 * rows.width
+    share.acc_step, share.segment, group.scalars, group.panels = facts[0], 1 << 62, call[2], call[3]
+    scalar, vector = share.scalar, share.vector
+    for axis in range(4):
+        stride = facts[2 + axis] if axis > 0 else 1
+        share.block[axis] = facts[5 + axis] if axis > 0 else 1
+        vector.steps[axis], vector.moves[axis] = columns.steps[axis], columns.steps[axis]
+        scalar.moves[axis] = unit * rows.steps[axis]
+        group.scalars -= slab.scalar.first[axis] * scalar.moves[axis]
+        if facts[2] != 0:
+            scalar.moves[axis] *= stride
+        else:
+            vector.moves[axis] *= stride
+    batch.a_row, batch.a_step, batch.b_vector = 8, scalar.moves[3], LINE
+    batch.apart = call[6]
+    if rows.lanewise:
+        batch.a_row *= packed(rows.positions, rows.width)
+    tables = _room(share, blocks, ranges, tiles)
+    for image in range(call[7]):
+        from_rows, from_columns = call[0] + image * rows.nbytes, call[1] + image * columns.nbytes
+        for g in range(rows.groups):
+            pack_doubles(rows, from_rows, g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
+            pack_doubles(columns, from_columns, g, slab.vector.first[:], slab.vector.sizes[:], group.panels, call[4])
+            group.acc = call[5] + g * facts[1]
+            _walk(table, shares[0], slab, tables, batches[0], groups[0])
+
+
 @jit
 def add_slabs(
     table: Vector, shares: Rows[TileShare], calls: Rows[TileCall], slabs: Rows[Slab], blocks: Rows[Block],
@@ -254,17 +307,13 @@ def add_slabs(
     `table` holds the tiles' addresses.
     """
     share, addresses = shares[0], calls[0]
-    packs, block, segment = share.packs, share.block, share.segment
+    packs, tables, batches = share.packs, _room(share, blocks, ranges, tiles), np.zeros(1, BATCH)
     together = packs.groups
-    room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
-    visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
-    elements, batches = np.empty(visits.shape[0] * room, ELEMENT), np.zeros(1, BATCH)
     batch = batches[0]
     batch.a_row, batch.a_step, batch.apart = share.scalar_row, share.scalar.moves[3], 1
     batch.b_vector, batch.valid = LINE, WIDTH
     if share.lanewise:
         batch.vectors, batch.c_row = share.vectors, share.acc_bytes
-    tables = WalkTables(blocks, ranges, tiles, visits, elements)
     packings, groups = np.empty(2, PACKED), np.empty(1, GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)

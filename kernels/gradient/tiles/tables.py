@@ -22,7 +22,7 @@ from kernels.problem import wrapped
 
 __all__ = [
     "MERGED_TAPS", "Rows", "Tables", "firsts_of", "has_regions", "merged_tables", "region_tables", "row_tiles", "split",
-    "tap_tables",
+    "tap_ranges", "tap_tables",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -71,14 +71,15 @@ def firsts_of(sizes: Sequence[int]) -> Ints:
     return np.cumsum(each) - each
 
 
-def _tap_ranges(axes: Sequence[Axis], steps: Sequence[int]) -> Records:
-    """Return a range for each tap of (d, h, w), or of the first of these: what it visits, and its shift as `scalar`."""
-    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(len(axes), -1)
-    ranges = np.zeros(grid.shape[1], Range.dtype)
-    for a, (axis, at, step) in enumerate(zip(axes, grid, steps, strict=True)):
-        ranges["low"][:, a], ranges["high"][:, a] = axis.spans[at].T
-        ranges["scalar"] += wrapped(axis.shifts)[at] * step
-    return ranges
+def tap_ranges(axes: Sequence[Axis], steps: Sequence[int], moved: str) -> Records:
+    """Return a range for each tap of (d, h, w), or of the first of these: what it visits, and its shift as `moved`."""
+    ranges = np.zeros([len(axis.shifts) for axis in axes], Range.dtype)
+    low, high, shift = ranges["low"], ranges["high"], ranges[moved]
+    for a, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        along = (slice(None), *(None,) * (len(axes) - a - 1))
+        low[..., a], high[..., a] = axis.spans[:, 0][along], axis.spans[:, 1][along]
+        shift += (wrapped(axis.shifts) * step)[along]
+    return ranges.reshape(-1)
 
 
 def tap_tables(
@@ -98,10 +99,7 @@ def tap_tables(
     first_rows = np.concatenate([row + firsts_of(sizes) * rows.row_step for row, sizes in cuts])
     sizes = [*chain.from_iterable(sizes for _, sizes in cuts)]
     tiles = row_tiles(first_rows, sizes, rows.offsets[firsts_of(sizes)])
-    ranges = _tap_ranges(axes, steps)
-    if vector_moves:
-        ranges["line"] = ranges["scalar"]
-        ranges["scalar"] = 0
+    ranges = tap_ranges(axes, steps, "line" if vector_moves else "scalar")
     ranges["row"] = np.arange(len(ranges)) * rows.tap_step
     walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
     edges = np.arange(walks + 1) * len(tiles) // walks
@@ -141,7 +139,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
             start, stop = axis.ranges[tap]
             for border in ((start, min(stop, low)), (max(start, high), stop)) if low < high else ((start, stop),):
                 visit(border, own)
-    lines = _tap_ranges(axes[:2], steps[:2])
+    lines = tap_ranges(axes[:2], steps[:2], "scalar")
     ranges = np.repeat(lines[:, None], len(line), axis=1)
     ranges["low"][:, :, 2], ranges["high"][:, :, 2] = np.array(line, np.int64).reshape(-1, 2).T
     ranges["first"], ranges["last"] = np.arange(len(line)), np.arange(len(line)) + 1
