@@ -37,6 +37,9 @@ class Caches:
     l2_dots: int = 1 << 20
     """The same among those with products of bf16 (Cooper Lake, Zen 4 and 5; 2 MiB on Sapphire Rapids)."""
 
+    l3: int = 4 << 20
+    """A processor's share of the last cache (4 MiB on Zen 4)."""
+
 
 CACHES = Caches(l1=(48 if target().registers == 32 else 32) << 10)
 
@@ -253,6 +256,9 @@ class Steps:
 
     band_pixels: int = 512
     """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
+
+    kept_bytes: int = CACHES.l3
+    """End of dst, channels-first, that is kept in the caches; what comes before it is written to memory."""
 
     # visits and packing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.blocks import STEPS
 from kernels.emit.compiler import Vector, jit
 from kernels.emit.intrinsics import (
     F32,
@@ -27,8 +28,7 @@ STRIP = 128
 AHEAD = 128
 """Positions: the lines that many later are prefetched, as stores wait for one line of memory after the other."""
 
-KEPT_BYTES = 4 << 20
-"""End of dst that a processor's share of the last cache keeps; what comes before it goes to memory at once."""
+KEPT_BYTES = STEPS.kept_bytes
 
 __all__ = ["bring_bias", "fill", "lay_out", "write"]
 

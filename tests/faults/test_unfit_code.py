@@ -81,7 +81,7 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
     _check_that_the_narrower_path_serves(_with_fault(folders, tmp_path, fault), fault)
 
 
-@pytest.mark.heavy
+@pytest.mark.release
 @pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
 def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path) -> None:
     """Code that comes with an image is tested as well, although nothing is compiled."""
