@@ -16,7 +16,7 @@ from tests.problems import WITH_WEIGHTS, Case, random_case
 
 pytestmark = needs_triton
 
-COUNT = 4 if INTERPRETED else 125
+COUNT = 3 if INTERPRETED else 125
 MACS = 2_000 if INTERPRETED else 60_000
 
 
