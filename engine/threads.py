@@ -253,11 +253,20 @@ def _team() -> Team:
     return (_openmp() if "torch" in sys.modules else None) or _own_team
 
 
+_threads = 1
+"""Those of this process at its last fork."""
+
+
+def _before_fork() -> None:
+    global _threads
+    _threads = threading.active_count()
+
+
 def _in_child() -> None:
     """Start anew: no thread survives a fork, and OpenMP's can't be started again."""
     _own_threads.cache_clear()
     globals()["_team"] = lambda: _own_team
-    if sys.version_info < (3, 12):
+    if _threads > 1 and sys.version_info < (3, 12):  # without need it would copy pages that processes share
         _unlock_properties()
 
 
@@ -272,4 +281,4 @@ def _unlock_properties() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

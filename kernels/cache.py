@@ -110,10 +110,14 @@ class Cache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.begin()
+        self._begin()
 
-    def begin(self) -> None:
-        """Begin with nothing, and an open lock."""
+    def in_child(self) -> None:
+        """Begin anew in a child if a thread that is not in it was at work here; otherwise memory stays shared."""
+        if self._lock.locked():
+            self._begin()
+
+    def _begin(self) -> None:
         self.nbytes = 0
         self._entries = OrderedDict[Hashable, _Entry]()
         self._sharers: dict[int, int] = {}
@@ -229,5 +233,5 @@ def _limit(setting: str | None) -> int:
 CACHE = Cache(_limit(os.environ.get(SETTING)))
 """What this process remembers."""
 
-if hasattr(os, "register_at_fork"):  # the thread that held the lock, and had kept half a value, is not in the child
-    os.register_at_fork(after_in_child=CACHE.begin)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=CACHE.in_child)
