@@ -110,18 +110,11 @@ class Cache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._begin()
-
-    def in_child(self) -> None:
-        """Begin anew in a child if a thread that is not in it was at work here; otherwise memory stays shared."""
-        if self._lock.locked():
-            self._begin()
-
-    def _begin(self) -> None:
         self.nbytes = 0
         self._entries = OrderedDict[Hashable, _Entry]()
         self._sharers: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held for a moment, in which no other lock is waited for."""
 
     def __len__(self) -> int:
         """Count the values."""
@@ -129,7 +122,7 @@ class Cache:
 
     def find(self, key: Hashable) -> _Entry | None:
         """Look a value up, which makes it the latest."""
-        with self._lock:
+        with self.lock:
             found = self._entries.get(key)
             if found is not None:
                 self._entries.move_to_end(key)
@@ -140,7 +133,7 @@ class Cache:
         entry = _Entry(value, measure((key, value)))
         if entry.size.total > self.limit // 2:
             return
-        with self._lock:
+        with self.lock:
             if key in self._entries:  # another thread was faster
                 return
             self._entries[key] = entry
@@ -153,7 +146,7 @@ class Cache:
 
     def forget(self, chosen: Callable[[Any], bool]) -> None:
         """Let go of all values whose keys are `chosen`."""
-        with self._lock:
+        with self.lock:
             for key in [key for key in self._entries if chosen(key)]:
                 self._drop(key)
 
@@ -232,6 +225,3 @@ def _limit(setting: str | None) -> int:
 
 CACHE = Cache(_limit(os.environ.get(SETTING)))
 """What this process remembers."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CACHE.in_child)

@@ -29,6 +29,7 @@ from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
+from kernels.cache import CACHE
 from kernels.emit.cache import cache_folder
 from kernels.target import host_arch, host_features, target
 
@@ -86,8 +87,8 @@ if _HERE:  # for all code of the process: Numba has one compiler
 
 _DECLARING = threading.RLock()  # threads may declare functions at the same time, and Numba has one setting
 
-if hasattr(os, "register_at_fork"):  # a fork waits until no thread compiles or loads a function
-    for _lock in (global_compiler_lock, _DECLARING):  # the last is acquired first, as it is where both are
+if hasattr(os, "register_at_fork"):  # a fork waits until no thread holds one: in the child it would hold it for ever
+    for _lock in (CACHE.lock, global_compiler_lock, _DECLARING):  # the last is acquired first, as elsewhere
         os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
