@@ -59,10 +59,10 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
         elif choice in WAYS:
             patch("kernels.forward.tiles.way_costs", lambda *_, **__: {choice: 0.0})
             if target().dots == "amx":
-                patch("kernels.forward.cells.unit.ForwardDots.refuse", lambda *_: "not wanted")
+                patch("kernels.forward.amx.ForwardAmx.refuse", lambda *_: "not wanted")
         elif choice == "dots" and problem.forward:
             if target().dots == "amx":
-                patch("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
+                patch("kernels.forward.amx.MOST_CYCLES", np.inf)
         elif choice == "dots":
             patch("kernels.gradient.dots.unit.LEAST_USE", dict.fromkeys(_uses(), 0.0))
             patch("kernels.gradient.dots.unit.MOST_CYCLES", np.inf)
