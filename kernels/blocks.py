@@ -174,13 +174,13 @@ class Sums:
     # forward operations on AMX (`kernels.forward.amx`)
 
     staged_positions: int = 2048
-    """Dst positions of a band at the most: their sums, 256 KiB, are a part of the second cache."""
+    """The most dst positions of a band: their sums take 256 KiB, a part of the second cache."""
 
     panel_bytes: int = CACHES.l2_dots
-    """Staged src of a band, where it can be cut."""
+    """What the staged src of a band should take, where it can be cut."""
 
     most_panel_bytes: int = 8 * CACHES.l2_dots
-    """Staged src of a band at the most."""
+    """The most that the staged src of a band may take."""
 
     batch_steps: int = 16
     """Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""

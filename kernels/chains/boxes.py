@@ -38,7 +38,7 @@ _IMAGES_VALUES = 1 << 14
 
 
 def together(images: range, values: int, macs: int) -> list[slice]:
-    """Cut images that are a box each into those of a call; an image has so many values and multiply-adds."""
+    """Group small images, so that one call sums several; `values` and `macs` are those of one image."""
     if len(images) == 1:
         return [slice(images.start, images.stop)]
     step = max(1, min(_IMAGES_VALUES // max(1, values), _CALL_MACS // max(1, macs)))
@@ -75,7 +75,7 @@ def operand(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the fields of an `Operand`: a part of the groups and of their channels, in boxes of at most `sizes`.
 
-    The tensor has so many values in all (`count`). Of a `turned` one the last two of (d, h, w) are packed transposed.
+    The whole tensor has `count` values. If it is `turned`, h and w change places when it is packed.
     """
     groups, some = part
     size, many, channels = bytes_of(kind), groups[1] - groups[0], some[1] - some[0]

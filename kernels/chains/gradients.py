@@ -100,13 +100,13 @@ class _Gradient:
         # all positions are one block
         self.apart = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
         values = prod(problem.src_shape[1:]) + prod(problem.dst_shape[1:])
-        several = len(slabs) > 1 or (parts == 1 and not self.apart)  # then an image is summed before the next
+        several = len(slabs) > 1 or (parts == 1 and not self.apart)  # each image is then summed by itself
         macs = many * wide * narrow * len(self.ranges) * prod(axis.size for axis in axes)
         self.image = 1 << 62 if several else values, macs
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros(self.shape)
-        adds = self.parts == 1 and not self.apart  # chains of an image, which are exact sums' own
+        adds = self.parts == 1 and not self.apart  # an image has a sum of its own, but for exact sums
         chains = np.zeros(self.shape) if adds else totals
         room = arena_address("panels", 2 * self.rooms[2] + self.spare)
         for images in together(range(n), *self.image):

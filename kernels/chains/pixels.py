@@ -63,7 +63,7 @@ class _Pixels:
         self.bands = np.array(bands, Band.dtype)
         group, wide, narrow, tap = problem.weights_strides
         to, of = (narrow, wide) if dims.gathers else (wide, narrow)
-        turned = tap < of  # weights are read in the order of memory
+        turned = tap < of  # so that weights are read in the order of memory
         inner, steps = ((terms, taps), (of, tap)) if turned else ((taps, terms), (tap, of))
         self.sizes = np.array([1, 1, *inner])
         self.image = bytes_of(result) * prod(problem.output_shape[1:])

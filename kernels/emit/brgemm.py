@@ -100,8 +100,8 @@ class Batch(Record):
     `rounds` (dots and pairs only) sums are written as bf16, otherwise as f32. The rows from `next` on are likely to be
     written next.
 
-    Lanes: so many `vectors` are summed one after another; the last begins at most `last` bytes behind the first.
-    Only `kernels.emit.depthwise` reads the `indirection`, an address.
+    Lanes: `vectors` of them are summed in turn, and the last begins at most `last` bytes after the first.
+    Depthwise sums and tile products of AMX find what only they need at `indirection`, an address.
     """
 
     rows: int

@@ -58,7 +58,7 @@ _LONGEST = max(LINES[1])
 
 
 class KernelLine(Record):
-    """What a tile of pixels sums at a time: so many `taps` of a line, with a `stride` between pixels.
+    """A line of the kernel: its number of `taps`, and the `stride` between pixels.
 
     Src for the pixels below is prefetched: `ahead_lines` lines, `ahead_row` bytes apart, the first `ahead` bytes past
     `a`.

@@ -56,7 +56,7 @@ PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
 
 GROUP_CYCLES = 40_000.0
-"""What each group after the first costs: it is a pass of its own."""
+"""What each group after the first costs, because it needs another pass."""
 
 PIXEL_MACS = 32
 """Multiply-adds that take as long as writing a value of dst, and what is packed for it."""
@@ -112,9 +112,9 @@ def _axis(table: AxisTable, step: int, order: int) -> _Axis | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Bands of so many images and dst positions (`steps`), and their axes (d, h, w); rows go along those `joined`.
+    """Bands of `steps` images and dst positions, and their axes (d, h, w); rows go along the `joined` ones.
 
-    A src position has `depth` rows of 32 channels, a band so many `rows` of sums. `cycles` is an estimate for dst.
+    A src position has `depth` rows of 32 channels, a band has `rows` of sums. `cycles` is an estimate for all of dst.
     """
 
     steps: tuple[int, ...]
