@@ -19,6 +19,7 @@ from app.interrupts import end_in_one_line
 
 if __name__ == "__main__":
     end_in_one_line()
+    gc.disable()  # until the service starts: nearly all that imports make stays alive
 
 # This process does not compute, and NumPy's threads would count against a limit on processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -106,6 +107,7 @@ class Server(uvicorn.Server):
         # milliseconds.
         gc.collect()
         gc.freeze()
+        gc.enable()
         at_once = not self._service.settings.listen_when_ready
         if at_once and not self._take_addresses():  # before any process is started
             sys.exit(3)

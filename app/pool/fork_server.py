@@ -21,6 +21,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+if __name__ == "__main__":
+    gc.disable()  # until the kernels are loaded: nearly all that imports and loading make stays alive
+
 from app.pool.causes import explain, is_final
 from app.pool.messages import Failed, Loaded, Spawned, Unfit, Warming, pair, receive, send
 from engine.container import name_process
@@ -55,6 +58,7 @@ def _warm_up(server: socket.socket) -> Loaded | Unfit | Failed:
         # Everything alive now stays alive: collecting it would only copy the pages that workers share.
         gc.collect()
         gc.freeze()
+        gc.enable()
         return Loaded(tile_gflops() if target().compiles else 0.0)
     except ConnectionError:
         raise
@@ -85,6 +89,8 @@ def _load_and_prove(server: socket.socket) -> Unfit | None:
     if verdict is None and is_unpacked():
         verdict = prove_loaded(_load(report))
     else:
+        if verdict is None:
+            gc.enable()  # what can't be stored is compiled here, which leaves much behind
         # Loading everything afterwards takes a tenth of the time.
         verdict = verdict or compile_kernels(lambda done, total: report(9 * done, 10 * total))
         if verdict.unfit is None:
