@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from kernels.dtypes import DTYPES, KINDS
 from kernels.emit import simd
@@ -17,8 +18,8 @@ from kernels.emit.compiler import emitted
 
 __all__ = [
     "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fence", "fill_zero", "keep_alive", "load",
-    "load_wide", "put", "put_value", "size_of", "store_lines", "store_narrow", "store_value", "stored_size", "touch",
-    "touch_all", "transpose_panel", "untranspose",
+    "load_wide", "put", "put_value", "size_of", "stack_array", "stack_record", "store_lines", "store_narrow",
+    "store_value", "stored_size", "touch", "touch_all", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -263,3 +264,39 @@ def keep_alive(typingctx: Any, table: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(table), codegen
+
+
+@_typed_intrinsic
+def stack_record(typingctx: Any, dtype: Any) -> Any:
+    """Return a record of zeros on the stack, of the dtype of a `Record`; it lives until the function returns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _on_stack(builder, dtype.dtype.size)
+
+    return dtype.dtype(dtype), codegen
+
+
+@_typed_intrinsic(prefer_literal=True)
+def stack_array(typingctx: Any, count: Any, dtype: Any) -> Any:
+    """Return an array of `count`, a constant, zeros on the stack: records or numbers. It lives as a record does."""
+    array, literal = types.Array(dtype.dtype, 1, "C"), count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        size = context.get_abi_sizeof(context.get_data_type(dtype.dtype))
+        place, made = _on_stack(builder, literal * size), context.make_array(array)(context, builder)
+        one, many = context.get_constant(types.intp, size), context.get_constant(types.intp, literal)
+        data = builder.bitcast(place, made.data.type)
+        populate_array(made, data, shape=[many], strides=[one], itemsize=one, meminfo=None)
+        return made._getvalue()
+
+    return array(count, dtype), codegen
+
+
+def _on_stack(builder: Any, size: int) -> Any:
+    """Return a pointer to `size` bytes of the stack, at a line of memory, and fill them with zeros."""
+    kind = ir.ArrayType(ir.IntType(8), size)
+    with builder.goto_entry_block():
+        place = builder.alloca(kind)
+        place.align = 64
+    cgutils.memset(builder, place, simd.I64(size), 0)
+    return place

@@ -27,6 +27,8 @@ from kernels.emit.intrinsics import (
     fill_zero,
     keep_alive,
     load,
+    stack_array,
+    stack_record,
     store_value,
     stored_size,
     touch,
@@ -54,7 +56,6 @@ KERNEL_TAPS = 576
 BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
     each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
 )
-SHARE_BYTES, WORK_BYTES = SHARE.itemsize, WORK.itemsize
 
 
 @jit
@@ -136,7 +137,7 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
                 panel = call.panels + (g * blocks + b) * layout.block_bytes
                 _pack_kernels(share, taps, min(WIDTH, one.channels - b * WIDTH), weights, source, panel)
         return
-    counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
+    counts, steps, to = np.ones(4, np.int64), stack_array(4, np.int64), stack_array(4, np.int64)
     panels = np.empty(blocks, PANEL)
     counts[2], steps[2], to[2] = taps if layout.order != 0 else 1, weights.tap, layout.order * layout.tap_bytes
     counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * WIDTH
@@ -194,7 +195,7 @@ def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
 @jit
 def bring_box(src: Values, channels: int, pitch: int, work: Work, scratch: int) -> None:
     """Pack a box of src positions as f32, `pitch` bytes apart, padded to 8 channels if they fit; `src` is the first."""
-    panels, lanes = np.empty(1, PANEL), min(pitch // 4, (channels + 7) // 8 * 8)
+    panels, lanes = stack_array(1, PANEL), min(pitch // 4, (channels + 7) // 8 * 8)
     panel = panels[0]
     panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1
     lay_out(work, pitch, scratch)
@@ -226,7 +227,7 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector) -> bool:
     """Pack the src that a band reaches, or by tap that its positions meet; return whether there is any."""
     axes, phases, taps, source = tables.axes, tables.phases, tables.taps, work.block.source
-    strides, end, band, by_tap = np.empty(4, np.int64), call.src + one.src.nbytes, work.band, share.src.by_tap
+    strides, end, band, by_tap = stack_array(4, np.int64), call.src + one.src.nbytes, work.band, share.src.by_tap
     for axis in range(4):
         tap, step = taps[phases[work.part.phase[axis]].first], axes[axis].stride if by_tap else 1
         strides[axis] = step * one.src.strides[axis]
@@ -271,7 +272,7 @@ def sum_block(
     axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
     loops, part, band, reading, per_axis = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4
     at, end, counts = part.at, part.end, part.counts
-    begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
+    begin, stop = stack_array(4, np.int64), stack_array(4, np.int64)
     packed, lines = work.block.packed > 0, share.lines.kernel != 0
     skips = work.tile.limit if lines else share.skips
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
@@ -358,13 +359,10 @@ def gather_doubles(
     number of images, which follow each other, and the bytes of one of dst.
     """
     band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
-    shares, works, whole, calls = np.empty(1, SHARE), np.empty(1, WORK), np.empty(1, PASS), np.empty(1, CALL)
-    batches, counts, buffer = np.zeros(1, BATCH), np.empty(4, np.int64), np.empty(64, np.float32)
-    zeros = np.zeros(WIDTH, np.int64)  # the bias where there is none
-    fill_zero(address_of(shares), SHARE_BYTES)
-    fill_zero(address_of(works), WORK_BYTES)
-    share, work, batch, parts, positions = shares[0], works[0], batches[0], facts[1], 1
-    panel, reading, order, lanewise = share.panel, share.src, share.sums, src.lanewise
+    share, work, batch = stack_record(SHARE), stack_record(WORK), stack_record(BATCH)
+    counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
+    zeros = stack_array(WIDTH, np.int64)  # the bias where there is none
+    parts, positions, panel, reading, order, lanewise = facts[1], 1, share.panel, share.src, share.sums, src.lanewise
     panel.words = order.chunk = src.panels if lanewise else src.channels
     panel.line, panel.tap_bytes = 8 * dst.width, 8 * dst.width * panel.words
     for axis in range(4):
@@ -393,7 +391,7 @@ def gather_doubles(
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
             batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
             fill_zero(call[5], positions * work.dst[3])
-            sum_block(table[0], shares[0], tables, works[0], lists, batches[0], whole[0], calls[0])
+            sum_block(table[0], share, tables, work, lists, batch, stack_record(PASS), stack_record(CALL))
             if dst.kind == F64:
                 _write_doubles(dst, call[5], to, parts, valid, counts)
             else:
@@ -416,14 +414,8 @@ def gather(
     share, one, call = shares[0], passes[0], calls[0]
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
     blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
-    batches, works, counts, buffer = (
-        np.zeros(1, BATCH),
-        np.empty(1, WORK),
-        np.empty(4, np.int64),
-        np.empty(64, np.float32),
-    )
-    batch, work = batches[0], works[0]
-    work.line.taps = work.line.ahead_lines = 0
+    batch, work = stack_record(BATCH), stack_record(WORK)
+    counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
     tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
@@ -488,5 +480,3 @@ def gather(
                 if not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
                     write(out, call.sums, lanes, valid, counts, address_of(buffer))
-    keep_alive(works)
-    keep_alive(batches)

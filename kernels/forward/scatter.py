@@ -10,7 +10,18 @@ import numpy as np
 
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import F32, add_run, address_of, call_entry, fill_zero, keep_alive, load, put, store_value
+from kernels.emit.intrinsics import (
+    F32,
+    add_run,
+    address_of,
+    call_entry,
+    fill_zero,
+    keep_alive,
+    load,
+    put,
+    stack_array,
+    store_value,
+)
 from kernels.forward.gather import bring_box
 from kernels.forward.output import bring_bias, write
 from kernels.forward.records import Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
@@ -20,6 +31,7 @@ from kernels.target import target
 __all__ = ["pack_columns", "scatter"]
 
 WIDTH = target().lanes
+LANES = 2 * WIDTH
 
 TAP_LINE, WORK, ELEMENT, BATCH = TapLine.dtype, Work.dtype, Element.dtype, Batch.dtype
 
@@ -124,8 +136,12 @@ def scatter(
     kind, channels, src, dst, chunk = share.kind, share.src_channels, one.src, one.dst, share.chunk
     out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
-    counts, buffer = np.empty(4, np.int64), np.empty(64, np.float32)
-    live, works, batches = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), np.empty(1, WORK), np.zeros(1, BATCH)
+    counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
+    live, works, batches = (
+        np.empty(planes.shape[0] * lines.shape[0], TAP_LINE),
+        stack_array(1, WORK),
+        stack_array(1, BATCH),
+    )
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
     for number in range(elements.shape[0]):
         element, done = elements[number], number * chunk
@@ -134,7 +150,7 @@ def scatter(
     elements[elements.shape[0] - 1].flush = 0
     work, batch = works[0], batches[0]
     batch.elements, batch.count, batch.valid = address_of(elements), elements.shape[0], WIDTH
-    zeros = np.zeros(2 * WIDTH, np.float32)
+    zeros = stack_array(LANES, np.float32)
     batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
     batch.a_step, batch.b_step, batch.b_vector = 4, 4 * WIDTH, 4 * WIDTH * channels
     batch.c_row, batch.totals_row = 8 * WIDTH * used, 8 * WIDTH
@@ -187,4 +203,3 @@ def scatter(
     keep_alive(elements)
     keep_alive(works)
     keep_alive(batches)
-    keep_alive(zeros)

@@ -11,6 +11,7 @@ import numpy as np
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, numbers
 from kernels.emit.doubles import move, widen_run
+from kernels.emit.intrinsics import stack_array
 from kernels.pack.panels import PANEL, Values, pack_panels
 
 __all__ = ["F64", "Operand", "pack_doubles", "pack_groups", "packed", "packed_values"]
@@ -62,7 +63,7 @@ def pack_doubles(side: Operand, base: int, group: int, first: Vector, sizes: Vec
     """
     source, width, count, step, dense = base + side.start, side.width, side.panels, side.steps[3], 1
     source += group * side.group
-    panels, to_f32 = np.empty(count, PANEL), np.empty(4, np.int64)
+    panels, to_f32 = np.empty(count, PANEL), stack_array(4, np.int64)
     for axis in range(3, -1, -1):
         source += first[axis] * side.strides[axis]
         to_f32[axis] = dense
@@ -96,7 +97,7 @@ def pack_doubles(side: Operand, base: int, group: int, first: Vector, sizes: Vec
 @jit
 def pack_groups(operands: Rows[Operand], place: int, base: int, sizes: Vector, to: int, spare: int) -> None:
     """Pack all positions of all groups of one operand, those of each group after the other's."""
-    side, first = operands[place], np.zeros(4, np.int64)
+    side, first = operands[place], stack_array(4, np.int64)
     for g in range(side.groups):
         at = to + 8 * g * side.panels * packed(side.positions, side.width)
         pack_doubles(side, base, g, first, sizes, at, spare)

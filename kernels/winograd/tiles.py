@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import address_of, keep_alive
+from kernels.emit.intrinsics import address_of, stack_array, stack_record
 from kernels.emit.winograd import FACTORS, TileLine, transform_line
 from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
@@ -55,7 +55,7 @@ def find_window(side: Side, slab: TileSlab, room: Room) -> None:
 @jit
 def stage_lines(side: Side, channels: Rows[Channels], slab: TileSlab, room: Room) -> None:
     """Copy what a slab reads of a side as f32: [channels][frame][line][column][two vectors]."""
-    parts, sizes, steps = np.empty(channels.shape[0], PANEL), np.ones(4, np.int64), np.zeros(4, np.int64)
+    parts, sizes, steps = np.empty(channels.shape[0], PANEL), np.ones(4, np.int64), stack_array(4, np.int64)
     window = room.window
     sizes[2], sizes[3] = window[1] - window[0], window[3] - window[2]
     steps[2], steps[3] = sizes[3], 1
@@ -90,8 +90,7 @@ def transform_tiles(
 
     Tiles lie line after line, or where the last column is odd column after column, so that it can be left out.
     """
-    rows, begins, table = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(1, LINE)
-    tiles, window = table[0], room.window
+    rows, begins, tiles, window = stack_array(2, np.int64), stack_array(2, np.int64), stack_record(LINE), room.window
     columns = slab.high[2] - slab.low[2]
     across, along = (1, (slab.high[0] - slab.low[0]) * lines) if slab.odd[1] else (columns, 1)
     row, pixel, left = side.strides[2], side.strides[3], 0
@@ -118,4 +117,3 @@ def transform_tiles(
                 tiles.to, tiles.step = to + block.panel + number * across * block.line, along * block.line
                 transform_line(side.wide, block.vectors, address_of(tiles))
             number += 1
-    keep_alive(table)

@@ -1,7 +1,8 @@
-"""Compiled functions name a table that they make at least as long as they use its rows.
+"""Compiled functions name an array that they allocate at least as long as they use its rows.
 
 Numba frees an array after the last use of its name, although a row or an address of it is still in use: what is
-allocated next then lies in the same memory.
+allocated next then lies in the same memory. Records and arrays on the stack (`kernels.emit.intrinsics`) live until the
+function returns.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
 import kernels.registry  # noqa: F401 -- importing the kernels registers their compiled functions
+from kernels.emit.brgemm import Batch, Element
 from kernels.emit.compiler import ENTRIES
+from kernels.emit.intrinsics import address_of, stack_array, stack_record
+
+BATCH, ELEMENT = Batch.dtype, Element.dtype
 
 FUNCTIONS = {entry.name: entry.function for entry in ENTRIES if entry.function is not None}
 
@@ -100,3 +106,20 @@ def test_a_row_that_outlives_its_table_is_found() -> None:
 
     assert _outlived(lost) == ["row of rows"]
     assert _outlived(kept) == []
+
+
+def test_the_stack() -> None:
+    """Records and arrays on the stack are zeros each time, apart from each other, and begin at a line of memory."""
+
+    def use(count: int) -> tuple[int, int, int]:
+        found, places, apart = 0, 0, 0
+        for _ in range(count):
+            record, rows, numbers = stack_record(BATCH), stack_array(3, ELEMENT), stack_array(4, np.int64)
+            found += record.rows + rows[2].steps + numbers[3] + rows.shape[0] + numbers.shape[0]
+            record.rows, rows[2].steps, numbers[3] = 10, 20, 30
+            apart += record.rows + rows[2].steps + numbers[3]
+            places += (address_of(record) | address_of(rows) | address_of(numbers)) % 64
+        return found, places, apart
+
+    compiled: Any = numba.njit(use)
+    assert compiled(3) == (21, 0, 180)

@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive, store_value
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, stack_array, stack_record, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
@@ -34,10 +34,10 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 
     `room` is for the taps of a vector as f32, [tap][src channel][lanes].
     """
-    one, panels = filters[0], np.empty(1, PANEL)
+    one, panels = filters[0], stack_array(1, PANEL)
     panel, line = panels[0], one.src_channels * VECTOR
     vectors = (one.dst_channels + WIDTH - 1) // WIDTH
-    counts, steps, places = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
+    counts, steps, places = np.ones(4, np.int64), stack_array(4, np.int64), stack_array(4, np.int64)
     by_tap = one.tap < one.src_channel  # the nearer neighbours are the run
     run, other = (3, 2) if by_tap else (2, 3)
     counts[run], steps[run], places[run] = KERNEL, one.tap, -line if one.turned else line
@@ -60,8 +60,7 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 @jit
 def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], room: Room, a_plane: int) -> None:
     """Sum the 16 products of a slab's tiles over all src channels, for all dst channels."""
-    batches = np.zeros(1, BATCH)
-    batch = batches[0]
+    batch = stack_record(BATCH)
     batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.steps.a_row, dst.steps.b_block, dst.steps.c_row, WIDTH
     batch.a_step, batch.b_step = 4, VECTOR
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], room.zeros
@@ -81,7 +80,6 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
                 batch.c = dst.sums + product * dst.steps.plane + first * dst.steps.c_row + vector * VECTOR
                 batch.next = batch.c + batch.rows * dst.steps.c_row
                 call_entry(entry, address_of(batch))
-    keep_alive(batches)
 
 
 @jit
@@ -120,7 +118,7 @@ def _write(slab: TileSlab, dst: Outputs, place: Vector) -> None:
         place[0], place[1], place[2], place[3] = to, dst.strides[0], dst.strides[2], dst.strides[3]
         _put(slab, dst, 0, dst.vectors, place)
         return
-    counts = np.empty(4, np.int64)
+    counts = stack_array(4, np.int64)
     counts[0], counts[1] = slab.high[0] - slab.low[0], 1
     counts[2] = 2 * (slab.high[1] - slab.low[1]) - slab.odd[0]
     counts[3] = 2 * (slab.high[2] - slab.low[2]) - slab.odd[1]
@@ -145,7 +143,7 @@ def add_products(
 
     `sides` are src for each tap in the first axis that this depth meets, all in one room; `elements` what is summed.
     """
-    dst, room, place = results[0], rooms[0], np.empty(4, np.int64)
+    dst, room, place = results[0], rooms[0], stack_array(4, np.int64)
     for s in range(slabs.shape[0]):
         slab = slabs[s]
         for tap in range(sides.shape[0]):

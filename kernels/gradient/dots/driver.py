@@ -24,7 +24,17 @@ from kernels.blocks import SUMS
 from kernels.emit.brgemm import FLUSH, Batch, Element
 from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
 from kernels.emit.dots import ACROSS, BEGIN, BLOCKS, END, EXACT, ROWS, STAGE, STEP, TILE, Sides, TileSteps
-from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, keep_alive, load, store_value
+from kernels.emit.intrinsics import (
+    F32,
+    address_of,
+    call_entry,
+    copy_panel,
+    fill_zero,
+    load,
+    stack_array,
+    stack_record,
+    store_value,
+)
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
 from kernels.pack.lines import SPLIT_BYTES, split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
@@ -47,7 +57,7 @@ Within these bounds, what is lost because subnormal numbers count as zeros (part
 another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that of a product of 2**-86.
 """
 
-LINE = 4 * TILE
+LINE, BLOCK = 4 * TILE, TILE * TILE
 """Bytes of an accumulator row."""
 
 
@@ -80,7 +90,7 @@ def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], nonfini
     hold Inf or NaN: they are marked `nonfinite`, and zeros take their place. An f32 may be too small for a first part:
     then it counts as 1.
     """
-    lanes, lanes_each = np.empty(TILE, np.uint16), TILE if packing.pairs else 1
+    lanes, lanes_each = stack_array(TILE, np.uint16), TILE if packing.pairs else 1
     parts, channels, size, part = packing.parts, packing.channels, packing.plane, packing.planes * packing.plane
     for i in range(peaks.shape[0]):
         peaks[i].least, peaks[i].most = SPECIAL, 0
@@ -177,11 +187,10 @@ if target().dots == "amx":
         whole = min(i1, share.a.channels // TILE) if parts > 1 else i0
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * every
         rest = (min(call.rows, TILE * i1 * every) - start) // ROWS
-        a_down, acc_down = np.empty(4, np.int64), np.empty(4, np.int64)
-        batches, elements, more = np.zeros(1, BATCH), np.zeros(1, ELEMENT), np.empty(1, TILE_STEPS)
-        batch, tile = batches[0], 0
-        batch.elements, batch.count, batch.indirection = address_of(elements), 1, address_of(more)
-        batch.b_vector, more[0].b_part, more[0].c_vector = (
+        a_down, acc_down = stack_array(4, np.int64), stack_array(4, np.int64)
+        batch, element, more, tile = stack_record(BATCH), stack_record(ELEMENT), stack_record(TILE_STEPS), 0
+        batch.elements, batch.count, batch.indirection = address_of(element), 1, address_of(more)
+        batch.b_vector, more.b_part, more.c_vector = (
             share.b.plane,
             share.b.planes * share.b.plane,
             share.acc_block,
@@ -197,19 +206,19 @@ if target().dots == "amx":
                 else:
                     a_down[k], acc_down[k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
             last = min(1, down - 1)
-            more[0].a_tile, more[0].c_tile = a_down[last] - a_down[0], acc_down[last] - acc_down[0]
+            more.a_tile, more.c_tile = a_down[last] - a_down[0], acc_down[last] - acc_down[0]
             for k in range(2, down):  # of tiles that are not equally far apart two are summed at once
-                if a_down[k] - a_down[k - 1] != more[0].a_tile or acc_down[k] - acc_down[k - 1] != more[0].c_tile:
+                if a_down[k] - a_down[k - 1] != more.a_tile or acc_down[k] - acc_down[k - 1] != more.c_tile:
                     down = 2
-            more[0].a_part, batch.a_row, batch.c_row = a_part, a_plane, every * LINE
+            more.a_part, batch.a_row, batch.c_row = a_part, a_plane, every * LINE
             if tile >= tiles:
-                more[0].a_part, batch.a_row, batch.c_row = down * ROWS * LINE, LINE, LINE
+                more.a_part, batch.a_row, batch.c_row = down * ROWS * LINE, LINE, LINE
             most = WALK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             pieces = (steps * STEP + most - 1) // most
             work.down, work.a, work.acc = down, a + a_down[0], acc + acc_down[0]
             for piece in range(pieces):
                 first, end = steps * piece // pieces, steps * (piece + 1) // pieces
-                batch.a, batch.a_step, elements[0].steps = work.a + LINE * first, LINE, end - first
+                batch.a, batch.a_step, element.steps = work.a + LINE * first, LINE, end - first
                 if tile >= tiles:
                     batch.a, batch.a_step = stage, parts * down * ROWS * LINE
                     for each in range(parts * down):
@@ -221,9 +230,6 @@ if target().dots == "amx":
                         )  # fmt: skip
                 _add_tiles(table, share, work, batch, b + STEP // 2 * LINE * first, dense)
             tile += down
-        keep_alive(batches)
-        keep_alive(elements)
-        keep_alive(more)
 
 else:
     MOST = 8  # with more rows the accumulators, which change from call to call, take longer than their products save
@@ -239,8 +245,7 @@ else:
         begin, end = TILE * work.first, min(share.a.channels, TILE * work.end)
         blocks, block, pairs = share.b.planes, share.b.plane, work.steps * STEP // 2
         tiles = (end - begin + MOST - 1) // MOST
-        elements, batches = np.zeros(2, ELEMENT), np.zeros(1, BATCH)
-        batch = batches[0]
+        elements, batch = stack_array(2, ELEMENT), stack_record(BATCH)
         batch.a_row, batch.a_step, batch.b_vector, batch.b_step = share.a.plane, 4, block, LINE
         batch.apart, batch.valid, batch.count, elements[0].flush = 1, TILE, 2, FLUSH
         for first in range(0, pairs, WALK_PIXELS // 2):
@@ -263,7 +268,7 @@ else:
                             batch.a = work.a + channel * share.a.plane + tap.plane + 4 * first
                             batch.c = work.acc + _block(share, j) + (channel * share.taps + tap.number) * line
                             batch.next = batch.totals = batch.c
-                            call_entry(table[BLOCKS + size - 1], address_of(batches[0]))
+                            call_entry(table[BLOCKS + size - 1], address_of(batch))
 
 
 @jit
@@ -271,9 +276,9 @@ def _walk(
     table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, dense: Table, acc: int
 ) -> None:
     """Sum the dense pairs of blocks, as many at once as have the same ones."""
-    pixels, i, works = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels, 0, np.empty(1, WORK)
+    pixels, i, work = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels, 0, stack_record(WORK)
     while i < dense.shape[0]:
-        start, same, some, work = i, True, 0, works[0]
+        start, same, some = i, True, 0
         while same:
             i += 1
             same = i < dense.shape[0]
@@ -285,7 +290,7 @@ def _walk(
             work.first, work.end, work.steps = start, i, (pixels + STEP - 1) // STEP
             work.a, work.acc = call.panels, acc
             work.b, work.stage = call.panels + share.b.target, call.panels + share.b.scratch
-            _add_rows(table, share, taps, call, works[0], dense[start])
+            _add_rows(table, share, taps, call, work, dense[start])
 
 
 @jit
@@ -297,7 +302,7 @@ def _walk_exactly(
 
     Of a dense pair only the sums of nonfinite channels are kept.
     """
-    table_of_sides, buffer = np.empty(1, SIDES), np.empty(TILE * TILE, np.float32)
+    sides, buffer = stack_record(SIDES), stack_array(BLOCK, np.float32)
     a, b, a_nonfinite, b_nonfinite = packings[0], packings[1], nonfinite[0], nonfinite[1]
     a_strides, b_strides = a.strides, b.strides
     for pair in range(dense.size):
@@ -308,7 +313,6 @@ def _walk_exactly(
             some |= a_nonfinite[TILE * i + m] == 1
         for lane in range(lanes):
             some |= b_nonfinite[TILE * j + lane] == 1
-        sides = table_of_sides[0]
         sides.a_channel, sides.a_last, sides.b_channel, sides.b_last = a.channel, rows - 1, b.channel, lanes - 1
         for t in range(taps.shape[0] if some else 0):
             tap = taps[t]
@@ -362,7 +366,7 @@ def add_dots(
     a_peaks, b_peaks = np.empty((channels + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
     dense = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
     nonfinite = np.empty((2, max(channels, share.b.channels)), np.int64)
-    packings = np.empty(2, PACKING)
+    packings = stack_array(2, PACKING)
     packings[0], packings[1] = share.a, share.b
     for i in range(2):
         packings[i].target += call.panels

@@ -14,10 +14,11 @@ from kernels.emit.intrinsics import (
     F32,
     address_of,
     call_entry,
-    fill_zero,
     load,
     put,
     put_value,
+    stack_array,
+    stack_record,
     stored_size,
     touch,
     untranspose,
@@ -55,7 +56,7 @@ MOST_ELEMENTS = 1024
 
 F32_PLACE = MICRO["f32"]
 
-ELEMENT_BYTES, SHARE_BYTES = Element.dtype.itemsize, TileShare.dtype.itemsize
+ELEMENT_BYTES = Element.dtype.itemsize
 
 BATCH, ELEMENT, GROUP, PACKED, SHARE, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, TileShare, Visit))
 
@@ -87,7 +88,7 @@ def _pack_scalar(share: TileShare, packed: Packed, box: Box, lines: Rows[Line], 
     if share.packs.scalars == NATIVE:
         return source
     scalar, base, row = share.scalar, scratch, 0
-    steps, sizes, to = scalar.steps, box.sizes, np.empty(4, np.int64)
+    steps, sizes, to = scalar.steps, box.sizes, stack_array(4, np.int64)
     for axis in range(4):
         source += box.first[axis] * scalar.strides[axis]
         base -= box.first[axis] * steps[axis]
@@ -267,10 +268,8 @@ def add_doubles(
     tensors, of room for panels of each and for f32, and of the sums, whether the sums of a block are formed apart
     (otherwise they are one chain), and the number of images, which follow each other.
     """
-    slab, rows, columns, shares = slabs[0], operands[0], operands[1], np.empty(1, SHARE)
-    batches, groups = np.zeros(1, BATCH), np.empty(1, GROUP)
-    fill_zero(address_of(shares), SHARE_BYTES)
-    share, batch, group, unit = shares[0], batches[0], groups[0], 8 * rows.width
+    slab, rows, columns, share = slabs[0], operands[0], operands[1], stack_record(SHARE)
+    batch, group, unit = stack_record(BATCH), stack_record(GROUP), 8 * rows.width
     share.acc_step, share.segment, group.scalars, group.panels = facts[0], 1 << 62, call[2], call[3]
     scalar, vector = share.scalar, share.vector
     for axis in range(4):
@@ -294,7 +293,7 @@ def add_doubles(
             pack_doubles(rows, from_rows, g, slab.scalar.first[:], slab.scalar.sizes[:], call[2], call[4])
             pack_doubles(columns, from_columns, g, slab.vector.first[:], slab.vector.sizes[:], group.panels, call[4])
             group.acc = call[5] + g * facts[1]
-            _walk(table, shares[0], slab, tables, batches[0], groups[0])
+            _walk(table, share, slab, tables, batch, group)
 
 
 @jit
@@ -307,18 +306,17 @@ def add_slabs(
     `table` holds the tiles' addresses.
     """
     share, addresses = shares[0], calls[0]
-    packs, tables, batches = share.packs, _room(share, blocks, ranges, tiles), np.zeros(1, BATCH)
+    packs, tables, batch = share.packs, _room(share, blocks, ranges, tiles), stack_record(BATCH)
     together = packs.groups
-    batch = batches[0]
     batch.a_row, batch.a_step, batch.apart = share.scalar_row, share.scalar.moves[3], 1
     batch.b_vector, batch.valid = LINE, WIDTH
     if share.lanewise:
         batch.vectors, batch.c_row = share.vectors, share.acc_bytes
-    packings, groups = np.empty(2, PACKED), np.empty(1, GROUP)
+    vector, scalar, group = stack_record(PACKED), stack_record(PACKED), stack_record(GROUP)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
     for i in range(slabs.shape[0]):
-        slab, vector, scalar, group = slabs[i], packings[0], packings[1], groups[0]
+        slab = slabs[i]
         vector.end, vector.to = addresses.vector + share.vector.nbytes, addresses.panels
         scalar.end, scalar.to = addresses.scalar + share.scalar.nbytes, addresses.scratch
         for first in range(0, share.groups, together):
@@ -329,15 +327,15 @@ def add_slabs(
             scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
             panels = vector.source if packs.in_place else vector.to
             if not packs.in_place:
-                _pack_vector(share, packings[0], slab.vector, blocks, vector_parts)
-            base = _pack_scalar(share, packings[1], slab.scalar, lines, scalar_parts)
+                _pack_vector(share, vector, slab.vector, blocks, vector_parts)
+            base = _pack_scalar(share, scalar, slab.scalar, lines, scalar_parts)
             for g in range(vector.count):
                 group.panels, group.acc = (
                     panels + g * packs.panel_bytes,
                     addresses.acc + (first + g) * share.acc_bytes,
                 )
                 group.scalars = base + g * (share.scalar.group if packs.scalars == NATIVE else packs.scratch_bytes)
-                _walk(table, share, slab, tables, batches[0], groups[0])
+                _walk(table, share, slab, tables, batch, group)
 
 
 @jit
