@@ -269,7 +269,7 @@ class _Bands(Share):
             ),
             src=values_of(
                 SrcReading, word=positions * ROW_BYTES, packed=True, by_tap=False, joined=False, pixel_bytes=ROW_BYTES,
-                compact=0, staged=True,
+                staged=True,
             ),
             sums=values_of(
                 SumOrder, chunk=SUMS.batch_steps, group=1, within_line=True, flushes=False, most=SUMS.batch_steps
