@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 from kernels.dtypes import DTYPES, KINDS
 from kernels.emit import simd
@@ -17,8 +18,8 @@ from kernels.emit.compiler import emitted
 
 __all__ = [
     "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fence", "fill_zero", "keep_alive", "load",
-    "load_wide", "put", "put_value", "size_of", "store_lines", "store_narrow", "store_value", "stored_size", "touch",
-    "touch_all", "transpose_panel", "untranspose",
+    "load_wide", "local", "put", "put_value", "size_of", "store_lines", "store_narrow", "store_value", "stored_size",
+    "touch", "touch_all", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -253,6 +254,24 @@ def address_of(typingctx: Any, part: Any) -> Any:
         return builder.ptrtoint(pointer, simd.I64)
 
     return types.int64(part), codegen
+
+
+@_typed_intrinsic
+def local(typingctx: Any, kind: Any) -> Any:
+    """Return a table of one record of zeros, on the stack: unlike an array, it lives until its function returns."""
+    table = types.Array(kind.dtype, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        room = cgutils.alloca_once(builder, context.get_data_type(table.dtype))
+        room.align = 64
+        size = simd.I64(table.dtype.size)
+        cgutils.memset(builder, builder.bitcast(room, ir.IntType(8).as_pointer()), size, 0)
+        made = context.make_array(table)(context, builder)
+        shape, strides = (cgutils.pack_array(builder, [number]) for number in (simd.I64(1), size))
+        arrayobj.populate_array(made, room, shape, strides, size, None)
+        return made._getvalue()
+
+    return table(kind), codegen
 
 
 @_typed_intrinsic

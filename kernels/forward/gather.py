@@ -27,6 +27,7 @@ from kernels.emit.intrinsics import (
     fill_zero,
     keep_alive,
     load,
+    local,
     store_value,
     stored_size,
     touch,
@@ -54,7 +55,6 @@ KERNEL_TAPS = 576
 BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
     each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
 )
-SHARE_BYTES, WORK_BYTES = SHARE.itemsize, WORK.itemsize
 
 
 @jit
@@ -192,7 +192,7 @@ def _clip(axis: Axis, phase: Phase, low: int, high: int) -> tuple[int, int]:
 @jit
 def bring_box(src: Values, channels: int, pitch: int, work: Work, scratch: int) -> None:
     """Pack a box of src positions as f32, `pitch` bytes apart, padded to 8 channels if they fit; `src` is the first."""
-    panels, lanes = np.empty(1, PANEL), min(pitch // 4, (channels + 7) // 8 * 8)
+    panels, lanes = local(PANEL), min(pitch // 4, (channels + 7) // 8 * 8)
     panel = panels[0]
     panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, channels, 0, scratch, 1
     lay_out(work, pitch, scratch)
@@ -356,12 +356,9 @@ def gather_doubles(
     number of images, which follow each other, and the bytes of one of dst.
     """
     band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
-    shares, works, whole, calls = np.empty(1, SHARE), np.empty(1, WORK), np.empty(1, PASS), np.empty(1, CALL)
-    batches, counts, buffer = np.zeros(1, BATCH), np.empty(4, np.int64), np.empty(64, np.float32)
+    share, work, whole, calls, batch = local(SHARE)[0], local(WORK)[0], local(PASS)[0], local(CALL)[0], local(BATCH)[0]
+    counts, buffer, parts, positions = np.empty(4, np.int64), np.empty(64, np.float32), facts[1], 1
     zeros = np.zeros(WIDTH, np.int64)  # the bias where there is none
-    fill_zero(address_of(shares), SHARE_BYTES)
-    fill_zero(address_of(works), WORK_BYTES)
-    share, work, batch, parts, positions = shares[0], works[0], batches[0], facts[1], 1
     panel, reading, order, lanewise = share.panel, share.src, share.sums, src.lanewise
     panel.words = order.chunk = src.panels if lanewise else src.channels
     panel.line, panel.tap_bytes = 8 * dst.width, 8 * dst.width * panel.words
@@ -391,7 +388,7 @@ def gather_doubles(
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
             batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
             fill_zero(call[5], positions * work.dst[3])
-            sum_block(table[0], shares[0], tables, works[0], lists, batches[0], whole[0], calls[0])
+            sum_block(table[0], share, tables, work, lists, batch, whole, calls)
             if dst.kind == F64:
                 _write_doubles(dst, call[5], to, parts, valid, counts)
             else:
@@ -414,14 +411,7 @@ def gather(
     share, one, call = shares[0], passes[0], calls[0]
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
     blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
-    batches, works, counts, buffer = (
-        np.zeros(1, BATCH),
-        np.empty(1, WORK),
-        np.empty(4, np.int64),
-        np.empty(64, np.float32),
-    )
-    batch, work = batches[0], works[0]
-    work.line.taps = work.line.ahead_lines = 0
+    batch, work, counts, buffer = local(BATCH)[0], local(WORK)[0], np.empty(4, np.int64), np.empty(64, np.float32)
     tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
@@ -486,5 +476,3 @@ def gather(
                 if not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
                     write(out, call.sums, lanes, valid, counts, address_of(buffer))
-    keep_alive(works)
-    keep_alive(batches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import address_of, fill_zero, keep_alive
+from kernels.emit.intrinsics import address_of, fill_zero, keep_alive, local
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
 from kernels.pack.lines import SPREAD, spread1, spread3, transpose16
@@ -50,7 +50,7 @@ def pack_pairs(
     `taps` are boxes as `kernels.pack.pairs` takes them, of weights that are unfolded first if `unfolds`. Return the
     smallest exponent among the weights that are not 0.
     """
-    share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
+    share, one, call, packings = shares[0], passes[0], calls[0], local(PACKING)
     weights, packing, blocks = one.weights, packings[0], (one.channels + WIDTH - 1) // WIDTH
     packing.pairs, packing.parts, packing.channels = True, 1, one.channels
     packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
@@ -72,7 +72,6 @@ def pack_pairs(
             _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
             pack_boxes(packing, taps, taps if whole else taps[:0])
             packing.target += share.panel.block_bytes
-    keep_alive(packings)
     keep_alive(unfolded)
     return _exponent(call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
@@ -89,8 +88,8 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
 
     A pixel of a line is a plane of its own, and its channels are the line.
     """
-    packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.band.sizes
-    packing, box = packings[0], boxes[0]
+    packing, boxes, steps, sizes = local(PACKING)[0], local(PACKED_BOX), work.src, work.band.sizes
+    box = boxes[0]
     lay_out(work, share.src.pixel_bytes, scratch)
     positions = 1
     for axis in range(4):
@@ -119,8 +118,6 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
     pack_boxes(packing, boxes, boxes if steps[3] == 2 * channels else boxes[:0])
-    keep_alive(packings)
-    keep_alive(boxes)
 
 
 @jit

@@ -10,7 +10,18 @@ import numpy as np
 
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import F32, add_run, address_of, call_entry, fill_zero, keep_alive, load, put, store_value
+from kernels.emit.intrinsics import (
+    F32,
+    add_run,
+    address_of,
+    call_entry,
+    fill_zero,
+    keep_alive,
+    load,
+    local,
+    put,
+    store_value,
+)
 from kernels.forward.gather import bring_box
 from kernels.forward.output import bring_bias, write
 from kernels.forward.records import Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
@@ -125,14 +136,13 @@ def scatter(
     out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
     counts, buffer = np.empty(4, np.int64), np.empty(64, np.float32)
-    live, works, batches = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), np.empty(1, WORK), np.zeros(1, BATCH)
+    live, work, batch = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), local(WORK)[0], local(BATCH)[0]
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
     for number in range(elements.shape[0]):
         element, done = elements[number], number * chunk
         element.a, element.b, element.steps = 4 * done, 4 * WIDTH * done, min(chunk, channels - done)
         element.flush = FLUSH if number > 0 else FLUSH_FIRST
     elements[elements.shape[0] - 1].flush = 0
-    work, batch = works[0], batches[0]
     batch.elements, batch.count, batch.valid = address_of(elements), elements.shape[0], WIDTH
     zeros = np.zeros(2 * WIDTH, np.float32)
     batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
@@ -185,6 +195,4 @@ def scatter(
             to = Values(kind, place, dst.strides[:], dst.channel, call.dst + dst.nbytes)
             write(to, acc, out, out, counts, address_of(buffer))
     keep_alive(elements)
-    keep_alive(works)
-    keep_alive(batches)
     keep_alive(zeros)

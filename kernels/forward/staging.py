@@ -19,7 +19,7 @@ import numpy as np
 from kernels.emit.brgemm import Batch, Element
 from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers, together
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STEP, TILE, TileSteps
-from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, keep_alive, load
+from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, local
 from kernels.forward.gather import sum_block
 from kernels.forward.lists import MOST_ELEMENTS
 from kernels.forward.output import bring_bias, fill, write
@@ -156,7 +156,7 @@ def stage_weights(
 
     Dst channels that hold Inf or NaN are marked `nonfinite`, and zeros take their place.
     """
-    share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
+    share, one, call, packings = shares[0], passes[0], calls[0], local(PACKING)
     weights, packing, parts = one.weights, packings[0], staged.panels[0].parts
     blocks, block = _blocks(one), share.panel.block_bytes
     packing.pairs, packing.parts, packing.channels, packing.scratch = True, parts, one.channels, call.products
@@ -165,7 +165,6 @@ def stage_weights(
     packing.target, packing.planes, packing.plane = call.panels, blocks, block
     whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
     pack_boxes(packing, taps, taps if whole else taps[:0])
-    keep_alive(packings)
     if parts == 2:
         split_f16(call.panels, call.panels + blocks * block, blocks * block // ROW_BYTES)
     lanes = np.empty(TILE, np.uint16)
@@ -294,14 +293,13 @@ def gather_staged(
         most = max(most, tables.phases[number].taps)
     lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
     packed = PackedRows(
-        np.zeros(1, PACKING), np.zeros(panel.depth, PACKED_BOX), np.full((segments.shape[0], 7), -1)
+        local(PACKING), np.zeros(panel.depth, PACKED_BOX), np.full((segments.shape[0], 7), -1)
     )  # fmt: skip
-    batches, works, mores = np.zeros(1, BATCH), np.zeros(1, WORK), np.empty(1, TILE_STEPS)
-    batch, work, more = batches[0], works[0], mores[0]
-    mine, theirs = np.empty(1, MAGNITUDES), np.empty(failed.shape[1], MAGNITUDES)
+    batch, work, more, mine = local(BATCH)[0], local(WORK)[0], local(TILE_STEPS)[0], local(MAGNITUDES)[0]
+    theirs = np.empty(failed.shape[1], MAGNITUDES)
     _weigh(share, parts, one, call, theirs)
     size = parts * panel.depth * panel.positions * ROW_BYTES
-    batch.a_step, batch.b_step, batch.b_vector, batch.indirection = share.src.word, TILE_BYTES, block, address_of(mores)
+    batch.a_step, batch.b_step, batch.b_vector, batch.indirection = share.src.word, TILE_BYTES, block, address_of(more)
     more.a_part, more.b_part, more.a_tile, more.c_vector = size // parts, blocks * block, TILE_BYTES, ROW_BYTES
     bias = call.products + SPLIT_BYTES
     work.place, work.start, work.block.packed, work.tile.blocks = call.sums, call.source, 1, 1
@@ -309,14 +307,14 @@ def gather_staged(
         _lay_band(share, panel, work, first + item)
         for s in range(segments.shape[0]):
             _stage(share, panel, one, call, segments, s, work, packed)
-        _range(1, call.source, 0, segments.shape[0] * size, mine[0])
+        _range(1, call.source, 0, segments.shape[0] * size, mine)
         place = call.dst + dst.start
         for axis in range(4):
             place += work.band.low[axis] * dst.strides[axis]
             work.src[axis], work.band.low[axis] = ROW_BYTES * panel.pitches[axis], 0
         call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
         for p in range(failed.shape[1]):
-            failed[item, p] = 0 if _fits(parts, mine[0], theirs[p]) else 1
+            failed[item, p] = 0 if _fits(parts, mine, theirs[p]) else 1
             if failed[item, p] == 1:
                 continue
             across, valid = min(2, blocks - 2 * p), min(LANES, one.channels - LANES * p)
@@ -332,6 +330,3 @@ def gather_staged(
             out = Values(share.kind, place + LANES * p * dst.channel, dst.strides[:], dst.channel, 0)
             _write(panel, work, out, across * TILE, valid, bias + 4 * LANES)
         call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
-    keep_alive(works)
-    keep_alive(batches)
-    keep_alive(mores)

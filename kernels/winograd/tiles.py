@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import address_of, keep_alive
+from kernels.emit.intrinsics import address_of, local
 from kernels.emit.winograd import FACTORS, TileLine, transform_line
 from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
@@ -90,7 +90,7 @@ def transform_tiles(
 
     Tiles lie line after line, or where the last column is odd column after column, so that it can be left out.
     """
-    rows, begins, table = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(1, LINE)
+    rows, begins, table = np.empty(2, np.int64), np.empty(2, np.int64), local(LINE)
     tiles, window = table[0], room.window
     columns = slab.high[2] - slab.low[2]
     across, along = (1, (slab.high[0] - slab.low[0]) * lines) if slab.odd[1] else (columns, 1)
@@ -118,4 +118,3 @@ def transform_tiles(
                 tiles.to, tiles.step = to + block.panel + number * across * block.line, along * block.line
                 transform_line(side.wide, block.vectors, address_of(tiles))
             number += 1
-    keep_alive(table)

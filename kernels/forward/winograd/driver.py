@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive, store_value
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, local, store_value
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
 from kernels.forward.output import write
 from kernels.forward.winograd.records import Filters, Outputs
@@ -34,7 +34,7 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 
     `room` is for the taps of a vector as f32, [tap][src channel][lanes].
     """
-    one, panels = filters[0], np.empty(1, PANEL)
+    one, panels = filters[0], local(PANEL)
     panel, line = panels[0], one.src_channels * VECTOR
     vectors = (one.dst_channels + WIDTH - 1) // WIDTH
     counts, steps, places = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
@@ -60,8 +60,7 @@ def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int,
 @jit
 def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Element], room: Room, a_plane: int) -> None:
     """Sum the 16 products of a slab's tiles over all src channels, for all dst channels."""
-    batches = np.zeros(1, BATCH)
-    batch = batches[0]
+    batch = local(BATCH)[0]
     batch.a_row, batch.b_vector, batch.c_row, batch.valid = dst.steps.a_row, dst.steps.b_block, dst.steps.c_row, WIDTH
     batch.a_step, batch.b_step = 4, VECTOR
     batch.elements, batch.count, batch.start = address_of(elements[0]), elements.shape[0], room.zeros
@@ -81,7 +80,6 @@ def _multiply(table: Vector, slab: TileSlab, dst: Outputs, elements: Rows[Elemen
                 batch.c = dst.sums + product * dst.steps.plane + first * dst.steps.c_row + vector * VECTOR
                 batch.next = batch.c + batch.rows * dst.steps.c_row
                 call_entry(entry, address_of(batch))
-    keep_alive(batches)
 
 
 @jit

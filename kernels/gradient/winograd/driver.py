@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
 from kernels.emit.compiler import Record, Rows, Vector, jit, numbers
-from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive, local
 from kernels.emit.winograd import FACTORS, count_taps
 from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Tile, Weights
@@ -46,13 +46,12 @@ def add_products(
     scalars: Rows[Channels], slabs: Rows[TileSlab], tiles: Rows[Tile],
 ) -> None:  # fmt: skip
     """Add slabs of tiles to the sums of all products; `sides` and `rooms` are those of the lanes and of the scalars."""
-    run, batches, most = runs[0], np.zeros(1, BATCH), 0
+    run, batch, most = runs[0], local(BATCH)[0], 0
     for s in range(slabs.shape[0]):
         most = max(
             most, (slabs[s].high[0] - slabs[s].low[0]) * tiles_along(slabs[s], 0, 0) * tiles_along(slabs[s], 1, 0)
         )
     elements = np.zeros(most // SEGMENT + 1, ELEMENT)
-    batch = batches[0]
     batch.a_row, batch.a_step, batch.b_vector, batch.valid, batch.apart = 4, STAGED_LINE, VECTOR, WIDTH, 1
     batch.elements = address_of(elements)
     for s in range(slabs.shape[0]):
@@ -89,7 +88,6 @@ def add_products(
                             batch.rows, batch.a = tile.rows, scalar + tile.offsets[0]
                             batch.c = batch.next = batch.totals = place
                             call_entry(table[F32_PLACE + block.vectors - 1], address_of(batch))
-    keep_alive(batches)
     keep_alive(elements)
 
 
