@@ -146,10 +146,6 @@ class Sums:
     flush_steps_bf16: int = 1024
     """The same where the result is bf16, in which what they lose does not show."""
 
-    compact_positions: int = 48
-    """Positions of a line from which on words of bf16 may hold values of two pixels: those at its ends, which meet some
-    taps only, are tiles of their own."""
-
     source_bytes: int = 8 << 20
     """Packed src of one dst position at the most; where taps reach farther it is packed tap by tap."""
 

@@ -74,7 +74,7 @@ class Element(Record):
     """What is added to a tile: `steps` words and lines that follow each other, from byte offsets `a` and `b` on.
 
     `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s. For pixels of
-    `kernels.emit.depthwise` these two are columns. Of pairs with `half` only the first products count.
+    `kernels.emit.depthwise` these two are columns.
     """
 
     a: int
@@ -82,7 +82,6 @@ class Element(Record):
     steps: int
     case: int
     flush: int
-    half: int
 
 
 FLUSH, FLUSH_FIRST = 1, 2
@@ -210,7 +209,6 @@ class _Tile:
         """
         builder, batch = self.builder, self.batch
         a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
-        mask = builder.select(builder.icmp_signed("!=", element.half, simd.I64(0)), _I32(0xFFFF), _I32(0xFFFFFFFF))
         heads = range(low // 3, (high - 1) // 3 + 1)
         lanes, groups, plain = self.kind in LANEWISE, self.kind == "groups", self.kind in ("f32", *LANEWISE)
         stored = _FLOATS if lanes else simd.F32 if plain else _I32
@@ -221,12 +219,9 @@ class _Tile:
                 simd.load(builder, simd.nth(builder, line, batch.b_vector, j), _FLOATS if plain else _INTS)
                 for j in range(self.vectors)
             ]  # fmt: skip
-            if self.kind == "pairs":
-                lines = [builder.and_(each, simd.splat(builder, mask, WIDTH)) for each in lines]
             for m in range(low, high):
                 at = simd.nth(builder, places[m // 3 - heads[0]], batch.a_row, m % 3)
                 word = simd.load(builder, at, stored, 4 if plain else 2)
-                word = builder.and_(word, mask) if self.kind == "pairs" else word
                 word = simd.exchange(builder, word, number) if groups else word
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):

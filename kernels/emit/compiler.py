@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 from numba.core import config
-from numba.core.codegen import CPUCodeLibrary
+from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
@@ -219,8 +219,22 @@ class _Pipeline(Compiler):
     """
 
     def _compile_bytecode(self) -> Any:
-        self.state.func_id.unique_id = 0
+        state = self.state
+        state.func_id.unique_id = 0
+        state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
         return super()._compile_bytecode()
+
+
+class _Library(JITCodeLibrary):
+    """Optimise code once, where Numba does so function by function, then twice as a whole: a third of all the time."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
 
 
 def jit(function: F) -> F:
@@ -275,7 +289,7 @@ def callback(signature: Any, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
     _make_called(function)
     with _cached_here():
-        return numba.cfunc(signature, cache=True)(function)
+        return numba.cfunc(signature, cache=True, pipeline_class=_Pipeline)(function)
 
 
 def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:

@@ -269,7 +269,7 @@ class _Bands(Share):
             ),
             src=values_of(
                 SrcReading, word=positions * ROW_BYTES, packed=True, by_tap=False, joined=False, pixel_bytes=ROW_BYTES,
-                compact=0, staged=True,
+                staged=True,
             ),
             sums=values_of(
                 SumOrder, chunk=SUMS.batch_steps, group=1, within_line=True, flushes=False, most=SUMS.batch_steps
@@ -345,12 +345,9 @@ class ForwardAmx(ForwardTiles):
         n, *steps = plan.steps
         return (problem.n, dims.groups, dims.dst_channels, *dims.dst), (n, 1, LANES, *steps)
 
-    def run(
-        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
-        scratch: Storage | None, stop: Stop,
-    ) -> bool:  # fmt: skip
-        """Compute the dst box of one unit."""
-        return not stop() and _share(problem, unit).run(inputs, output, stop)
+    def share(self, problem: ConvProblem, unit: Unit) -> Share:
+        """Return a unit's tables."""
+        return _share(problem, unit)
 
 
 FORWARD_AMX = (

@@ -17,7 +17,6 @@ from math import ceil, gcd
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import SUMS
 from kernels.emit.compiler import Records
 from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
 from kernels.gradient import geometry
@@ -120,12 +119,6 @@ class AxisTable:
         taps = self.taps.copy()
         taps["src"], first = divmod(int(taps["src"][0]), self.src_step)
         return replace(self, src=ceil((self.src - first) / self.src_step), src_step=1, taps=taps), first
-
-    def compacts(self, channels: int) -> bool:
-        """Return whether words that hold values of two positions save a tenth of the words of a run."""
-        words = (self.most * channels + 1) // 2
-        long = self.dst // self.dst_step >= SUMS.compact_positions
-        return channels % 2 == 1 and long and 10 * self.most * ((channels + 1) // 2) >= 11 * words
 
 
 def axis_table(dims: Dims, axis: int) -> AxisTable:

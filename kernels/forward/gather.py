@@ -65,15 +65,13 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
     They do unless it is so small that a sum might be subnormal.
     """
     share, one, call = shares[0], passes[0], calls[0]
-    lanes, kept, compact = (one.channels + WIDTH - 1) // WIDTH * WIDTH, True, share.src.compact > 0
+    lanes, kept = (one.channels + WIDTH - 1) // WIDTH * WIDTH, True
     for g in range(one.groups):
         line = _bias_line(share, one, call, g)
         bring_bias(share.kind, one, call, g, 0, lanes, line)
         for lane in range(lanes):
             value = load(F32, line + 4 * lane)
             if value != 0 and abs(value) < LEAST_BIAS:
-                kept = False
-            if compact and value == 0 and np.signbit(value):  # the zeros of half a word would change its sign
                 kept = False
     return kept
 

@@ -7,7 +7,7 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, Batch, Element
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
@@ -15,7 +15,7 @@ from kernels.target import target
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lines", "sum_lists"]
 
-WIDTH, PAIRS = target().lanes, MICRO["pairs"]
+WIDTH = target().lanes
 
 MOST_ELEMENTS = 2048
 """Elements of a batch at the most; the sums of longer ones are stored in between."""
@@ -178,9 +178,8 @@ def sum_lists(
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
     src, counts, per_axis, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
-    words, kernel, runs, group = panel.words, panel.kernel, share.src.compact, order.group
+    words, kernel, group = panel.words, panel.kernel, order.group
     count, last, begun, start, totals, listed = 0, -1, share.src.by_tap, batch.start, batch.totals, 0
-    line, halves = phases[work.part.phase[3]].taps, runs > 0 and work.tile.micro == PAIRS
     if not begun:
         batch.totals = 0
     image = pieces[0]
@@ -201,14 +200,10 @@ def sum_lists(
                     if order.within_line and following.number // group != column.number // group:
                         break
                     run += 1
-                compact = runs if run == line else 0
-                if runs > 0 and compact == 0:  # which taps a tile meets must not decide what is a pair
-                    run = 1
                 k += run
                 mark = number * kernel[2] + column.number // group if order.within_line else number // group
-                every = (run * share.channels + 1) // 2 if compact > 0 else run * words
-                half = halves and run % 2 == 1  # the other half of the last word is not the run's
-                chunk = order.chunk if words > order.chunk else max(1, every - 1) if half else every
+                every = run * words
+                chunk = order.chunk if words > order.chunk else every
                 for done in range(0, every, chunk):
                     if count > 0 and (mark != last or done > 0 or words > order.chunk):
                         if order.flushes:
@@ -223,9 +218,7 @@ def sum_lists(
                     element = elements[count]
                     element.a = base + column.src * src[3] + done * share.src.word
                     element.b = (number * kernel[2] + column.number) * panel.tap_bytes + done * panel.line
-                    element.b += compact
                     element.steps, element.flush = min(chunk, every - done), 0
-                    element.half = 1 if half and done + element.steps == every else 0
                     element.case = image.case | plane.case | across.case | column.case
                     listed += element.steps
                     count += 1

@@ -13,7 +13,7 @@ from kernels.emit.intrinsics import address_of, fill_zero, keep_alive, stack_arr
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
 from kernels.pack.lines import SPREAD, spread1, spread3, transpose16
-from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
+from kernels.pack.magnitudes import LEAST_SUM, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target
 
@@ -73,19 +73,13 @@ def pack_pairs(
             pack_boxes(packing, taps, taps if whole else taps[:0])
             packing.target += share.panel.block_bytes
     keep_alive(unfolded)
-    return _exponent(share, call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
+    return _exponent(call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
 
 @inlined
-def _exponent(share: GatherShare, place: int, lines: int) -> int:
-    """Return the smallest exponent of the bf16 in some lines of memory, 0 where words of theirs must not be used.
-
-    Where the other half of a run's last word belongs to another one, its product is a zero only if both are finite.
-    """
-    least, most = magnitudes(place, lines)
-    if share.src.compact > 0 and most >= SPECIAL:
-        return 0
-    return int((least + 1) >> 7)
+def _exponent(place: int, lines: int) -> int:
+    """Return the smallest exponent of the bf16 in some lines of memory."""
+    return int((magnitudes(place, lines)[0] + 1) >> 7)
 
 
 @jit
@@ -104,9 +98,9 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
     if positions == 0:
         return
     fill_zero(scratch + positions * steps[3], LINE)
-    channels, run, compact = share.channels, sizes[3], share.src.compact > 0
+    channels, run = share.channels, sizes[3]
     lines = data.channel == 2 and strides[3] == 2 * channels
-    if (channels == 1 or channels == 3) and lines and run >= SPREAD and not compact:
+    if (channels == 1 or channels == 3) and lines and run >= SPREAD:
         for n in range(sizes[0]):
             for d in range(sizes[1]):
                 for h in range(sizes[2]):
@@ -119,13 +113,11 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
         return
     for axis in range(3):
         box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
-    pixels = run if lines and compact else 1  # pixels of a line that are one run of values
-    box.sizes[3], packing.strides[3] = channels * pixels, data.channel
-    packing.parts, packing.channels, packing.channel = 1, run // pixels, strides[3]
+    box.sizes[3], packing.strides[3] = channels, data.channel
+    packing.parts, packing.channels, packing.channel = 1, run, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
-    whole = compact or steps[3] == 2 * channels
-    pack_boxes(packing, boxes, boxes if whole else boxes[:0])
+    pack_boxes(packing, boxes, boxes if steps[3] == 2 * channels else boxes[:0])
 
 
 @jit
@@ -134,7 +126,7 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
     first, sizes, lowest = work.band.first, work.band.sizes, 512
     if share.src.packed:
         size = sizes[0] * sizes[1] * sizes[2] * sizes[3] * share.src.pixel_bytes
-        lowest = _exponent(share, call.source, (size + LINE - 1) // LINE) if size > 0 else 512
+        lowest = _exponent(call.source, (size + LINE - 1) // LINE) if size > 0 else 512
     else:
         run, origin = sizes[3] * data.strides[3], call.src + first[3] * data.strides[3]
         if run < LINE:
@@ -143,7 +135,7 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
             for d in range(first[1], first[1] + sizes[1]):
                 for h in range(first[2], first[2] + sizes[2]):
                     place = origin + n * data.strides[0] + d * data.strides[1] + h * data.strides[2]
-                    lowest = min(lowest, _exponent(share, place, run // LINE))
-                    lowest = min(lowest, _exponent(share, place + run - LINE, 1))
+                    lowest = min(lowest, _exponent(place, run // LINE))
+                    lowest = min(lowest, _exponent(place + run - LINE, 1))
     keeps: bool = min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
     return keeps

@@ -168,9 +168,7 @@ class WeightPanel(Record):
 class SrcReading(Record):
     """How src is read: in place unless it is `packed`; `word` bytes lead to the next word.
 
-    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `compact` a packed
-    position is no more than its channels, an odd number, and words of a run hold values of two positions: so many bytes
-    behind the panel of the taps lies one of such runs, for positions that meet all taps of a line. With `by_tap` src is
+    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `by_tap` src is
     packed for one tap after another, because all that a band meets would be too much. With `staged` it is padded, so
     that all positions meet all taps of their phase, and tiles are as tall as they can be (`kernels.forward.staging`).
     """
@@ -180,7 +178,6 @@ class SrcReading(Record):
     by_tap: bool
     joined: bool
     pixel_bytes: int
-    compact: int
     staged: bool
 
 

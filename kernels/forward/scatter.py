@@ -20,6 +20,7 @@ from kernels.emit.intrinsics import (
     load,
     put,
     stack_array,
+    stack_record,
     store_value,
 )
 from kernels.forward.gather import bring_box
@@ -137,18 +138,13 @@ def scatter(
     out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
     counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
-    live, works, batches = (
-        np.empty(planes.shape[0] * lines.shape[0], TAP_LINE),
-        stack_array(1, WORK),
-        stack_array(1, BATCH),
-    )
+    work, batch, live = stack_record(WORK), stack_record(BATCH), np.empty(planes.shape[0] * lines.shape[0], TAP_LINE)
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
     for number in range(elements.shape[0]):
         element, done = elements[number], number * chunk
         element.a, element.b, element.steps = 4 * done, 4 * WIDTH * done, min(chunk, channels - done)
         element.flush = FLUSH if number > 0 else FLUSH_FIRST
     elements[elements.shape[0] - 1].flush = 0
-    work, batch = works[0], batches[0]
     batch.elements, batch.count, batch.valid = address_of(elements), elements.shape[0], WIDTH
     zeros = stack_array(LANES, np.float32)
     batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
@@ -201,5 +197,3 @@ def scatter(
             to = Values(kind, place, dst.strides[:], dst.channel, call.dst + dst.nbytes)
             write(to, acc, out, out, counts, address_of(buffer))
     keep_alive(elements)
-    keep_alive(works)
-    keep_alive(batches)

@@ -162,9 +162,7 @@ class _Gather(Share):
         tap_bytes = self.line * words
         kernel = [table.kernel for table in self.tables[1:]]
         group, within_line = self._flushes(kernel[2], words)
-        compact = reading.dots and reading.packed and reading.joined and not within_line
-        compact = compact and self.tables[3].compacts(channels)
-        self.block_bytes = tap_bytes * taps * (1 + compact)
+        self.block_bytes = tap_bytes * taps
         pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
@@ -185,8 +183,7 @@ class _Gather(Share):
         )  # fmt: skip
         src = values_of(
             SrcReading, word=self.line if self.lanewise else 4, packed=reading.packed, by_tap=reading.by_tap,
-            joined=reading.joined, pixel_bytes=2 * channels if compact else pixel_bytes,
-            compact=compact * tap_bytes * taps, staged=False,
+            joined=reading.joined, pixel_bytes=pixel_bytes, staged=False,
         )  # fmt: skip
         sums = values_of(
             SumOrder, chunk=ceil(words / ceil(words / self.limit)), group=group, within_line=within_line,
@@ -204,14 +201,18 @@ class _Gather(Share):
         self.share = row_of(
             GatherShare, kind=self.kind, micro=MICRO[micro], limits=[PIXELS, 0] if reading.by_lines else rows,
             loops=[*(axis for axis in range(4) if axis != row), row], channels=channels,
-            skips=0 if compact else SKIPS, direct=direct, covered=all(table.covered for table in tables),
+            skips=SKIPS, direct=direct, covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
         self.axes = tables_of(self.tables, reading.by_tap)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
-        self.unfolds = reading.dots and not compact and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
-        self.boxes = self._weight_boxes(words, compact) if reading.dots else None
+        self.unfolds = reading.dots and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
+        self.boxes = None
+        if self.unfolds:
+            self.boxes = unfolded_boxes(channels, 4 * words * self.numbers)
+        elif reading.dots:
+            self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4)
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
@@ -273,23 +274,6 @@ class _Gather(Share):
     def _long(self, tables: Sequence[AxisTable], words: int) -> bool:
         """Return whether the taps of a dst position may be more than a list of elements has room for."""
         return prod(table.most for table in tables) * ceil(words / self.limit) > MOST_ELEMENTS // 2
-
-    def _weight_boxes(self, words: int, compact: bool) -> Records:
-        """Return the boxes of the weights: for a panel of `words` a tap, and for the one of `compact` runs."""
-        taps, table = np.arange(len(self.numbers)), self.tables[3]
-        if self.unfolds:
-            return unfolded_boxes(self.dims.src_channels, 4 * words * self.numbers)
-        boxes = weight_boxes(self.problem, taps, 2 * words * self.numbers, 4)
-        if not compact:
-            return boxes
-        first = np.arange(table.kernel)  # of the run that a tap is in
-        for phase in table.phases:
-            some = table.taps["number"][phase["first"] : phase["first"] + phase["taps"]]
-            first[some] = some[0]
-        number = self.numbers % table.kernel
-        begins = len(taps) + self.numbers - number + first[number]
-        places = 2 * words * begins + (number - first[number]) * self.dims.src_channels
-        return np.concatenate([boxes, weight_boxes(self.problem, taps, places, 4)])
 
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""

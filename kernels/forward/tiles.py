@@ -133,7 +133,11 @@ class ForwardTiles:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute the dst box of one unit."""
-        return not stop() and _share(problem, unit).run(inputs, output, stop)
+        return not stop() and self.share(problem, unit).run(inputs, output, stop)
+
+    def share(self, problem: ConvProblem, unit: Unit) -> Share:
+        """Return a unit's tables."""
+        return _share(problem, unit)
 
 
 def cut_units(

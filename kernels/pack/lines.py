@@ -104,45 +104,6 @@ def _move16(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, coun
     simd.some(builder, builder.and_(count, _I64(3)), moved, body, "move")
 
 
-def _every(builder: Any, address: Any, step: int) -> Any:
-    """Read `PICKED` values, each the first of `step` adjacent ones, by shuffles of at most two registers."""
-    kind, index = ir.VectorType(_I16, 32), ir.VectorType(_I32, PICKED)
-    places = [i * step for i in range(PICKED)]
-    found = ir.Constant(_SIXTEEN, ir.Undefined)
-    for first in range(0, step * PICKED, 64):
-        starts = [min(at, step * PICKED - 32) for at in (first, first + 32)]  # nothing behind the values is read
-        parts = [simd.load(builder, builder.add(address, _I64(2 * at)), kind, 2) for at in starts]
-        at = [place - starts[0] if place < first + 32 else 32 + place - starts[1] for place in places]
-        mine = [first <= place < first + 64 for place in places]
-        here = [place if inside else 0 for place, inside in zip(at, mine, strict=True)]
-        some = builder.shuffle_vector(*parts, ir.Constant(index, here))
-        found = builder.shuffle_vector(found, some, ir.Constant(index, [i + PICKED * mine[i] for i in range(PICKED)]))
-    return found
-
-
-def _pick(step: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
-    """Move `count` (more than `PICKED`) values, each the first of `step` adjacent ones."""
-    last = builder.sub(count, _I64(1))  # what follows this value is not read
-
-    def some(to: Any, first: Any) -> None:
-        simd.store(builder, _every(builder, first, step), to, 2)
-
-    def body(carried: list[Any]) -> list[Any]:
-        some(*carried)
-        return [builder.add(carried[0], _I64(2 * PICKED)), builder.add(carried[1], _I64(2 * PICKED * step))]
-
-    simd.loop(builder, builder.udiv(last, _I64(PICKED)), [dst, src], body, "pick")
-    to, first = (builder.add(place, builder.mul(last, _I64(size))) for place, size in ((dst, 2), (src, 2 * step)))
-    some(builder.sub(to, _I64(2 * PICKED)), builder.sub(first, _I64(2 * PICKED * step)))
-    simd.store(builder, simd.load(builder, first, _I16, 2), to, 2)
-
-
-PICKED = 16
-"""Values that are picked at a time."""
-
-_pick2, _pick3, _pick4, _pick6 = (emitted(partial(_pick, step)) for step in (2, 3, 4, 6))
-
-
 def _upper(value: int) -> Any:
     return ir.Constant(_INTS, [value] * 16)
 
@@ -343,7 +304,7 @@ def split_f16(builder: Any, place: Any, rest: Any, count: Any) -> None:
 
 @jit
 def _pack_channel(width: int, dst: int, part: int, src: int, step: int, run: int) -> None:
-    """Pack a run of one channel's pixels into its planes, `part` bytes apart; strided halves are more than `PICKED`."""
+    """Pack a run of one channel's pixels into its planes, `part` bytes apart."""
     if width == 4:
         if step == 4:
             _run4(dst, part, src, 4, run)
@@ -351,14 +312,6 @@ def _pack_channel(width: int, dst: int, part: int, src: int, step: int, run: int
             _strided4(dst, part, src, step, run)
     elif step == 2:
         _run2(dst, part, src, 2, run)
-    elif step == 4:
-        _pick2(dst, src, run)
-    elif step == 6:
-        _pick3(dst, src, run)
-    elif step == 8:
-        _pick4(dst, src, run)
-    elif step == 12:
-        _pick6(dst, src, run)
     else:
         _move16(dst, 2, src, step, run)
 
@@ -390,13 +343,8 @@ def pack_line(width: int, channels: int, dst: int, plane: int, part: int, src: P
             transpose16(dst + c * plane + 2 * done, plane, place + 2 * c + done * pixel, pixel)
             c += 8
         done += 8
-    left, few = run - done, width == 2 and pixel != 2 and run - done <= PICKED
-    for c in range(channels if left > 0 else 0):
-        to, here = dst + c * plane + 2 * done, place + c * channel + done * pixel
-        if few:
-            _move16(to, 2, here, pixel, left)
-        else:
-            _pack_channel(width, to, part, here, pixel, left)
+    for c in range(channels if done < run else 0):
+        _pack_channel(width, dst + c * plane + 2 * done, part, place + c * channel + done * pixel, pixel, run - done)
 
 
 @jit

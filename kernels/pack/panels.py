@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
+from kernels.emit.compiler import Record, Rows, Vector, jit, together
 from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, touch_all, transpose_panel
 
 __all__ = [
@@ -57,11 +57,7 @@ class Values(NamedTuple):
     end: int
 
 
-ACROSS = 8
-"""Panels alike from which on adjacent channels are packed position by position rather than panel by panel."""
-
 STRIP = STEPS.strip_positions
-"""For panels that are fewer, or differ."""
 
 PREFETCHED = 64
 """Positions of a run from which on it pays to prefetch the next channels: kernels of weights are shorter."""
@@ -135,42 +131,6 @@ def _pack_run(src: Values, panel: Panel, line: int, step: int, place: int, run: 
             store_value(to + p * to_step + 4 * c, np.float32(0.0))
 
 
-@inlined
-def _alike(panels: Rows[Panel], first: int) -> int:
-    """Count the panels from `first` on that have the same lanes, and the same distances in memory and to each other."""
-    count = 1
-    while first + count < panels.shape[0]:
-        begin, second, last, here = panels[first], panels[first + 1], panels[first + count - 1], panels[first + count]
-        if here.lanes != begin.lanes or here.unit != begin.unit:
-            break
-        if here.source - last.source != second.source - begin.source:
-            break
-        if here.address - last.address != second.address - begin.address:
-            break
-        count += 1
-    return count
-
-
-@jit
-def _pack_across(src: Values, panels: Rows[Panel], line: int, step: int, place: int, run: int) -> int:
-    """Pack adjacent channels position by position, so that memory is read in its order; give the positions done.
-
-    Whole vectors are read, never past the tensor: what its end cuts off is left.
-    """
-    size, count, pixel = stored_size(src.kind), panels.shape[0], src.steps[3]
-    begin, second = panels[0], panels[1]
-    vectors = (begin.lanes + 7) // 8 * 8
-    source = place + begin.source
-    between = second.source - begin.source
-    done = run
-    while done > 0 and source + (done - 1) * pixel + (count - 1) * between + vectors * size > src.end:
-        done -= 1
-    target, apart = begin.address + line * begin.unit, second.address - begin.address
-    for p in range(done):
-        copy_panel(src.kind, vectors, target + p * step * begin.unit, apart, source + p * pixel, between, count)
-    return done
-
-
 @jit
 def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) -> None:
     """Pack a box of positions into f32 panels, one for each part of the channels.
@@ -184,27 +144,18 @@ def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) 
         run, lines = run * lines, 1
         if src_steps[1] == run * src_steps[3] and steps[1] == run * steps[3]:
             run, planes = run * planes, 1
-    adjacent = src.channel == stored_size(src.kind)
-    across = adjacent and _alike(panels, 0) >= ACROSS
-    strip = STRIP if adjacent and not across and panels.shape[0] > 1 else max(run, 1)
-    first = 0
-    while first < panels.shape[0]:
-        count = _alike(panels, first) if across else panels.shape[0]
-        for n in range(sizes[0]):
-            for d in range(planes):
-                for h in range(lines):
-                    line = n * steps[0] + d * steps[1] + h * steps[2]
-                    place = src.place + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                    done = 0
-                    if across and count > 1:
-                        done = _pack_across(src, panels[first : first + count], line, steps[3], place, run)
-                    for w in range(done, run, strip):
-                        for p in range(first, first + count):
-                            _pack_run(
-                                src, panels[p], line + w * steps[3], steps[3], place + w * src_steps[3],
-                                min(strip, run - w),
-                            )  # fmt: skip
-        first += count
+    several = src.channel == stored_size(src.kind) and panels.shape[0] > 1
+    strip = STRIP if several else max(run, 1)
+    for n in range(sizes[0]):
+        for d in range(planes):
+            for h in range(lines):
+                line = n * steps[0] + d * steps[1] + h * steps[2]
+                place = src.place + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
+                for w in range(0, run, strip):
+                    for p in range(panels.shape[0]):
+                        _pack_run(
+                            src, panels[p], line + w * steps[3], steps[3], place + w * src_steps[3], min(strip, run - w)
+                        )
 
 
 @jit

@@ -22,13 +22,15 @@ from math import ceil, prod
 
 from kernels.arena import address
 from kernels.blocks import STEPS, SUMS
+from kernels.costs import COSTS
 from kernels.forward.share import LANES
-from kernels.forward.tiles import cut_units
-from kernels.forward.winograd.estimate import direct_cycles, winograd_cycles
+from kernels.forward.tiles import cut_units, way_cycles
 from kernels.forward.winograd.share import filter_share, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
+from kernels.target import target
 from kernels.winograd.kernel import WinogradKernel
+from kernels.winograd.work import plane_products, plane_tiles
 
 __all__ = ["ForwardWinograd"]
 
@@ -49,8 +51,18 @@ class ForwardWinograd(WinogradKernel):
         return super()._slower(problem)
 
     def cycles(self, problem: ConvProblem) -> tuple[float, float]:
-        """Estimate the cycles of Winograd and of direct sums."""
-        return winograd_cycles(problem), direct_cycles(problem)
+        """Estimate the cycles of Winograd and of direct sums, which skip taps in the padding."""
+        dims, lanes = problem.dims, target().lanes
+        src, dst = ceil(dims.src_channels / lanes), ceil(dims.dst_channels / lanes)
+        tiles, products = dims.n * plane_tiles(dims.dst[1:]), dims.n * plane_products(dims.dst[1:])
+        frames, filters = dims.met(0), dims.kernel[0] * dims.src_channels * dst
+        cycles = frames * products * dims.src_channels * (dst // 2 + COSTS.single * (dst % 2))
+        cycles += COSTS.tiled * tiles * (frames * src + dims.dst[0] * dst)
+        cycles += COSTS.filtered * filters
+        if problem.data_format == "NCX":
+            cycles += COSTS.turned * dims.n * (frames * src * prod(dims.src[1:]) + dst * prod(dims.dst))
+        met = prod(dims.met(axis) / max(1, dims.kernel[axis] * dims.narrow[axis]) for axis in range(3))
+        return dims.groups * cycles, way_cycles(problem) * met + COSTS.packed * dims.groups * filters
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out the weights by vectors of dst channels, then dst in whole tiles."""

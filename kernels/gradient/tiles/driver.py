@@ -169,7 +169,7 @@ def _list(visit: Visit, segment: int, line: int, elements: Rows[Element], first:
                 element = elements[count]
                 element.a = i * scalars[0] + j * scalars[1] + done * scalars[2]
                 element.b = line * (i * lines[0] + j * lines[1] + done * lines[2])
-                element.steps, element.case, element.half = min(segment, counts[2] - done), 0, 0
+                element.steps, element.case = min(segment, counts[2] - done), 0
                 pending += element.steps
                 element.flush = FLUSH if pending >= segment else 0
                 if pending >= segment:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import memset
 from functools import partial
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +26,16 @@ import numpy.typing as npt
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
+from kernels.costs import COSTS
 from kernels.dtypes import KINDS
 from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import row_of
 from kernels.emit.winograd import TAPS
+from kernels.gradient.geometry import geometry
+from kernels.gradient.roles import lines_cost, role_costs
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.unit import BwdWeights, box_of, cut_shares, units_of
 from kernels.gradient.winograd.driver import TAKEN_ROWS, ProductRun, add_products, write_taps
-from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import layout, side_records
 from kernels.plan import Kernel, Stop, Storage, Unit
 from kernels.problem import ConvProblem
@@ -40,6 +43,7 @@ from kernels.reduction import chunks_of, sum_chunks, sum_tree
 from kernels.winograd.kernel import WinogradKernel
 from kernels.winograd.records import PRODUCTS, Room
 from kernels.winograd.tiles import STAGED_LINE
+from kernels.winograd.work import plane_products, plane_tiles
 
 __all__ = ["BwdWinograd"]
 
@@ -57,9 +61,23 @@ class BwdWinograd(WinogradKernel):
 
     def cycles(self, problem: ConvProblem) -> tuple[float, float]:
         """Estimate the cycles of Winograd and of direct sums, by the first of the `direct` kernels that takes it."""
+        dims, plan = problem.dims, layout(problem)
+        lanes, vectors = dims.narrow_channels, [int(side["vectors"].sum()) for side in (plan.lanes, plan.scalars)]
+        narrow, wide = vectors
+        if plan.lanes_are_wide:
+            lanes, narrow, wide = dims.wide_channels, wide, narrow
+        frames, sums = dims.n * dims.met(0), vectors[0] * plan.rows
+        tiles, products = plane_tiles(dims.narrow[1:]), plane_products(dims.narrow[1:])
+        cycles = frames * products * lines_cost(lanes, plan.rows, 1, merged=False)
+        cycles += COSTS.transformed * frames * tiles * (narrow + wide)
+        cycles += COSTS.tapped * sums * dims.kernel[0] + COSTS.summed * sums * sum(map(len, plan.slabs))
+        if problem.data_format == "NCX":
+            cycles += COSTS.turned * frames * (narrow * prod(dims.narrow[1:]) + wide * prod(dims.wide[1:]))
         kernel = next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
         assert isinstance(kernel, BwdWeights)
-        return winograd_cycles(problem), direct_cycles(problem) / kernel.speed(problem)
+        row = min(role_costs(problem, geometry(problem)).values()) / dims.kernel[2]
+        direct = dims.n * prod(dims.met(axis) for axis in range(3)) * row  # taps in the padding are skipped
+        return dims.groups * cycles, dims.groups * direct / kernel.speed(problem)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out small sums by chunks of tiles (partial sums, then joined) and large ones by groups and vectors of
