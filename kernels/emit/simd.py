@@ -20,8 +20,8 @@ from kernels.target import target
 
 __all__ = [
     "F32", "I64", "BFloat", "add_to", "all_set", "call", "constant", "declare", "each_run", "exchange", "fields", "fma",
-    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "prefetch", "runs", "some", "splat", "storage",
-    "store", "switch", "widen",
+    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
+    "storage", "store", "switch", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -136,7 +136,7 @@ def exchange(builder: Any, value: Any, number: Any) -> Any:
     numbers = ir.Constant(ints, list(range(width)))
     lanes = builder.xor(numbers, number)
     if width == 16 and "avx512f" in features:
-        return call(builder, "llvm.x86.avx512.permvar.sf.512", kind, value, lanes)
+        return permute(builder, value, lanes)
     if width == 8 and "avx" in features:
         return call(builder, "llvm.x86.avx.vpermilvar.ps.256", kind, value, lanes)
     if width == 8 and ("ssse3" in features or target().arch == "aarch64"):
@@ -147,6 +147,17 @@ def exchange(builder: Any, value: Any, number: Any) -> Any:
         swapped = builder.shuffle_vector(value, value, ir.Constant(ints, [lane ^ bit for lane in range(width)]))
         value = builder.select(builder.icmp_unsigned("!=", builder.and_(number, mask), none), swapped, value)
     return value
+
+
+def permute(builder: Any, value: Any, lanes: Any) -> Any:
+    """Return a vector of 16 f32 whose lane i is that of `value` that lane i of `lanes` has the number of."""
+    if "avx512f" in target().features:
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", value.type, value, lanes)
+    found = ir.Constant(value.type, ir.Undefined)
+    for lane in map(ir.IntType(32), range(16)):
+        one = builder.extract_element(value, builder.extract_element(lanes, lane))
+        found = builder.insert_element(found, one, lane)
+    return found
 
 
 def _exchange_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:

@@ -27,6 +27,7 @@ from kernels.emit.intrinsics import (
     fill_zero,
     keep_alive,
     load,
+    put_value,
     store_value,
     stored_size,
     touch,
@@ -112,21 +113,29 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
 def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], numbers: Vector) -> None:
     """Pack panels [tap number][src channel][lanes] of f32, one for each group and vector of dst channels.
 
-    Where lanes are groups, lines have all lanes of the pass; grouped lanes meet src channel ``line ^ dst channel``.
+    Where lanes are groups, lines have all lanes of the pass; grouped lanes meet src channel ``line ^ dst channel``, or
+    with products of bf16 such a pair of channels.
     """
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
     size, blocks = stored_size(share.kind), (one.channels + WIDTH - 1) // WIDTH
     layout, lanes = share.panel, share.lanes
     if lanes.lanewise:
-        for tap in range(taps):
+        pairs, most = share.micro == DOTS_PLACE, layout.words - 1
+        fill_zero(call.panels, layout.block_bytes)
+        for lane in range(one.channels):
+            g, j = lane // lanes.multiplier, lane % lanes.multiplier
             for c in range(channels):
-                panel = call.panels + numbers[tap] * layout.tap_bytes
-                source = call.weights + weights.start + tap * weights.tap + c * weights.src_channel
-                for lane in range(one.channels):
-                    g, j = lane // lanes.multiplier, lane % lanes.multiplier
-                    value = load(share.kind, source + g * weights.group + j * weights.dst_channel)
-                    store_value(panel + (c ^ j if lanes.grouped else c) * layout.line + 4 * lane, np.float32(value))
+                source = call.weights + weights.start + g * weights.group + j * weights.dst_channel
+                source += c * weights.src_channel
+                word = (c // 2 ^ j) & most if pairs else c ^ j if lanes.grouped else c
+                panel = call.panels + word * layout.line + 4 * lane
+                for tap in range(taps):
+                    place, value = panel + numbers[tap] * layout.tap_bytes, load(share.kind, source + tap * weights.tap)
+                    if pairs:
+                        put_value(share.kind, place + 2 * (c % 2), value)
+                    else:
+                        store_value(place, value)
         return
     adjacent = layout.order != 0 and weights.tap == size
     if adjacent and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
@@ -427,11 +436,8 @@ def gather(
     tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
-    batch.a_step, batch.b_step, batch.b_vector = (
-        0 if share.lanes.grouped else reading.word,
-        panel.line,
-        panel.block_bytes,
-    )
+    batch.a_step, batch.b_step = reading.word, panel.line
+    batch.b_vector = panel.tap_bytes if share.lines.kernel != 0 else panel.block_bytes
     step = share.lanes.count if lanewise else 2 * WIDTH * share.lanes.pairs
     for item in range(first, last):
         _cut_band(share, tables, work, counts, item)
@@ -444,7 +450,8 @@ def gather(
             work.start = start
             if DOTS and share.micro == DOTS_PLACE:
                 if reading.packed:
-                    bring_pairs(share, src, start, src.strides[:], work, call.source)
+                    values = one.channels if lanewise else share.channels
+                    bring_pairs(share, src, values, start, work, call.source)
                 if not keep(share, src, call, work, least):
                     tile.micro = PAIRS
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
@@ -468,7 +475,8 @@ def gather(
                     tile.limit = PAIRS_ROWS
                 shift = 0
                 if lanewise:
-                    batch.b, shift = call.panels + 4 * channel, channel * (4 if reading.packed else src.channel)
+                    size = 2 if share.micro == DOTS_PLACE else 4
+                    batch.b, shift = call.panels + 4 * channel, channel * (size if reading.packed else src.channel)
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.emit.compiler import Rows, inlined, jit
 from kernels.emit.intrinsics import address_of, fill_zero, keep_alive
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
@@ -17,7 +17,7 @@ from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target
 
-__all__ = ["bring_pairs", "keep", "pack_pairs"]
+__all__ = ["bring_pairs", "exponent_of", "keep", "pack_pairs"]
 
 WIDTH = target().lanes
 LINE = 64
@@ -77,6 +77,13 @@ def pack_pairs(
     return _exponent(share, call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
 
+@jit
+def exponent_of(shares: Rows[GatherShare], calls: Rows[Call]) -> int:
+    """Return the smallest exponent among the weights of all lanes, which `kernels.forward.gather` has packed."""
+    share = shares[0]
+    return _exponent(share, calls[0].panels, share.panel.block_bytes // LINE)
+
+
 @inlined
 def _exponent(share: GatherShare, place: int, lines: int) -> int:
     """Return the smallest exponent of the bf16 in some lines of memory, 0 where words of theirs must not be used.
@@ -90,22 +97,22 @@ def _exponent(share: GatherShare, place: int, lines: int) -> int:
 
 
 @jit
-def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, work: Work, scratch: int) -> None:
-    """Pack a box of src positions as pairs of channels; `source` is position 0, with byte `strides`.
+def bring_pairs(share: GatherShare, data: Data, channels: int, source: int, work: Work, scratch: int) -> None:
+    """Pack a box of src positions as pairs of so many channels; `source` is position 0.
 
     A pixel of a line is a plane of its own, and its channels are the line.
     """
     packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.band.sizes
     packing, box = packings[0], boxes[0]
     lay_out(work, share.src.pixel_bytes, scratch)
-    positions = 1
+    positions, strides = 1, data.strides[:]
     for axis in range(4):
         source += work.band.first[axis] * strides[axis]
         positions *= sizes[axis]
     if positions == 0:
         return
     fill_zero(scratch + positions * steps[3], LINE)
-    channels, run, compact = share.channels, sizes[3], share.src.compact > 0
+    run, compact = sizes[3], share.src.compact > 0
     lines = data.channel == 2 and strides[3] == 2 * channels
     if (channels == 1 or channels == 3) and lines and run >= SPREAD and not compact:
         for n in range(sizes[0]):

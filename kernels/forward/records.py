@@ -202,8 +202,8 @@ class SumOrder(Record):
 class LaneGroups(Record):
     """What lanes are: dst channels, or with `lanewise` groups, or `multiplier` dst channels of each.
 
-    Lanewise, so many (`count`) are done at a time, and they are `grouped` where a group has as many src channels, so
-    that src has the same lanes as dst. Otherwise so many `pairs` of vectors are done line by line.
+    Lanewise, so many (`count`) are done at a time, and they are `grouped` where a group has as many src channels, which
+    src has as its lanes. Otherwise so many `pairs` of vectors are done line by line.
     """
 
     lanewise: bool
@@ -216,11 +216,12 @@ class LaneGroups(Record):
 class LineSums(Record):
     """Sums of whole lines of taps by `kernels.emit.depthwise`: the address of its `kernel`, or 0 for none.
 
-    Src has `width` positions along the rows' axis. With `ahead` the src of the tile below is prefetched, otherwise a
-    band prefetches all of its src first.
+    Where that is one of dots, the one of `pairs` takes its place. Src has `width` positions along the rows' axis. With
+    `ahead` the src of the tile below is prefetched, otherwise a band prefetches all of its src first.
     """
 
     kernel: int
+    pairs: int
     width: int
     ahead: bool
 

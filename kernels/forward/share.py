@@ -13,9 +13,17 @@ import numpy as np
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.dtypes import KINDS
-from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, grouped, micro_table
+from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.depthwise import DTYPES_IN_PLACE, PIXELS, depthwise_entry, line_taps
+from kernels.emit.depthwise import (
+    DTYPES_IN_PLACE,
+    GROUP_LINES,
+    LINES,
+    PIXELS,
+    depthwise_entry,
+    grouped,
+    line_taps,
+)
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
@@ -45,7 +53,7 @@ from kernels.target import target
 DOTS = target().dots == "avx512bf16"
 
 if DOTS:
-    from kernels.forward.pairs import pack_pairs
+    from kernels.forward.pairs import exponent_of, pack_pairs
     from kernels.pack.pairs import unfolded_boxes, weight_boxes
 
 __all__ = ["LANES", "Share", "Way", "share"]
@@ -148,8 +156,7 @@ class _Gather(Share):
 
     def __init__(self, problem: ConvProblem, part: Sequence[int], *, lanewise: bool) -> None:
         super().__init__(problem, part)
-        dims, channels, self.lanewise = self.dims, self.dims.src_channels, lanewise
-        self.grouped = lanewise and grouped(channels, dims.dst_channels)
+        dims, channels, self.lanewise, self.grouped = self.dims, self.dims.src_channels, lanewise, False
         self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
         self.numbers = numbers_of(dims)
         tables, taps, self.many = self._tables(), len(self.numbers), dims.dst_channels if self.lanewise else 1
@@ -161,11 +168,12 @@ class _Gather(Share):
         self.line = 4 * ceil(widest / WIDTH) * WIDTH
         tap_bytes = self.line * words
         kernel = [table.kernel for table in self.tables[1:]]
-        group, within_line = self._flushes(kernel[2], words)
+        row = self._line_row() if reading.by_lines else self._row()
+        group, within_line = self._flushes(kernel[row - 1 if reading.by_lines else 2], words)
         compact = reading.dots and reading.packed and reading.joined and not within_line
         compact = compact and self.tables[3].compacts(channels)
         self.block_bytes = tap_bytes * taps * (1 + compact)
-        pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
+        pixel_bytes = reading.pixel * (self.line // (1 + reading.dots) if self.lanewise else 4)
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if reading.packed:
@@ -174,8 +182,7 @@ class _Gather(Share):
         self.floats["sums"] = 0 if direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
         stored = "f32" if reading.packed else problem.dtype
-        row = self._line_row() if reading.by_lines else self._row()
-        micro = "groups" if self.grouped else "lanes" if self.lanewise else "dots" if reading.dots else "f32"
+        micro = "dots" if reading.dots else "lanes" if self.lanewise else "f32"
         rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
@@ -198,8 +205,9 @@ class _Gather(Share):
             pairs=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if in_lines else 1,
         )  # fmt: skip
         lines = values_of(
-            LineSums, kernel=depthwise_entry("pixels", stored) if reading.by_lines else 0, width=self.tables[row].src,
-            ahead=reading.by_lines and not reading.packed and row == 3,
+            LineSums, kernel=self._line_entry(micro, stored) if reading.by_lines else 0,
+            pairs=self._line_entry("pairs", stored) if self.grouped and reading.dots else 0,
+            width=self.tables[row].src, ahead=reading.by_lines and not reading.packed and row == 3,
         )  # fmt: skip
         self.share = row_of(
             GatherShare, kind=self.kind, micro=MICRO[micro], limits=[PIXELS, 0] if reading.by_lines else rows,
@@ -211,7 +219,7 @@ class _Gather(Share):
         self.axes = tables_of(self.tables, reading.by_tap)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
         self.unfolds = reading.dots and not compact and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
-        self.boxes = self._weight_boxes(words, compact) if reading.dots else None
+        self.boxes = self._weight_boxes(words, compact) if reading.dots and not self.lanewise else None
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
@@ -255,17 +263,23 @@ class _Gather(Share):
         """Choose how to read src where lanes are groups, or dst channels of each."""
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
         long, whole = self._long(tables, channels), dims.groups * self.many >= WIDTH
+        dots = DOTS and dtype == "bf16"
+        same = grouped(channels, dims.dst_channels, dots=dots)
         lines = channels == 1 and not long and len(self.numbers) <= self.limit
+        read = dots if same else lines and dtype in DTYPES_IN_PLACE
         # the last vector may only be moved back into src where dst has the same lanes
-        in_place = self.near and self.near_dst and (dtype == "f32" or (lines and dtype in DTYPES_IN_PLACE))
-        in_place = in_place and (channels * self.many == 1 or self.grouped) and whole and not long
+        in_place = self.near and self.near_dst and (dtype == "f32" or read)
+        in_place = in_place and (channels * self.many == 1 or same) and whole and not long
         large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
         by_tap = large and not in_place
+        self.grouped = same and not long and not by_tap
+        dots = dots and self.grouped
         return _Reading(
-            words=channels,
+            dots=dots,
+            words=channels // 2 if dots else channels,
             packed=not in_place,
             by_tap=by_tap,
-            by_lines=lines and not by_tap,
+            by_lines=self.grouped or (lines and not by_tap),
             direct=self.near_dst and (dtype == "f32" or in_place) and whole and not by_tap and not long,
             pixel=1 if self.grouped else channels,
         )
@@ -291,6 +305,14 @@ class _Gather(Share):
         places = 2 * words * begins + (number - first[number]) * self.dims.src_channels
         return np.concatenate([boxes, weight_boxes(self.problem, taps, places, 4)])
 
+    def _line_entry(self, micro: str, stored: str) -> int:
+        """Return the micro-kernel of lines of taps."""
+        return (
+            depthwise_entry("groups", "f32" if micro == "lanes" else micro)
+            if self.grouped
+            else depthwise_entry("pixels", stored)
+        )
+
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""
         row = 3
@@ -301,7 +323,11 @@ class _Gather(Share):
             some = slice(int(phase["first"]), int(phase["first"] + phase["taps"]))
             begins = table.taps["src"][some] - table.taps["low"][some] * table.src_step
             follow = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
-            phase["adjacent"] = line_taps(int(phase["taps"]), table.src_step) if follow else 1
+            one = line_taps(int(phase["taps"]), table.src_step, GROUP_LINES if self.grouped else LINES)
+            if self.grouped:  # what is summed at once decides bits, so all positions meet some taps of it
+                last = (table.dst - 1 - int(phase["dst"])) // table.dst_step * table.src_step
+                follow = follow and begins[0] > -one and begins[-one] + last < table.src
+            phase["adjacent"] = one if follow else 1
         return row
 
     @property
@@ -411,6 +437,7 @@ class _Gather(Share):
             least = 512
             if self.boxes is None:
                 pack_weights(self.share, part, call, self.numbers)
+                least = exponent_of(self.share, call) if self.reading.dots else least
             else:
                 least = pack_pairs(self.share, part, call, self.boxes, self.unfolds)
             if not pack_bias(self.share, part, call):
