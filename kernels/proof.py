@@ -22,7 +22,7 @@ from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import (
     DTYPES_IN_PLACE,
     GROUP_LINES,
-    GROUP_PRODUCTS,
+    GROUP_PIXELS,
     KEPT_LINES,
     KERNEL_LINE,
     LINES,
@@ -78,10 +78,11 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
         for tiles in range(1, down + 1):
             name = f"tile products of {parts} parts, {tiles} x {across}"
             yield name, partial(_try_tiles, parts, tiles, across, rng)
-    entries = [("pixels", dtype, 1, LINES) for dtype in DTYPES_IN_PLACE]
-    entries += [("groups", name, target().lanes // 2, GROUP_LINES) for name in GROUP_PRODUCTS]
-    for kind, dtype, channels, of_strides in entries:
-        for stride, rows in product(of_strides, range(1, PIXELS + 1)):
+    entries = [("pixels", dtype, 1, LINES, PIXELS) for dtype in DTYPES_IN_PLACE]
+    for name, most in GROUP_PIXELS.items():
+        entries.append(("groups", name, target().lanes // (1 if name == "one_dots" else 2), GROUP_LINES, most))
+    for kind, dtype, channels, of_strides, most in entries:
+        for stride, rows in product(of_strides, range(1, most + 1)):
             for taps in of_strides[stride]:
                 name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} {kind}"
                 entry = kind, dtype
@@ -214,14 +215,14 @@ def _try_line(
 ) -> bool:
     """Sum two lines of taps for two vectors of groups, with each number of columns outside."""
     (kind, name), (taps, stride), one = entry, sizes, np.zeros(1, KernelLine.dtype)
-    pair, dtype = (2, "bf16") if name in ("dots", "pairs") else (1, name)
+    pair, dtype = (1, name) if name in DTYPES else (2, "bf16")
     columns, lanes, steps = (rows - 1) * stride + taps, 2 * target().lanes, channels // pair or 1
     one["taps"], one["stride"], one["steps"] = taps, stride, steps
     src, start = _integers(rng, (2, columns, lanes), dtype), _integers(rng, (lanes,), "f32")
     weights = _integers(rng, (2, taps, steps, lanes, pair), "f32" if pair == 1 else dtype)
     sums = np.zeros((rows, lanes), src.dtype if kind == "pixels" else np.float32)
     lane, step = np.arange(lanes)[:, None], np.arange(steps)[:, None, None]
-    met = 2 * (lane // channels * steps + (lane % steps ^ step)) + np.arange(2) if pair == 2 else lane ^ step
+    met = lane // channels * channels + pair * step + np.arange(pair)
     for low, high in {(0, columns), (taps // 2, columns), (0, columns - taps // 2)}:
         left = range(low, high)
         elements = np.zeros(2, Element.dtype)

@@ -10,10 +10,10 @@ columns of `a`, which are loaded once for all of them. There are three kinds:
   `a_row` bytes apart; `steps` of them lie inside src, from number `case` on. `indirection` is the address of a
   `KernelLine`.
 * ``groups``: the same with 2, 4, 8 or 16 channels a group, of which a vector has all. A line of the kernel is summed
-  in as many `steps` as a group has channels, and in step k lane i takes the value of lane ``i ^ k`` of each column: so
-  it meets each channel of its group once. With products of bf16 a column has pairs of channels, half as many as lanes,
-  and steps are half as many. Sums begin at zero, and are added to those that begin with `start` where an element
-  flushes and at the end. Weights are `b_step` bytes from step to step, `b_vector` from tap to tap.
+  in as many `steps` as a group has channels, and in step k all lanes of a group take the value of its channel k in each
+  column. With products of bf16 a column has pairs of channels, half as many as lanes, and steps are half as many. Sums
+  begin at zero, and are added to those that begin with `start` where an element flushes and at the end. Weights are
+  `b_step` bytes from step to step, `b_vector` from tap to tap.
 * ``taps``, for weight gradients: rows are taps, and an element is a run of pixels. At `indirection` lie the byte
   offsets of the rows' columns, and behind them those of their sums, which are f32; from one vector of groups to the
   next it is `c_row` bytes. They are added to memory where an element flushes, and at the end.
@@ -34,7 +34,7 @@ from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
 
 __all__ = [
-    "DTYPES_IN_PLACE", "GROUP_LINES", "GROUP_PRODUCTS", "KEPT_LINES", "KERNEL_LINE", "LINES", "PIXELS", "TAPS",
+    "DTYPES_IN_PLACE", "GROUP_LINES", "GROUP_PIXELS", "KEPT_LINES", "KERNEL_LINE", "LINES", "PIXELS", "TAPS",
     "KernelLine", "Tile", "depthwise_entries", "depthwise_entry", "grouped", "line_taps",
 ]  # fmt: skip
 
@@ -50,11 +50,13 @@ A line of one tap works for all strides and dilations, as no two pixels share a 
 GROUP_LINES = {1: (1, 2, 3), 2: (3,)}
 """The same for ``groups``."""
 
-GROUP_PRODUCTS = ("f32", "dots", "pairs") if target().dots == "avx512bf16" else ("f32",)
-"""Products of ``groups`` (see `kernels.emit.brgemm`)."""
-
 PIXELS = 8 if target().registers == 32 or target().arch == "aarch64" else 4
 """Rows of the tallest tile of pixels: their sums and a line of weights fit the registers."""
+
+GROUP_PIXELS = {"f32": 14 if target().registers == 32 else 4} | (
+    {"dots": 14, "one_dots": 14, "pairs": 4} if target().dots == "avx512bf16" else {}
+)
+"""Those of ``groups``, by product (see `kernels.emit.brgemm`), of which ``one_dots`` are for one group a vector."""
 
 TAPS = 9
 """Rows of the tallest tile of taps: a 3x3 kernel."""
@@ -245,24 +247,22 @@ class _Groups(Tile):
 
     def __init__(self, builder: Any, batch: Any, kind: str, line: Any) -> None:
         super().__init__(builder, batch, "f32" if kind == "f32" else "bf16", target().lanes)
-        self.kind, self.line, ints = kind, line, ir.VectorType(_I32, self.width)
-        self.lane = self.lane if kind == "f32" else ints
-        numbers = ir.Constant(ints, list(range(self.width)))
-        if kind != "f32":  # the number of the pair that a lane takes first: of those of its group, that of its own
-            half = simd.splat(builder, builder.trunc(line.steps, _I32), self.width)
-            inside = builder.and_(numbers, builder.sub(half, simd.constant(ints, 1)))
-            group = builder.and_(builder.lshr(numbers, simd.constant(ints, 1)), builder.neg(half))
-            numbers = builder.or_(inside, group)
-        self.numbers = numbers
+        self.kind, self.line, ints = kind.removeprefix("one_"), line, ir.VectorType(_I32, self.width)
+        self.one, self.lane = kind != self.kind, self.lane if kind == "f32" else ints
+        words = ir.Constant(ints, [lane if kind == "f32" else lane // 2 for lane in range(self.width)])
+        steps = simd.splat(builder, builder.trunc(line.steps, _I32), self.width)
+        self.first = builder.and_(words, builder.neg(steps))  # word of the group of each lane
 
     def _exchanged(self, place: Any, step: Any) -> Any:
         """Return the values of a column that the lanes take in a step."""
         builder = self.builder
+        if self.one:
+            return simd.splat(builder, simd.load(builder, place, _I32, 2), self.width)
+        lanes = builder.add(self.first, simd.splat(builder, step, self.width))
         if self.kind == "f32":
-            return simd.exchange(builder, self._load(place), step)
+            return simd.permute(builder, self._load(place), lanes)
         half = simd.load(builder, place, ir.VectorType(simd.F32, self.width // 2), 2)
         order = ir.Constant(self.lane, [lane % (self.width // 2) for lane in range(self.width)])
-        lanes = builder.xor(self.numbers, simd.splat(builder, step, self.width))
         return builder.bitcast(simd.permute(builder, builder.shuffle_vector(half, half, order), lanes), self.lane)
 
     def _product(self, total: Any, value: Any, weights: Any) -> Any:
@@ -284,7 +284,7 @@ class _Groups(Tile):
                 return self._exchanged(simd.nth(builder, places[column // 3], batch.a_row, column % 3), number)
 
             sums = self._add_columns((rows, taps, stride), element, b, load, sums)
-            following = [simd.opaque(builder, place) for place in places]
+            following = [simd.opaque(builder, builder.add(place, simd.I64(4 * self.one))) for place in places]
             return [builder.add(number, _I32(1)), builder.add(b, batch.b_step), *following, *sums]
 
         begin = [_I32(0), b, *heads, *sums[:rows]]
@@ -343,16 +343,17 @@ def _emit_pixels(kind: str, dtype: str, builder: Any, place: Any) -> None:
     if kind == "pixels":
         tile, src = Tile(builder, batch, dtype, target().lanes), simd.I64(int(size_of(dtype) == 2))
         emit: Callable[[int], list[Any]] = partial(tile.pixels, line)
-        dst = src
+        dst, tallest = src, PIXELS
     else:
-        emit = _Groups(builder, batch, dtype, line).groups
+        emit, tallest = _Groups(builder, batch, dtype, line).groups, GROUP_PIXELS[dtype]
         src, dst = (simd.I64(0), simd.I64(0)) if dtype == "f32" else (simd.I64(1), batch.rounds)
 
     def vector(at: Any) -> None:
         places = builder.ashr(at, src), at, builder.ashr(at, dst), at
         batch.a, batch.b, batch.c, batch.start = map(builder.add, (a, b, c, start), places)
         _prefetch(builder, batch, line)
-        simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), [partial(emit, 1 + rows) for rows in range(PIXELS)])
+        tiles = [partial(emit, 1 + rows) for rows in range(tallest)]
+        simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
 
     over_vectors(builder, batch, vector)
 
@@ -381,7 +382,7 @@ _ENTRIES = {
     (kind, dtype): emitted_entry(f"depthwise_{kind}_{dtype}", partial(emit, dtype), 1)
     for kind, emit, dtypes in (
         ("pixels", partial(_emit_pixels, "pixels"), DTYPES_IN_PLACE),
-        ("groups", partial(_emit_pixels, "groups"), GROUP_PRODUCTS),
+        ("groups", partial(_emit_pixels, "groups"), GROUP_PIXELS),
         ("taps", _emit_taps, DTYPES_IN_PLACE),
     )
     for dtype in dtypes

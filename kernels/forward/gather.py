@@ -113,23 +113,21 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
 def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], numbers: Vector) -> None:
     """Pack panels [tap number][src channel][lanes] of f32, one for each group and vector of dst channels.
 
-    Where lanes are groups, lines have all lanes of the pass; grouped lanes meet src channel ``line ^ dst channel``, or
-    with products of bf16 such a pair of channels.
+    Where lanes are groups, lines have all lanes of the pass, and with products of bf16 pairs of src channels.
     """
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
     size, blocks = stored_size(share.kind), (one.channels + WIDTH - 1) // WIDTH
     layout, lanes = share.panel, share.lanes
     if lanes.lanewise:
-        pairs, most = share.micro == DOTS_PLACE, layout.words - 1
+        pairs = share.micro == DOTS_PLACE
         fill_zero(call.panels, layout.block_bytes)
         for lane in range(one.channels):
             g, j = lane // lanes.multiplier, lane % lanes.multiplier
             for c in range(channels):
                 source = call.weights + weights.start + g * weights.group + j * weights.dst_channel
                 source += c * weights.src_channel
-                word = (c // 2 ^ j) & most if pairs else c ^ j if lanes.grouped else c
-                panel = call.panels + word * layout.line + 4 * lane
+                panel = call.panels + (c // 2 if pairs else c) * layout.line + 4 * lane
                 for tap in range(taps):
                     place, value = panel + numbers[tap] * layout.tap_bytes, load(share.kind, source + tap * weights.tap)
                     if pairs:
@@ -247,13 +245,12 @@ def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work
                 return False
         else:
             source += band.first[axis] * strides[axis]
-    grouped = share.lanes.grouped
-    by_group = share.lanes.lanewise and not grouped  # the lanes of a packed position
+    by_group = share.lanes.lanewise and not share.lanes.grouped  # the lanes of a packed position
     src = Values(share.kind, source, strides, one.src.group if by_group else one.src.channel, end)
     if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
-        bring_box(src, one.channels if grouped else share.channels, share.src.pixel_bytes, work, call.source)
+        bring_box(src, work.block.channels, share.src.pixel_bytes, work, call.source)
     return True
 
 
@@ -413,6 +410,14 @@ def gather_doubles(
 
 
 @jit
+def _bring_dots(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
+    """Pack the src that a band reaches as pairs, unless it is read in place; choose what multiplies them."""
+    if share.src.packed:
+        bring_pairs(share, one.src, work.block.channels, work.block.source, work, call.source)
+    work.tile.micro = share.micro if keep(share, one.src, call, work, least) else PAIRS
+
+
+@jit
 def gather(
     table: Vector, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], tables: Tables, first: int,
     last: int, least: int,
@@ -433,7 +438,7 @@ def gather(
     )
     batch, work = batches[0], works[0]
     work.line.taps = work.line.ahead_lines = 0
-    tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
+    tile, block, panel, reading, flushes = work.tile, work.block, share.panel, share.src, share.sums.flushes
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
     batch.a_step, batch.b_step = reading.word, panel.line
@@ -448,12 +453,9 @@ def gather(
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
             work.start = start
-            if DOTS and share.micro == DOTS_PLACE:
-                if reading.packed:
-                    values = one.channels if lanewise else share.channels
-                    bring_pairs(share, src, values, start, work, call.source)
-                if not keep(share, src, call, work, least):
-                    tile.micro = PAIRS
+            block.source, block.channels = start, share.channels
+            if DOTS and share.micro == DOTS_PLACE and not lanewise:
+                _bring_dots(share, one, call, work, least)
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
@@ -470,13 +472,17 @@ def gather(
                 tile.pair, tile.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * panel.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
+                block.packed, block.shift = channel, 0
+                if lanewise:
+                    batch.b, block.shift = call.panels + 4 * channel, channel * (4 if reading.packed else src.channel)
+                if share.lanes.grouped and reading.packed:  # few lanes at a time: positions lie close together
+                    block.source, block.channels = start + channel * src.channel, valid
+                    block.packed = block.shift = 0
+                if DOTS and share.micro == DOTS_PLACE and lanewise and (reading.packed or channel == 0):
+                    _bring_dots(share, one, call, work, least)
                 tile.limit = share.limits[wide - 1]
                 if DOTS and tile.micro == PAIRS:
                     tile.limit = PAIRS_ROWS
-                shift = 0
-                if lanewise:
-                    size = 2 if share.micro == DOTS_PLACE else 4
-                    batch.b, shift = call.panels + 4 * channel, channel * (size if reading.packed else src.channel)
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:
@@ -487,12 +493,11 @@ def gather(
                     work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
                 if not direct and (reading.by_tap or not share.covered):
                     fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
-                work.start += shift
-                work.block.source, work.block.shift, work.block.packed = start, shift, channel
+                work.start += block.shift
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
                 sum_block(entry, share, tables, work, lists, batch, one, call)
-                work.start -= shift
+                work.start -= block.shift
                 if not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
                     write(out, call.sums, lanes, valid, counts, address_of(buffer))

@@ -321,12 +321,14 @@ class MicroTile(Record):
 
 
 class LaneBlock(Record):
-    """A block of lanes: the `source` that its src is packed from, and bytes from the first block to this one.
+    """A block of lanes: the `source` that its src is packed from, of so many `channels`, and where it lies in that.
 
-    The src may have been `packed` (not 0) for an earlier block.
+    The src may have been `packed` (not 0) for an earlier block, of which this one begins `shift` bytes behind the first
+    one.
     """
 
     source: int
+    channels: int
     shift: int
     packed: int
 

@@ -18,6 +18,7 @@ from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import (
     DTYPES_IN_PLACE,
     GROUP_LINES,
+    GROUP_PIXELS,
     LINES,
     PIXELS,
     depthwise_entry,
@@ -173,7 +174,8 @@ class _Gather(Share):
         compact = reading.dots and reading.packed and reading.joined and not within_line
         compact = compact and self.tables[3].compacts(channels)
         self.block_bytes = tap_bytes * taps * (1 + compact)
-        pixel_bytes = reading.pixel * (self.line // (1 + reading.dots) if self.lanewise else 4)
+        line = 4 * self.lanes // (1 + reading.dots) if self.grouped else self.line if self.lanewise else 4
+        pixel_bytes = reading.pixel * line
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if reading.packed:
@@ -184,6 +186,8 @@ class _Gather(Share):
         stored = "f32" if reading.packed else problem.dtype
         micro = "dots" if reading.dots else "lanes" if self.lanewise else "f32"
         rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
+        if reading.by_lines:
+            rows = [GROUP_PIXELS["dots" if reading.dots else "f32"] if self.grouped else PIXELS, 0]
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         panel = values_of(
@@ -210,7 +214,7 @@ class _Gather(Share):
             width=self.tables[row].src, ahead=reading.by_lines and not reading.packed and row == 3,
         )  # fmt: skip
         self.share = row_of(
-            GatherShare, kind=self.kind, micro=MICRO[micro], limits=[PIXELS, 0] if reading.by_lines else rows,
+            GatherShare, kind=self.kind, micro=MICRO[micro], limits=rows,
             loops=[*(axis for axis in range(4) if axis != row), row], channels=channels,
             skips=0 if compact else SKIPS, direct=direct, covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=grid),
@@ -280,7 +284,11 @@ class _Gather(Share):
             packed=not in_place,
             by_tap=by_tap,
             by_lines=self.grouped or (lines and not by_tap),
-            direct=self.near_dst and (dtype == "f32" or in_place) and whole and not by_tap and not long,
+            direct=self.near_dst
+            and (in_place or (dtype == "f32" and not self.grouped))
+            and whole
+            and not by_tap
+            and not long,
             pixel=1 if self.grouped else channels,
         )
 
@@ -307,11 +315,10 @@ class _Gather(Share):
 
     def _line_entry(self, micro: str, stored: str) -> int:
         """Return the micro-kernel of lines of taps."""
-        return (
-            depthwise_entry("groups", "f32" if micro == "lanes" else micro)
-            if self.grouped
-            else depthwise_entry("pixels", stored)
-        )
+        if not self.grouped:
+            return depthwise_entry("pixels", stored)
+        one = micro == "dots" and self.many == WIDTH
+        return depthwise_entry("groups", "f32" if micro == "lanes" else "one_dots" if one else micro)
 
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""
@@ -335,8 +342,9 @@ class _Gather(Share):
         """The lanes that are done at a time."""
         if not self.lanewise:
             return LANES
-        lanes = (self.g1 - self.g0) * self.dims.dst_channels
-        return max(1, min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH))) * WIDTH
+        lanes, most = (self.g1 - self.g0) * self.dims.dst_channels, STEPS.together_lanes
+        most = LANES if self.grouped and self.reading.packed else most
+        return max(1, min(most // WIDTH, ceil(lanes / WIDTH))) * WIDTH
 
     def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[AxisTable, ...]:
         """Merge adjacent axes that neither the taps nor the memory layout tell apart; update `spans` to match."""

@@ -54,6 +54,8 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
         + COSTS.scattered_sum * taps * out
         + COSTS.scattered_pixel * pixels,
     }
+    if same and dots:
+        del costs["gather"]  # it packs each group by itself
     if dims.gathers or 4 * prod(dims.wide) * out > SUMS.scatter_bytes:
         del costs["scatter"]
     return costs
