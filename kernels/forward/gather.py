@@ -33,7 +33,7 @@ from kernels.emit.intrinsics import (
     touch,
 )
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
-from kernels.forward.output import bring_bias, fill, lay_out, write
+from kernels.forward.output import bring_bias, fill, lay_out, write, write_rounded
 from kernels.forward.records import Axis, Band, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.doubles import F64, Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
@@ -41,7 +41,7 @@ from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
 from kernels.target import target
 
 if target().dots == "avx512bf16":
-    from kernels.forward.pairs import bring_pairs, keep
+    from kernels.forward.pairs import bring_dots
 
 __all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "pack_weights", "sum_block"]
 
@@ -410,14 +410,6 @@ def gather_doubles(
 
 
 @jit
-def _bring_dots(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
-    """Pack the src that a band reaches as pairs, unless it is read in place; choose what multiplies them."""
-    if share.src.packed:
-        bring_pairs(share, one.src, work.block.channels, work.block.source, work, call.source)
-    work.tile.micro = share.micro if keep(share, one.src, call, work, least) else PAIRS
-
-
-@jit
 def gather(
     table: Vector, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], tables: Tables, first: int,
     last: int, least: int,
@@ -430,17 +422,14 @@ def gather(
     share, one, call = shares[0], passes[0], calls[0]
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
     blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
-    batches, works, counts, buffer = (
-        np.zeros(1, BATCH),
-        np.empty(1, WORK),
-        np.empty(4, np.int64),
-        np.empty(64, np.float32),
-    )
+    batches, works = np.zeros(1, BATCH), np.empty(1, WORK)
+    counts, buffer = np.empty(4, np.int64), np.empty(64, np.float32)
     batch, work = batches[0], works[0]
     work.line.taps = work.line.ahead_lines = 0
     tile, block, panel, reading, flushes = work.tile, work.block, share.panel, share.src, share.sums.flushes
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
-    batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
+    batch.apart, batch.rounds = 1 if flushes else 0, 1 if share.rounds else 0
+    stored, size = (share.kind, 2) if DOTS and share.rounds else (F32, 4)
     batch.a_step, batch.b_step = reading.word, panel.line
     batch.b_vector = panel.tap_bytes if share.lines.kernel != 0 else panel.block_bytes
     step = share.lanes.count if lanewise else 2 * WIDTH * share.lanes.pairs
@@ -455,7 +444,7 @@ def gather(
             work.start = start
             block.source, block.channels = start, share.channels
             if DOTS and share.micro == DOTS_PLACE and not lanewise:
-                _bring_dots(share, one, call, work, least)
+                bring_dots(share, one, call, work, least)
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
@@ -479,26 +468,29 @@ def gather(
                     block.source, block.channels = start + channel * src.channel, valid
                     block.packed = block.shift = 0
                 if DOTS and share.micro == DOTS_PLACE and lanewise and (reading.packed or channel == 0):
-                    _bring_dots(share, one, call, work, least)
+                    bring_dots(share, one, call, work, least)
                 tile.limit = share.limits[wide - 1]
                 if DOTS and tile.micro == PAIRS:
                     tile.limit = PAIRS_ROWS
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:
-                        work.dst[axis] = 4 * lanes if axis == 3 else work.dst[axis + 1] * counts[axis + 1]
+                        work.dst[axis] = size * lanes if axis == 3 else work.dst[axis + 1] * counts[axis + 1]
                 work.place = to if direct else call.sums
                 for axis in range(4):
                     to += work.band.low[axis] * dst.strides[axis]
                     work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
                 if not direct and (reading.by_tap or not share.covered):
-                    fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
+                    fill(stored, batch.start, lanes, counts, call.sums, work.dst[:])
                 work.start += block.shift
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
                 sum_block(entry, share, tables, work, lists, batch, one, call)
                 work.start -= block.shift
-                if not direct:
+                if DOTS and share.rounds and not direct:
+                    out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
+                    write_rounded(out, call.sums, lanes, valid, counts)
+                elif not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
                     write(out, call.sums, lanes, valid, counts, address_of(buffer))
     keep_alive(works)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.emit.brgemm import MICRO
 from kernels.emit.compiler import Rows, inlined, jit
 from kernels.emit.intrinsics import address_of, fill_zero, keep_alive
 from kernels.forward.output import lay_out
@@ -17,9 +18,9 @@ from kernels.pack.magnitudes import LEAST_SUM, SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target
 
-__all__ = ["bring_pairs", "exponent_of", "keep", "pack_pairs"]
+__all__ = ["bring_dots", "exponent_of", "pack_pairs"]
 
-WIDTH = target().lanes
+WIDTH, PAIRS = target().lanes, MICRO["pairs"]
 LINE = 64
 
 PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
@@ -97,7 +98,7 @@ def _exponent(share: GatherShare, place: int, lines: int) -> int:
 
 
 @jit
-def bring_pairs(share: GatherShare, data: Data, channels: int, source: int, work: Work, scratch: int) -> None:
+def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, work: Work, scratch: int) -> None:
     """Pack a box of src positions as pairs of so many channels; `source` is position 0.
 
     A pixel of a line is a plane of its own, and its channels are the line.
@@ -139,7 +140,7 @@ def bring_pairs(share: GatherShare, data: Data, channels: int, source: int, work
 
 
 @jit
-def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> bool:
+def _keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> bool:
     """Return whether dot products keep all sums of the src positions at hand; `least` is the weights' exponent."""
     first, sizes, lowest = work.band.first, work.band.sizes, 512
     if share.src.packed:
@@ -157,3 +158,11 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
                     lowest = min(lowest, _exponent(share, place + run - LINE, 1))
     keeps: bool = min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
     return keeps
+
+
+@jit
+def bring_dots(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
+    """Pack the src that a band reaches as pairs, unless it is read in place; choose what multiplies them."""
+    if share.src.packed:
+        _bring_pairs(share, one.src, work.block.channels, work.block.source, work, call.source)
+    work.tile.micro = share.micro if _keep(share, one.src, call, work, least) else PAIRS

@@ -232,7 +232,7 @@ class GatherShare(Record):
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
     of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A group has so
     many src `channels`. A tap may leave out `skips` rows at either end of a tile. With `direct` tiles are written to
-    dst itself. `covered` says that every dst position meets a tap.
+    dst itself. What it `rounds` is stored as `kind` at once. `covered` says that every dst position meets a tap.
     """
 
     kind: int
@@ -242,6 +242,7 @@ class GatherShare(Record):
     channels: int
     skips: int
     direct: bool
+    rounds: bool
     covered: bool
     grid: Grid
     panel: WeightPanel

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
-from kernels.dtypes import KINDS
 from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import (
@@ -28,16 +25,12 @@ from kernels.emit.depthwise import (
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
+from kernels.forward.operands import Row, Share, Span
 from kernels.forward.records import (
-    Bias,
-    Call,
-    Data,
-    Filter,
     GatherShare,
     Grid,
     LaneGroups,
     LineSums,
-    Pass,
     ScatterShare,
     SrcReading,
     SumOrder,
@@ -48,7 +41,7 @@ from kernels.forward.records import (
 from kernels.forward.scatter import pack_columns, scatter
 from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
+from kernels.problem import ConvProblem
 from kernels.target import target
 
 DOTS = target().dots == "avx512bf16"
@@ -57,11 +50,9 @@ if DOTS:
     from kernels.forward.pairs import exponent_of, pack_pairs
     from kernels.pack.pairs import unfolded_boxes, weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "share"]
+__all__ = ["LANES", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
-Span = tuple[int, int]
-Row = tuple[Any, ...]
 
 FEW_WORDS = 32
 """Words of a tap below which it pays to let taps and channels be one run."""
@@ -71,70 +62,6 @@ LATENCY = 5
 
 WIDTH = target().lanes
 LANES = 2 * WIDTH
-
-
-class Share(ABC):
-    """Some images, groups, dst channels and dst positions: what every way of computing them needs."""
-
-    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        self.problem, self.dims = problem, problem.dims
-        images, (self.g0, self.g1), self.channels, *spatial = zip(part[::2], part[1::2], strict=True)
-        self.spans = [images, *spatial]  # of dst positions
-        self.kind = KINDS[problem.dtype]
-        self.floats = dict.fromkeys(("panels", "source", "products", "sums"), 0)
-        dims, size = self.dims, storage_dtype(problem.dtype).itemsize
-        strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
-        self.strides, self.src_strides = ([1, 1, 1], strides) if dims.gathers else (strides, [1, 1, 1])
-
-        def steps(group: int, *others: int) -> list[int]:
-            """Return bytes: to the first group, to the next one, and others."""
-            some: list[int] = wrapped(size * step for step in (self.g0 * group, group, *others)).tolist()
-            return some
-
-        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int]) -> Row:
-            *others, channel = data_steps(problem.data_format, channels, spatial)
-            start, group, *strides, channel = steps(inside * channel, *others, channel)
-            return values_of(
-                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, channel=channel
-            )
-
-        group, wide, narrow, tap = problem.weights_strides
-        dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
-        out = dims.dst_channels
-        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
-        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
-        names = ("start", "group", "dst_channel", "src_channel", "tap")
-        some = steps(group, dst_step, src_step, tap)
-        nbytes = size * prod(problem.weights_shape)
-        self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
-        self.bias = values_of(Bias, **dict(zip(names[:3], steps(out, 1), strict=True)))
-        self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
-        self.near_dst = bool(self.dst[-1] == size)
-
-    def one_pass(self, group: int, groups: int, channels: int, first: int = 0) -> Records:
-        """Return a pass of some groups from `group` on and some of their dst channels, from the `first` on."""
-        operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
-        one = row_of(Pass, groups=groups, channels=channels, **operands)
-        for name in operands:
-            one[name]["start"] += group * one[name]["group"]
-        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
-            one[name]["start"] += first * one[name][step]
-        return one
-
-    def call(self, inputs: Sequence[Storage], output: Storage) -> Records:
-        """Return the addresses of a call: its tensors and scratch memory, of so many `floats`."""
-        return row_of(
-            Call,
-            src=address(inputs[0]),
-            weights=address(inputs[1]),
-            bias=address(inputs[2]) if len(inputs) > 2 else 0,
-            dst=address(output),
-            **{name: arena_address(name, floats) for name, floats in self.floats.items()},
-        )
-
-    @abstractmethod
-    def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
-        """Compute the share; False when `stop` said so."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +76,7 @@ class _Reading:
     """Words of a packed position: lines, where lanes are groups."""
     dots: bool = False
     joined: bool = False
+    rounds: bool = False
     by_lines: bool = False
 
 
@@ -216,7 +144,8 @@ class _Gather(Share):
         self.share = row_of(
             GatherShare, kind=self.kind, micro=MICRO[micro], limits=rows,
             loops=[*(axis for axis in range(4) if axis != row), row], channels=channels,
-            skips=0 if compact else SKIPS, direct=direct, covered=all(table.covered for table in tables),
+            skips=0 if compact else SKIPS, direct=direct, rounds=direct or reading.rounds,
+            covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
@@ -252,14 +181,15 @@ class _Gather(Share):
         few = words < FEW_WORDS
         packed = not in_place or (few and dims.groups > 1 and not large)
         pixel = spread(words) if dots else padded(channels)
-        whole = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
+        whole, long = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0, self._long(tables, words)
         return _Reading(
             dots=dots,
+            rounds=dots and not self.near_dst and not long,
             words=words,
             packed=packed,
             by_tap=by_tap,
             joined=few and (pixel == words if packed else dims.groups == 1),
-            direct=self.near_dst and (f32 or dots) and whole and not by_tap and not self._long(tables, words),
+            direct=self.near_dst and (f32 or dots) and whole and not by_tap and not long,
             pixel=pixel,
         )
 
@@ -280,6 +210,7 @@ class _Gather(Share):
         dots = dots and self.grouped
         return _Reading(
             dots=dots,
+            rounds=dots and not self.near_dst,
             words=channels // 2 if dots else channels,
             packed=not in_place,
             by_tap=by_tap,

@@ -18,7 +18,8 @@ from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
 from kernels.emit.depthwise import grouped
-from kernels.forward.share import LANES, Share, Way, share
+from kernels.forward.operands import Share
+from kernels.forward.share import LANES, Way, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
