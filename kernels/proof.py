@@ -17,11 +17,12 @@ import numpy.typing as npt
 from kernels.chains.units import Part, arrange
 from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
-from kernels.emit.brgemm import LANEWISE as LANE_KINDS
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import (
     DTYPES_IN_PLACE,
+    GROUP_LINES,
+    GROUP_PIXELS,
     KEPT_LINES,
     KERNEL_LINE,
     LINES,
@@ -77,10 +78,15 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
         for tiles in range(1, down + 1):
             name = f"tile products of {parts} parts, {tiles} x {across}"
             yield name, partial(_try_tiles, parts, tiles, across, rng)
-    for dtype, (stride, lines) in product(DTYPES_IN_PLACE, LINES.items()):
-        for taps, rows in product(lines, range(1, PIXELS + 1)):
-            name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} pixels"
-            yield name, partial(_try_line, dtype, (taps, stride), rows, depthwise_entry("pixels", dtype), rng)
+    entries = [("pixels", dtype, 1, LINES, PIXELS) for dtype in DTYPES_IN_PLACE]
+    for name, most in GROUP_PIXELS.items():
+        entries.append(("groups", name, target().lanes // (1 if name == "one_dots" else 2), GROUP_LINES, most))
+    for kind, dtype, channels, of_strides, most in entries:
+        for stride, rows in product(of_strides, range(1, most + 1)):
+            for taps in of_strides[stride]:
+                name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} {kind}"
+                entry = kind, dtype
+                yield name, partial(_try_line, entry, channels, (taps, stride), rows, rng)
     for number, problem in enumerate(_problems(rng)):
         yield f"problem {number}, {problem}", partial(_try_problem, number, problem, rng)
 
@@ -137,9 +143,9 @@ def _call_batch(address: int, elements: npt.NDArray[np.void], **values: int) -> 
 def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> bool:
     """Sum two elements, for each rows that an element may leave out (see `kernels.emit.brgemm`)."""
     lanes = vectors * target().lanes
-    steps = lanes // 2 if kind == "groups" else 3
+    steps = 3
     pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
-    wide = lanes if kind in LANE_KINDS else pair
+    wide = lanes if kind == "lanes" else pair
     a, b = (
         rng.integers(-3, 4, shape).astype(np.float32)
         for shape in ((2, rows, steps, wide), (2, vectors, steps, lanes // vectors, pair))
@@ -150,10 +156,7 @@ def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.
         np.zeros((rows, lanes), np.float32),
         np.zeros((rows, lanes), np.float32),
     )
-    if kind == "groups":
-        met = a[:, :, 0][:, :, np.arange(steps)[:, None] ^ np.arange(lanes)]
-        products = (met * b[:, 0, :, :, 0][:, None]).sum(2)
-    elif kind == "lanes":
+    if kind == "lanes":
         products = (a * b[:, 0, :, :, 0][:, None]).sum(2)
     else:
         products = np.einsum("emkp,evklp->emvl", a.reshape(2, rows, steps, pair), b).reshape(2, rows, lanes)
@@ -167,7 +170,7 @@ def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.
             _call_batch(
                 address, elements, rows=rows, a=stored[0].ctypes.data, a_row=stored[0].strides[1],
                 b=stored[1].ctypes.data, b_vector=stored[1].strides[1], b_step=stored[1].strides[2],
-                a_step=0 if kind == "groups" else stored[0].strides[2], c=sums.ctypes.data, c_row=sums.strides[0],
+                a_step=stored[0].strides[2], c=sums.ctypes.data, c_row=sums.strides[0],
                 next=sums.ctypes.data, start=start.ctypes.data, totals=totals.ctypes.data if flush else 0,
                 totals_row=totals.strides[0], apart=int(flush > 0), valid=target().lanes, vectors=1,
             )  # fmt: skip
@@ -207,29 +210,36 @@ def _try_tiles(parts: int, down: int, across: int, rng: np.random.Generator) -> 
     return np.array_equal(sums, start + 2 * np.reshape(products, (rows, lanes)))
 
 
-def _try_line(dtype: str, sizes: tuple[int, int], rows: int, address: int, rng: np.random.Generator) -> bool:
+def _try_line(
+    entry: tuple[str, str], channels: int, sizes: tuple[int, int], rows: int, rng: np.random.Generator
+) -> bool:
     """Sum two lines of taps for two vectors of groups, with each number of columns outside."""
-    (taps, stride), one = sizes, np.zeros(1, KernelLine.dtype)
-    one["taps"], one["stride"] = sizes
-    columns, lanes = (rows - 1) * stride + taps, 2 * target().lanes
-    src = _integers(rng, (2, columns, lanes), dtype)
-    weights, start = _integers(rng, (2, taps, lanes), "f32"), _integers(rng, (lanes,), "f32")
-    sums = np.zeros((rows, lanes), src.dtype)
+    (kind, name), (taps, stride), one = entry, sizes, np.zeros(1, KernelLine.dtype)
+    pair, dtype = (1, name) if name in DTYPES else (2, "bf16")
+    columns, lanes, steps = (rows - 1) * stride + taps, 2 * target().lanes, channels // pair or 1
+    one["taps"], one["stride"], one["steps"] = taps, stride, steps
+    src, start = _integers(rng, (2, columns, lanes), dtype), _integers(rng, (lanes,), "f32")
+    weights = _integers(rng, (2, taps, steps, lanes, pair), "f32" if pair == 1 else dtype)
+    sums = np.zeros((rows, lanes), src.dtype if kind == "pixels" else np.float32)
+    lane, step = np.arange(lanes)[:, None], np.arange(steps)[:, None, None]
+    met = lane // channels * channels + pair * step + np.arange(pair)
     for low, high in {(0, columns), (taps // 2, columns), (0, columns - taps // 2)}:
         left = range(low, high)
         elements = np.zeros(2, Element.dtype)
         elements["a"], elements["b"] = np.arange(2) * src.strides[0], np.arange(2) * weights.strides[0]
-        elements["case"][1], elements["steps"] = low, (columns, len(left))
+        elements["case"][1], elements["steps"], elements["flush"][0] = low, (columns, len(left)), FLUSH
         _call_batch(
-            address, elements, rows=rows, a=src.ctypes.data, a_row=src.strides[1], b=weights.ctypes.data,
-            c=sums.ctypes.data, c_row=sums.strides[0], start=start.ctypes.data, vectors=2, last=4 * target().lanes,
-            b_step=weights.strides[1], indirection=one.ctypes.data,
+            depthwise_entry(*entry), elements, rows=rows, a=src.ctypes.data, a_row=src.strides[1],
+            b=weights.ctypes.data, c=sums.ctypes.data, c_row=sums.strides[0], start=start.ctypes.data, vectors=2,
+            last=4 * target().lanes, b_vector=weights.strides[1], b_step=weights.strides[2],
+            indirection=one.ctypes.data,
         )  # fmt: skip
         expected = np.tile(start, (rows, 1))
         for line, row, tap in np.ndindex(2, rows, taps):
             if line == 0 or row * stride + tap in left:
-                expected[row] += weights[line, tap] * single(src[line, row * stride + tap], dtype)
-        if not np.array_equal(single(sums, dtype), expected):
+                values = single(src[line, row * stride + tap], dtype)[met]
+                expected[row] += (single(weights[line, tap], "f32" if pair == 1 else dtype) * values).sum((0, 2))
+        if not np.array_equal(single(sums, dtype if kind == "pixels" else "f32"), expected):
             return False
     return True
 

@@ -9,15 +9,13 @@ it lies, `a_row` bytes from a row to the next one. `b` is packed in lines of one
 phase and border are addresses of the list alone. A tap that is outside for the first or the last rows of a tile leaves
 these rows out.
 
-There are five kinds of products (`MICRO`):
+There are four kinds of products (`MICRO`):
 
 * ``f32``: `a` holds words of f32, each multiplied with a line of f32.
 * ``dots``: `a` holds words of two bf16, lines have pairs of bf16; VDPBF16PS, which takes subnormal numbers as zeros.
 * ``pairs``: the same on ordinary instructions, which keep them. Where none is subnormal, the bits are the same: both
   add the second products of a pair, then the first ones, rounding each time.
 * ``lanes``: `a` holds lines of f32 as well, and every lane has a problem of its own (depthwise).
-* ``groups``: the same with 2, 4 or 8 channels a group, less than a vector, of which a line of `a` has all. In step k
-  lane i takes the value of lane ``i ^ k``: in as many steps as a group has channels it meets each of them once.
 
 Tile products of AMX (`kernels.emit.dots`) and sums of float64 (`kernels.emit.doubles`) take the same batches.
 
@@ -41,19 +39,19 @@ from kernels.emit.compiler import Record, emitted_entry
 from kernels.target import target
 
 __all__ = [
-    "FLUSH", "FLUSH_FIRST", "LANEWISE", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "grouped",
-    "micro_entries", "micro_table", "over_vectors",
+    "FLUSH", "FLUSH_FIRST", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "micro_entries",
+    "micro_table", "over_vectors", "product", "rounded",
 ]  # fmt: skip
 
 WIDTH = target().lanes
 
-MICRO = {"f32": 0, "lanes": 2, "groups": 3, "dots": 4, "pairs": 6}
-"""Entries of `micro_table` of a kind: the first one has tiles of one vector, the next one those of two."""
+MICRO = {"f32": 0, "lanes": 2, "dots": 4, "pairs": 6}
+"""Entries of `micro_table` of a kind: the first one has tiles of one vector, the next one those of two.
 
-LANEWISE = ("lanes", "groups")
-"""Kinds in which a tile has one vector, and vectors of lanes are summed one after another."""
+With ``lanes`` a tile has one vector, and vectors of lanes are summed one after another.
+"""
 
-ROWS = {"f32": target().batch_rows, "lanes": {1: target().batch_rows[1]}, "groups": {1: target().batch_rows[2]}} | (
+ROWS = {"f32": target().batch_rows, "lanes": {1: target().batch_rows[1]}} | (
     {"dots": target().batch_rows, "pairs": {1: 4, 2: 4}} if target().dots == "avx512bf16" else {}
 )
 """Rows of the tallest tile by kind and number of vectors."""
@@ -63,11 +61,6 @@ SKIPS = 3
 
 MASKS = "avx512bw" in target().features
 """Whether the last lanes of a tile can be left unwritten."""
-
-
-def grouped(src_channels: int, dst_channels: int) -> bool:
-    """Return whether groups of so many channels are of the kind ``groups``: a vector has two or more of them."""
-    return 1 < src_channels == dst_channels < WIDTH and WIDTH % dst_channels == 0
 
 
 class Element(Record):
@@ -151,6 +144,26 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return total
 
 
+def product(builder: Any, kind: str, total: Any, a: Any, b: Any) -> Any:
+    """Add the products of a kind: vectors of f32, or of pairs of bf16 as i32."""
+    if kind == "dots":
+        return _dot_product(builder, total, a, b)
+    if kind == "pairs":
+        for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
+            total = builder.call(simd.fma(builder, _FLOATS), [left, right, total])
+        return total
+    return simd.multiply_add(builder, a, b, total)
+
+
+def rounded(builder: Any, kind: str, value: Any) -> Any:
+    """Round to bf16: sums of dots, none of them subnormal, by the instruction that takes such numbers as zeros."""
+    if kind == "dots" and not target().imitated:
+        name, stored = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(simd.BFloat(), WIDTH)
+        bits = simd.call(builder, name, stored, value)
+        return builder.bitcast(bits, ir.VectorType(ir.IntType(16), WIDTH))
+    return simd.narrow(builder, value, "bf16")
+
+
 class _Tile:
     """A tile of so many `rows` and `vectors`, emitted once."""
 
@@ -210,11 +223,11 @@ class _Tile:
         builder, batch = self.builder, self.batch
         a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
         heads = range(low // 3, (high - 1) // 3 + 1)
-        lanes, groups, plain = self.kind in LANEWISE, self.kind == "groups", self.kind in ("f32", *LANEWISE)
+        lanes, plain = self.kind == "lanes", self.kind in ("f32", "lanes")
         stored = _FLOATS if lanes else simd.F32 if plain else _I32
 
         def step(carried: list[Any]) -> list[Any]:
-            places, (line, number), sums = carried[: len(heads)], carried[len(heads) : first], carried[first:]
+            places, line, sums = carried[: len(heads)], carried[len(heads)], carried[len(heads) + 1 :]
             lines = [
                 simd.load(builder, simd.nth(builder, line, batch.b_vector, j), _FLOATS if plain else _INTS)
                 for j in range(self.vectors)
@@ -222,25 +235,14 @@ class _Tile:
             for m in range(low, high):
                 at = simd.nth(builder, places[m // 3 - heads[0]], batch.a_row, m % 3)
                 word = simd.load(builder, at, stored, 4 if plain else 2)
-                word = simd.exchange(builder, word, number) if groups else word
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
-                    sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
+                    sums[m * self.vectors + j] = product(builder, self.kind, sums[m * self.vectors + j], word, lines[j])
             following = [simd.opaque(builder, builder.add(place, batch.a_step)) for place in places]
-            return [*following, builder.add(line, batch.b_step), builder.add(number, _I32(1)), *sums]
+            return [*following, builder.add(line, batch.b_step), *sums]
 
-        begin, first = [simd.nth(builder, a, batch.a_row, 3 * head) for head in heads], len(heads) + 2
-        return simd.loop(builder, element.steps, [*begin, b, _I32(0), *sums], step, "step", rolled=True)[first:]
-
-    def _product(self, total: Any, a: Any, b: Any) -> Any:
-        builder = self.builder
-        if self.kind == "dots":
-            return _dot_product(builder, total, a, b)
-        if self.kind == "pairs":
-            for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
-                total = builder.call(simd.fma(builder, _FLOATS), [left, right, total])
-            return total
-        return simd.multiply_add(builder, a, b, total)
+        begin = [simd.nth(builder, a, batch.a_row, 3 * head) for head in heads]
+        return simd.loop(builder, element.steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
 
     def _element(self, carried: list[Any]) -> list[Any]:
         """Add one element; give where the next one is listed, and the sums."""
@@ -286,20 +288,12 @@ class _Tile:
     def _write(self, sums: list[Any], size: int) -> None:
         builder, batch = self.builder, self.batch
         for (m, j), value in zip(self.places, sums, strict=True):
-            stored = self._rounded(value) if size == 2 else value
+            stored = rounded(builder, self.kind, value) if size == 2 else value
             to = builder.add(simd.nth(builder, batch.c, batch.c_row, m), simd.I64(size * WIDTH * j))
             if MASKS and j == self.vectors - 1:
                 _store_some(builder, stored, to, size, batch.valid)
             else:
                 simd.store(builder, stored, to, size)
-
-    def _rounded(self, value: Any) -> Any:
-        """Round to bf16: sums of dots, none of them subnormal, by the instruction that takes such numbers as zeros."""
-        if self.kind == "dots" and not target().imitated:
-            name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(simd.BFloat(), WIDTH)
-            bits = simd.call(self.builder, name, kind, value)
-            return self.builder.bitcast(bits, ir.VectorType(ir.IntType(16), WIDTH))
-        return simd.narrow(self.builder, value, "bf16")
 
 
 def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) -> None:
@@ -324,7 +318,7 @@ def _emit(kind: str, vectors: int, builder: Any, place: Any) -> None:
         batch.a, batch.b, batch.c, batch.start, batch.next = (builder.add(place, at) for place in places)
         tiles()
 
-    if kind in LANEWISE:
+    if kind == "lanes":
         over_vectors(builder, batch, vector)
     else:
         tiles()

@@ -1,14 +1,19 @@
-"""Micro-kernels of depthwise operations: a vector of groups in place of each word, and each column loaded once.
+"""Micro-kernels whose lanes are groups, or all channels of several: each column is loaded once for a line of taps.
 
     c[m, :] = sum over elements e of the batch, over k < steps of e:  a[e][m, k, :] * b[e][k, :]
 
 The batch is that of `kernels.emit.brgemm`, and taps are summed in its order: the bits are the same. Rows meet the same
-columns of `a`, which are loaded once for all of them. There are two kinds:
+columns of `a`, which are loaded once for all of them. There are three kinds:
 
 * ``pixels``, for forward operations and data gradients: rows are dst pixels, and an element is a line of the kernel,
   which row m meets from column ``m * stride`` on. Sums begin with `start` and are stored as `dtype`. Columns are
   `a_row` bytes apart; `steps` of them lie inside src, from number `case` on. `indirection` is the address of a
   `KernelLine`.
+* ``groups``: the same with 2, 4, 8 or 16 channels a group, of which a vector has all. A line of the kernel is summed
+  in as many `steps` as a group has channels, and in step k all lanes of a group take the value of its channel k in each
+  column. With products of bf16 a column has pairs of channels, half as many as lanes, and steps are half as many. Sums
+  begin at zero, and are added to those that begin with `start` where an element flushes and at the end. Weights are
+  `b_step` bytes from step to step, `b_vector` from tap to tap.
 * ``taps``, for weight gradients: rows are taps, and an element is a run of pixels. At `indirection` lie the byte
   offsets of the rows' columns, and behind them those of their sums, which are f32; from one vector of groups to the
   next it is `c_row` bytes. They are added to memory where an element flushes, and at the end.
@@ -23,14 +28,14 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.brgemm import Batch, Element, over_vectors
+from kernels.emit.brgemm import Batch, Element, over_vectors, product, rounded
 from kernels.emit.compiler import Record, emitted_entry
 from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
 
 __all__ = [
-    "DTYPES_IN_PLACE", "KEPT_LINES", "KERNEL_LINE", "LINES", "PIXELS", "TAPS", "KernelLine", "Tile",
-    "depthwise_entries", "depthwise_entry", "line_taps",
+    "DTYPES_IN_PLACE", "GROUP_LINES", "GROUP_PIXELS", "KEPT_LINES", "KERNEL_LINE", "LINES", "PIXELS", "TAPS",
+    "KernelLine", "Tile", "depthwise_entries", "depthwise_entry", "grouped", "line_taps",
 ]  # fmt: skip
 
 DTYPES_IN_PLACE = ("f32", "bf16", "f16") if target().converts_f16 else ("f32", "bf16")
@@ -42,8 +47,16 @@ LINES = {1: (1, 2, 3, 5, 7), 2: (3, 5)}
 A line of one tap works for all strides and dilations, as no two pixels share a column; a column may lie outside src.
 """
 
+GROUP_LINES = {1: (1, 2, 3), 2: (3,)}
+"""The same for ``groups``."""
+
 PIXELS = 8 if target().registers == 32 or target().arch == "aarch64" else 4
 """Rows of the tallest tile of pixels: their sums and a line of weights fit the registers."""
+
+GROUP_PIXELS = {"f32": 14 if target().registers == 32 else 4} | (
+    {"dots": 14, "one_dots": 14, "pairs": 4} if target().dots == "avx512bf16" else {}
+)
+"""Those of ``groups``, by product (see `kernels.emit.brgemm`), of which ``one_dots`` are for one group a vector."""
 
 TAPS = 9
 """Rows of the tallest tile of taps: a 3x3 kernel."""
@@ -56,9 +69,11 @@ KEPT_LINES = TAPS // KERNEL_LINE if target().registers == 32 else 0
 
 _LONGEST = max(LINES[1])
 
+_I32 = ir.IntType(32)
+
 
 class KernelLine(Record):
-    """A line of the kernel: its number of `taps`, and the `stride` between pixels.
+    """A line of the kernel: its number of `taps`, its `steps`, and the `stride` between pixels.
 
     Src for the pixels below is prefetched: `ahead_lines` lines, `ahead_row` bytes apart, the first `ahead` bytes past
     `a`.
@@ -66,14 +81,22 @@ class KernelLine(Record):
 
     taps: int
     stride: int
+    steps: int
     ahead: int
     ahead_row: int
     ahead_lines: int
 
 
-def line_taps(taps: int, stride: int) -> int:
+def grouped(src_channels: int, dst_channels: int, *, dots: bool) -> bool:
+    """Return whether groups of so many channels are of the kind ``groups``, with products of bf16 if `dots`."""
+    width = target().lanes
+    fits = dst_channels < width or (dots and dst_channels == width)
+    return 1 < src_channels == dst_channels and fits and width % dst_channels == 0
+
+
+def line_taps(taps: int, stride: int, lines: dict[int, tuple[int, ...]]) -> int:
     """Return how many of the adjacent `taps` of a line are summed at once: as many as divide them."""
-    return max((some for some in LINES.get(stride, ()) if taps % some == 0), default=1)
+    return max((some for some in lines.get(stride, ()) if taps % some == 0), default=1)
 
 
 class Tile:
@@ -100,31 +123,47 @@ class Tile:
 
     def pixels(self, line: Any, rows: int) -> list[Any]:
         """Emit a tile of `rows` pixels; it returns no values."""
-        builder, batch = self.builder, self.batch
-        sums = [simd.load(builder, batch.start, self.lane)] * rows
+        sums = self._sum_lines(line, LINES, [simd.load(self.builder, self.batch.start, self.lane)] * rows, rows)
+        for row, value in enumerate(sums):
+            store_narrow(self.builder, value, simd.nth(self.builder, self.batch.c, self.batch.c_row, row), self.dtype)
+        return []
+
+    def _sum_lines(self, line: Any, lines: dict[int, tuple[int, ...]], sums: list[Any], rows: int) -> list[Any]:
+        """Return the sums of all lines of the kernel, by the code for one of `lines`."""
+        builder, add = self.builder, partial(self._add_line, rows)
         kinds = [
-            partial(self._elements, sums, partial(self._add_line, taps, stride)) if taps in taken else lambda: sums
-            for stride, taken in LINES.items()
+            partial(self._elements, sums, partial(add, taps, stride)) if taps in taken else lambda: sums
+            for stride, taken in lines.items()
             for taps in range(1, 1 + _LONGEST)
         ]
         of_stride = builder.mul(builder.sub(line.stride, simd.I64(1)), simd.I64(_LONGEST))
-        sums = simd.switch(builder, builder.add(of_stride, builder.sub(line.taps, simd.I64(1))), kinds)
-        for row, value in enumerate(sums):
-            store_narrow(builder, value, simd.nth(builder, batch.c, batch.c_row, row), self.dtype)
-        return []
+        return simd.switch(builder, builder.add(of_stride, builder.sub(line.taps, simd.I64(1))), kinds)
 
-    def _add_line(self, taps: int, stride: int, element: Any, sums: list[Any]) -> list[Any]:
-        """Add the products of a line of the kernel, column by column."""
-        builder, batch, rows = self.builder, self.batch, len(sums)
+    def _add_line(self, rows: int, taps: int, stride: int, element: Any, sums: list[Any]) -> list[Any]:
+        """Add the products of a line of the kernel."""
+        a, b = self.builder.add(self.batch.a, element.a), self.builder.add(self.batch.b, element.b)
+
+        def load(column: int) -> Any:
+            return self._load(simd.nth(self.builder, a, self.batch.a_row, column))
+
+        return self._add_columns((rows, taps, stride), element, b, load, sums)
+
+    def _product(self, total: Any, value: Any, weights: Any) -> Any:
+        return simd.multiply_add(self.builder, value, weights, total)
+
+    def _add_columns(
+        self, sizes: tuple[int, int, int], element: Any, b: Any, load: Callable[[int], Any], sums: list[Any]
+    ) -> list[Any]:
+        """Add the products of a line of the kernel, column by column; weights lie from `b` on."""
+        builder, batch, (rows, taps, stride) = self.builder, self.batch, sizes
         columns, end = (rows - 1) * stride + taps, builder.add(element.case, element.steps)
-        a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
-        weights = [simd.load(builder, simd.nth(builder, b, batch.b_step, tap), self.lane) for tap in range(taps)]
+        weights = [simd.load(builder, simd.nth(builder, b, batch.b_vector, tap), self.lane) for tap in range(taps)]
 
         def add(column: int, sums: list[Any]) -> list[Any]:
-            value, sums = self._load(simd.nth(builder, a, batch.a_row, column)), list(sums)
+            value, sums = load(column), list(sums)
             for row in range(rows):
                 if 0 <= column - row * stride < taps:
-                    sums[row] = simd.multiply_add(builder, value, weights[column - row * stride], sums[row])
+                    sums[row] = self._product(sums[row], value, weights[column - row * stride])
             return sums
 
         def add_inside(most: int) -> list[Any]:
@@ -203,6 +242,84 @@ class Tile:
         return []
 
 
+class _Groups(Tile):
+    """A tile whose lanes are all channels of several groups."""
+
+    def __init__(self, builder: Any, batch: Any, kind: str, line: Any) -> None:
+        super().__init__(builder, batch, "f32" if kind == "f32" else "bf16", target().lanes)
+        self.kind, self.line, ints = kind.removeprefix("one_"), line, ir.VectorType(_I32, self.width)
+        self.one, self.lane = kind != self.kind, self.lane if kind == "f32" else ints
+        words = ir.Constant(ints, [lane if kind == "f32" else lane // 2 for lane in range(self.width)])
+        steps = simd.splat(builder, builder.trunc(line.steps, _I32), self.width)
+        self.first = builder.and_(words, builder.neg(steps))  # word of the group of each lane
+
+    def _exchanged(self, place: Any, step: Any) -> Any:
+        """Return the values of a column that the lanes take in a step."""
+        builder = self.builder
+        if self.one:
+            return simd.splat(builder, simd.load(builder, place, _I32, 2), self.width)
+        lanes = builder.add(self.first, simd.splat(builder, step, self.width))
+        if self.kind == "f32":
+            return simd.permute(builder, self._load(place), lanes)
+        half = simd.load(builder, place, ir.VectorType(simd.F32, self.width // 2), 2)
+        order = ir.Constant(self.lane, [lane % (self.width // 2) for lane in range(self.width)])
+        return builder.bitcast(simd.permute(builder, builder.shuffle_vector(half, half, order), lanes), self.lane)
+
+    def _product(self, total: Any, value: Any, weights: Any) -> Any:
+        return product(self.builder, self.kind, total, value, weights)
+
+    def _add_line(self, rows: int, taps: int, stride: int, element: Any, sums: list[Any]) -> list[Any]:
+        """Add the products of a line of the kernel, step by step; the second half of the sums is of those that flush.
+
+        Columns are one, two or three from every third one: as many addresses as fit registers.
+        """
+        builder, batch = self.builder, self.batch
+        a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
+        heads = [simd.nth(builder, a, batch.a_row, column) for column in range(0, (rows - 1) * stride + taps, 3)]
+
+        def step(carried: list[Any]) -> list[Any]:
+            number, b, places, sums = carried[0], carried[1], carried[2 : 2 + len(heads)], carried[2 + len(heads) :]
+
+            def load(column: int) -> Any:
+                return self._exchanged(simd.nth(builder, places[column // 3], batch.a_row, column % 3), number)
+
+            sums = self._add_columns((rows, taps, stride), element, b, load, sums)
+            following = [simd.opaque(builder, builder.add(place, simd.I64(4 * self.one))) for place in places]
+            return [builder.add(number, _I32(1)), builder.add(b, batch.b_step), *following, *sums]
+
+        begin = [_I32(0), b, *heads, *sums[:rows]]
+        added, totals = simd.loop(builder, self.line.steps, begin, step, "step", rolled=True)[-rows:], sums[rows:]
+        here = builder.block
+        with builder.if_then(builder.icmp_signed("!=", element.flush, simd.I64(0))):
+            flushed, inside = self._total(added, totals), builder.block
+        zeros = [simd.constant(totals[0].type, 0.0)] * rows
+        return simd.join(builder, [*added, *totals], here, [*zeros, *flushed], inside)
+
+    def _total(self, sums: list[Any], totals: list[Any]) -> list[Any]:
+        return [self.builder.fadd(total, value) for total, value in zip(totals, sums, strict=True)]
+
+    def groups(self, rows: int) -> list[Any]:
+        """Emit a tile of `rows` pixels; it returns no values."""
+        builder, batch = self.builder, self.batch
+        floats = ir.VectorType(simd.F32, self.width)
+        begin = [simd.constant(floats, 0.0)] * rows + [simd.load(builder, batch.start, floats)] * rows
+        sums = self._sum_lines(self.line, GROUP_LINES, begin, rows)
+        places = [simd.nth(builder, batch.c, batch.c_row, row) for row in range(rows)]
+        sums = self._total(sums[:rows], sums[rows:])
+        if self.kind == "f32":
+            for place, value in zip(places, sums, strict=True):
+                simd.store(builder, value, place)
+            return []
+        with builder.if_else(builder.icmp_signed("!=", batch.rounds, simd.I64(0))) as (rounds, plain):
+            with rounds:
+                for place, value in zip(places, sums, strict=True):
+                    simd.store(builder, rounded(builder, self.kind, value), place, 2)
+            with plain:
+                for place, value in zip(places, sums, strict=True):
+                    simd.store(builder, value, place)
+        return []
+
+
 def _prefetch(builder: Any, batch: Any, line: Any) -> None:
     """Prefetch the columns of `ahead_lines` lines that the pixels below the tile's will be the first to meet."""
 
@@ -218,17 +335,24 @@ def _prefetch(builder: Any, batch: Any, line: Any) -> None:
         simd.loop(builder, line.ahead_lines, [builder.add(batch.a, line.ahead)], ahead, "ahead", rolled=True)
 
 
-def _emit_pixels(dtype: str, builder: Any, place: Any) -> None:
-    """Emit the tiles of pixels, for one vector of groups after another."""
+def _emit_pixels(kind: str, dtype: str, builder: Any, place: Any) -> None:
+    """Emit the tiles of pixels, or of groups, for one vector after another; `dtype` is that of src, or the product."""
     batch = simd.fields(builder, place, Batch)
-    tile, line = Tile(builder, batch, dtype, target().lanes), simd.fields(builder, batch.indirection, KernelLine)
+    line = simd.fields(builder, batch.indirection, KernelLine)
     a, b, c, start = batch.a, batch.b, batch.c, batch.start
+    if kind == "pixels":
+        tile, src = Tile(builder, batch, dtype, target().lanes), simd.I64(int(size_of(dtype) == 2))
+        emit: Callable[[int], list[Any]] = partial(tile.pixels, line)
+        dst, tallest = src, PIXELS
+    else:
+        emit, tallest = _Groups(builder, batch, dtype, line).groups, GROUP_PIXELS[dtype]
+        src, dst = (simd.I64(0), simd.I64(0)) if dtype == "f32" else (simd.I64(1), batch.rounds)
 
     def vector(at: Any) -> None:
-        stored = at if size_of(dtype) == 4 else builder.ashr(at, simd.I64(1))
-        batch.a, batch.b, batch.c, batch.start = map(builder.add, (a, b, c, start), (stored, at, stored, at))
+        places = builder.ashr(at, src), at, builder.ashr(at, dst), at
+        batch.a, batch.b, batch.c, batch.start = map(builder.add, (a, b, c, start), places)
         _prefetch(builder, batch, line)
-        tiles = [partial(tile.pixels, line, 1 + rows) for rows in range(PIXELS)]
+        tiles = [partial(emit, 1 + rows) for rows in range(tallest)]
         simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), tiles)
 
     over_vectors(builder, batch, vector)
@@ -256,17 +380,21 @@ def _emit_taps(dtype: str, builder: Any, place: Any) -> None:
 
 _ENTRIES = {
     (kind, dtype): emitted_entry(f"depthwise_{kind}_{dtype}", partial(emit, dtype), 1)
-    for kind, emit in (("pixels", _emit_pixels), ("taps", _emit_taps))
-    for dtype in DTYPES_IN_PLACE
+    for kind, emit, dtypes in (
+        ("pixels", partial(_emit_pixels, "pixels"), DTYPES_IN_PLACE),
+        ("groups", partial(_emit_pixels, "groups"), GROUP_PIXELS),
+        ("taps", _emit_taps, DTYPES_IN_PLACE),
+    )
+    for dtype in dtypes
 }
 
 
 def depthwise_entries() -> list[tuple[str, str]]:
-    """List kind and dtype of each entry."""
+    """List kind, and dtype or product, of each entry."""
     return list(_ENTRIES)
 
 
 @cache
 def depthwise_entry(kind: str, dtype: str) -> int:
-    """Return the address of the micro-kernel of a kind, for tensors that are stored as `dtype`."""
+    """Return the address of the micro-kernel of a kind, for tensors that are stored as `dtype`, or for products."""
     return _ENTRIES[kind, dtype]()

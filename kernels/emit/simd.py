@@ -19,9 +19,9 @@ from kernels.dtypes import DTYPES
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "add_to", "all_set", "call", "constant", "declare", "each_run", "exchange", "fields", "fma",
-    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "prefetch", "runs", "some", "splat", "storage",
-    "store", "switch", "widen",
+    "F32", "I64", "BFloat", "add_to", "all_set", "call", "constant", "declare", "each_run", "fields", "fma",
+    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
+    "storage", "store", "switch", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -125,32 +125,28 @@ def splat(builder: Any, value: Any, width: int) -> Any:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
 
 
-def exchange(builder: Any, value: Any, number: Any) -> Any:
-    """Return a vector of f32 whose lane i is lane ``i ^ number`` of `value`.
+def permute(builder: Any, value: Any, lanes: Any) -> Any:
+    """Return a vector of f32 whose lane i is that of `value` that lane i of `lanes` has the number of.
 
-    `number` is an i32 below half of the lanes: 4 of 8 lanes are exchanged among themselves.
+    Of 8 lanes both halves are permuted alike, and by themselves.
     """
     kind, width, features = value.type, value.type.count, target().features
-    ints = ir.VectorType(ir.IntType(32), width)
-    number = splat(builder, number, width)
-    numbers = ir.Constant(ints, list(range(width)))
-    lanes = builder.xor(numbers, number)
     if width == 16 and "avx512f" in features:
         return call(builder, "llvm.x86.avx512.permvar.sf.512", kind, value, lanes)
     if width == 8 and "avx" in features:
         return call(builder, "llvm.x86.avx.vpermilvar.ps.256", kind, value, lanes)
     if width == 8 and ("ssse3" in features or target().arch == "aarch64"):
         name = "llvm.x86.ssse3.pshuf.b.128" if "ssse3" in features else "llvm.aarch64.neon.tbl1.v16i8"
-        return _exchange_bytes(builder, name, value, lanes)
-    for bit in [1, 2, 4][: width.bit_length() - 2]:
-        mask, none = constant(ints, bit), constant(ints, 0)
-        swapped = builder.shuffle_vector(value, value, ir.Constant(ints, [lane ^ bit for lane in range(width)]))
-        value = builder.select(builder.icmp_unsigned("!=", builder.and_(number, mask), none), swapped, value)
-    return value
+        return _permute_bytes(builder, name, value, lanes)
+    found = ir.Constant(kind, ir.Undefined)
+    for lane in map(ir.IntType(32), range(width)):
+        one = builder.extract_element(value, builder.extract_element(lanes, lane))
+        found = builder.insert_element(found, one, lane)
+    return found
 
 
-def _exchange_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:
-    """Exchange the lanes of either half of a vector of 8 by an instruction that looks bytes up."""
+def _permute_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:
+    """Permute the lanes of either half of a vector of 8 by an instruction that looks bytes up."""
     octets, quad = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(32), 4)
     first, second = (ir.Constant(quad, [begin + lane for lane in range(4)]) for begin in (0, 4))
     begins = builder.mul(builder.shuffle_vector(lanes, lanes, first), constant(quad, 0x04040404))

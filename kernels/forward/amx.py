@@ -22,6 +22,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import row_of, values_of
 from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE, dot_table
 from kernels.forward.axes import AxisTable, Ints, axis_tables, numbers_of, tables_of
+from kernels.forward.operands import Share
 from kernels.forward.records import (
     GatherShare,
     Grid,
@@ -31,7 +32,7 @@ from kernels.forward.records import (
     SumOrder,
     WeightPanel,
 )  # fmt: skip
-from kernels.forward.share import Share, share
+from kernels.forward.share import share
 from kernels.forward.staging import (
     LANES,
     ROW_BYTES,
@@ -261,7 +262,7 @@ class _Bands(Share):
         lows, highs, sizes, _ = zip(*self.grid, strict=True)
         self.share = row_of(
             GatherShare, kind=self.kind, micro=0, limits=[0, 0], loops=[0, 1, 2, 3], channels=dims.src_channels,
-            skips=0, direct=False, covered=all(table.covered for table in tables),
+            skips=0, direct=False, rounds=False, covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=sizes),
             panel=values_of(
                 WeightPanel, words=plan.depth, line=TILE_BYTES, tap_bytes=TILE_BYTES * plan.depth,
@@ -275,7 +276,7 @@ class _Bands(Share):
                 SumOrder, chunk=SUMS.batch_steps, group=1, within_line=True, flushes=False, most=SUMS.batch_steps
             ),
             lanes=values_of(LaneGroups, lanewise=False, grouped=False, multiplier=1, count=LANES, pairs=1),
-            lines=values_of(LineSums, kernel=0, width=0, ahead=False),
+            lines=values_of(LineSums, kernel=0, pairs=0, width=0, ahead=False),
         )  # fmt: skip
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:

@@ -27,6 +27,7 @@ from kernels.emit.intrinsics import (
     fill_zero,
     keep_alive,
     load,
+    put_value,
     stack_array,
     stack_record,
     store_value,
@@ -34,7 +35,7 @@ from kernels.emit.intrinsics import (
     touch,
 )
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
-from kernels.forward.output import bring_bias, fill, lay_out, write
+from kernels.forward.output import bring_bias, fill, lay_out, write, write_rounded
 from kernels.forward.records import Axis, Band, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.doubles import F64, Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
@@ -42,7 +43,7 @@ from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
 from kernels.target import target
 
 if target().dots == "avx512bf16":
-    from kernels.forward.pairs import bring_pairs, keep
+    from kernels.forward.pairs import bring_dots
 
 __all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "pack_weights", "sum_block"]
 
@@ -111,21 +112,27 @@ def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, so
 def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], numbers: Vector) -> None:
     """Pack panels [tap number][src channel][lanes] of f32, one for each group and vector of dst channels.
 
-    Where lanes are groups, lines have all lanes of the pass; grouped lanes meet src channel ``line ^ dst channel``.
+    Where lanes are groups, lines have all lanes of the pass, and with products of bf16 pairs of src channels.
     """
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
     size, blocks = stored_size(share.kind), (one.channels + WIDTH - 1) // WIDTH
     layout, lanes = share.panel, share.lanes
     if lanes.lanewise:
-        for tap in range(taps):
+        pairs = share.micro == DOTS_PLACE
+        fill_zero(call.panels, layout.block_bytes)
+        for lane in range(one.channels):
+            g, j = lane // lanes.multiplier, lane % lanes.multiplier
             for c in range(channels):
-                panel = call.panels + numbers[tap] * layout.tap_bytes
-                source = call.weights + weights.start + tap * weights.tap + c * weights.src_channel
-                for lane in range(one.channels):
-                    g, j = lane // lanes.multiplier, lane % lanes.multiplier
-                    value = load(share.kind, source + g * weights.group + j * weights.dst_channel)
-                    store_value(panel + (c ^ j if lanes.grouped else c) * layout.line + 4 * lane, np.float32(value))
+                source = call.weights + weights.start + g * weights.group + j * weights.dst_channel
+                source += c * weights.src_channel
+                panel = call.panels + (c // 2 if pairs else c) * layout.line + 4 * lane
+                for tap in range(taps):
+                    place, value = panel + numbers[tap] * layout.tap_bytes, load(share.kind, source + tap * weights.tap)
+                    if pairs:
+                        put_value(share.kind, place + 2 * (c % 2), value)
+                    else:
+                        store_value(place, value)
         return
     adjacent = layout.order != 0 and weights.tap == size
     if adjacent and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
@@ -237,13 +244,12 @@ def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work
                 return False
         else:
             source += band.first[axis] * strides[axis]
-    grouped = share.lanes.grouped
-    by_group = share.lanes.lanewise and not grouped  # the lanes of a packed position
+    by_group = share.lanes.lanewise and not share.lanes.grouped  # the lanes of a packed position
     src = Values(share.kind, source, strides, one.src.group if by_group else one.src.channel, end)
     if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
-        bring_box(src, one.channels if grouped else share.channels, share.src.pixel_bytes, work, call.source)
+        bring_box(src, work.block.channels, share.src.pixel_bytes, work, call.source)
     return True
 
 
@@ -414,14 +420,12 @@ def gather(
     blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
     batch, work = stack_record(BATCH), stack_record(WORK)
     counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
-    tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
+    tile, block, panel, reading, flushes = work.tile, work.block, share.panel, share.src, share.sums.flushes
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
-    batch.apart, batch.rounds = 1 if flushes else 0, 1 if direct else 0
-    batch.a_step, batch.b_step, batch.b_vector = (
-        0 if share.lanes.grouped else reading.word,
-        panel.line,
-        panel.block_bytes,
-    )
+    batch.apart, batch.rounds = 1 if flushes else 0, 1 if share.rounds else 0
+    stored, size = (share.kind, 2) if DOTS and share.rounds else (F32, 4)
+    batch.a_step, batch.b_step = reading.word, panel.line
+    batch.b_vector = panel.tap_bytes if share.lines.kernel != 0 else panel.block_bytes
     step = share.lanes.count if lanewise else 2 * WIDTH * share.lanes.pairs
     for item in range(first, last):
         _cut_band(share, tables, work, counts, item)
@@ -432,11 +436,9 @@ def gather(
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
             work.start = start
-            if DOTS and share.micro == DOTS_PLACE:
-                if reading.packed:
-                    bring_pairs(share, src, start, src.strides[:], work, call.source)
-                if not keep(share, src, call, work, least):
-                    tile.micro = PAIRS
+            block.source, block.channels = start, share.channels
+            if DOTS and share.micro == DOTS_PLACE and not lanewise:
+                bring_dots(share, one, call, work, least)
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
@@ -453,28 +455,35 @@ def gather(
                 tile.pair, tile.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * panel.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
+                block.packed, block.shift = channel, 0
+                if lanewise:
+                    batch.b, block.shift = call.panels + 4 * channel, channel * (4 if reading.packed else src.channel)
+                if share.lanes.grouped and reading.packed:  # few lanes at a time: positions lie close together
+                    block.source, block.channels = start + channel * src.channel, valid
+                    block.packed = block.shift = 0
+                if DOTS and share.micro == DOTS_PLACE and lanewise and (reading.packed or channel == 0):
+                    bring_dots(share, one, call, work, least)
                 tile.limit = share.limits[wide - 1]
                 if DOTS and tile.micro == PAIRS:
                     tile.limit = PAIRS_ROWS
-                shift = 0
-                if lanewise:
-                    batch.b, shift = call.panels + 4 * channel, channel * (4 if reading.packed else src.channel)
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:
-                        work.dst[axis] = 4 * lanes if axis == 3 else work.dst[axis + 1] * counts[axis + 1]
+                        work.dst[axis] = size * lanes if axis == 3 else work.dst[axis + 1] * counts[axis + 1]
                 work.place = to if direct else call.sums
                 for axis in range(4):
                     to += work.band.low[axis] * dst.strides[axis]
                     work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
                 if not direct and (reading.by_tap or not share.covered):
-                    fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
-                work.start += shift
-                work.block.source, work.block.shift, work.block.packed = start, shift, channel
+                    fill(stored, batch.start, lanes, counts, call.sums, work.dst[:])
+                work.start += block.shift
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
                 sum_block(entry, share, tables, work, lists, batch, one, call)
-                work.start -= shift
-                if not direct:
+                work.start -= block.shift
+                if DOTS and share.rounds and not direct:
+                    out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
+                    write_rounded(out, call.sums, lanes, valid, counts)
+                elif not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
                     write(out, call.sums, lanes, valid, counts, address_of(buffer))

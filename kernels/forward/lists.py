@@ -7,7 +7,7 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, Batch, Element
 from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of, call_entry
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
@@ -15,7 +15,7 @@ from kernels.target import target
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lines", "sum_lists"]
 
-WIDTH = target().lanes
+WIDTH, PAIRS = target().lanes, MICRO["pairs"]
 
 MOST_ELEMENTS = 2048
 """Elements of a batch at the most; the sums of longer ones are stored in between."""
@@ -130,11 +130,11 @@ def sum_lines(
     elements: Rows[Element], batch: Batch,
 ) -> None:  # fmt: skip
     """Sum the tiles at hand line of taps by line of taps; the rows' axis is the last one with several taps."""
-    src, counts, per_axis, loops, count = work.src, work.part.counts, pieces.shape[0] // 4, share.loops, 0
+    src, counts, per_axis, loops, order = work.src, work.part.counts, pieces.shape[0] // 4, share.loops, share.sums
     two, three, row = loops[1], loops[2], loops[3]
     phase, step, kernel = phases[work.part.phase[row]], axes[row].src_step, share.panel.kernel
     at, width = work.part.at, share.lines.width
-    one = phase.adjacent
+    one, count, last = phase.adjacent, 0, 0
     for place in range(phase.first, phase.first + phase.taps, one):
         begin = taps[place].src + (at[row] - taps[place].low) * step
         if begin <= -one or begin + (batch.rows - 1) * step >= width:
@@ -142,7 +142,7 @@ def sum_lines(
             break
     column_step, columns = (step, batch.rows) if one == 1 else (1, (batch.rows - 1) * step + one)
     line = work.line
-    line.taps, line.stride = one, 1 if one == 1 else step
+    line.taps, line.stride, line.steps = one, 1 if one == 1 else step, share.panel.words
     batch.elements, batch.indirection = address_of(elements), address_of(line)
     for i in range(counts[two]):
         outer = pieces[two * per_axis + i]
@@ -159,12 +159,17 @@ def sum_lines(
                     left = (left + column_step - 1) // column_step
                 element.steps = min(columns, left) - first
                 element.a, element.b = base + begin * src[row], (number + tap.number) * share.panel.tap_bytes
-                element.case = first
-                count += 1 if element.steps > 0 else 0
+                element.case, element.flush = first, 0
+                if element.steps <= 0:
+                    continue
+                mark = (number + tap.number if order.within_line else number // kernel[row - 1]) // order.group
+                if order.flushes and count > 0 and mark != last:
+                    elements[count - 1].flush = FLUSH
+                count, last = count + 1, mark
     batch.count = count
     if share.lines.ahead:
         line.ahead, line.ahead_row, line.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
-    work.tile.last = share.lines.kernel
+    work.tile.last = share.lines.pairs if work.tile.micro == PAIRS else share.lines.kernel
     _sum_tiles(work.tile.last, share, axes, phases, work, batch, False)
 
 

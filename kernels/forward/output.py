@@ -20,6 +20,7 @@ from kernels.emit.intrinsics import (
     untranspose,
 )
 from kernels.forward.records import Call, Pass, Work
+from kernels.pack.lines import Pixels, pack_line
 from kernels.pack.panels import Values
 
 STRIP = 128
@@ -30,7 +31,7 @@ AHEAD = 128
 
 KEPT_BYTES = STEPS.kept_bytes
 
-__all__ = ["bring_bias", "fill", "lay_out", "write"]
+__all__ = ["bring_bias", "fill", "lay_out", "write", "write_rounded"]
 
 
 @jit
@@ -126,3 +127,19 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
                         put(kind, place + p * steps[3] + lane * lane_step, source + 4 * (p * lanes + lane), count)
     if lane_step % 64 == 0 and dst.place < dst.end - KEPT_BYTES:
         fence()
+
+
+@jit
+def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector) -> None:
+    """Write a dense box of sums [n][d][h][w][lanes] that have 16 bits to dst, whose positions are adjacent."""
+    steps, run, lines, planes = dst.steps, counts[3], counts[2], counts[1]
+    if steps[2] == run * steps[3]:
+        run, lines = run * lines, 1
+        if steps[1] == run * steps[3]:
+            run, planes = run * planes, 1
+    for n in range(counts[0]):
+        for d in range(planes):
+            for h in range(lines):
+                source = sums + ((n * planes + d) * lines + h) * run * 2 * lanes
+                place = dst.place + n * steps[0] + d * steps[1] + h * steps[2]
+                pack_line(2, valid, place, dst.channel, 0, Pixels(source, 2 * lanes, 2, run), 0)

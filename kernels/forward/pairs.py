@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.emit.brgemm import MICRO
+from kernels.emit.compiler import Rows, inlined, jit
 from kernels.emit.intrinsics import address_of, fill_zero, keep_alive, stack_array, stack_record
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
@@ -17,9 +18,9 @@ from kernels.pack.magnitudes import LEAST_SUM, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.target import target
 
-__all__ = ["bring_pairs", "keep", "pack_pairs"]
+__all__ = ["bring_dots", "exponent_of", "pack_pairs"]
 
-WIDTH = target().lanes
+WIDTH, PAIRS = target().lanes, MICRO["pairs"]
 LINE = 64
 
 PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
@@ -76,6 +77,13 @@ def pack_pairs(
     return _exponent(call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
 
+@jit
+def exponent_of(shares: Rows[GatherShare], calls: Rows[Call]) -> int:
+    """Return the smallest exponent among the weights of all lanes, which `kernels.forward.gather` has packed."""
+    share = shares[0]
+    return _exponent(calls[0].panels, share.panel.block_bytes // LINE)
+
+
 @inlined
 def _exponent(place: int, lines: int) -> int:
     """Return the smallest exponent of the bf16 in some lines of memory."""
@@ -83,22 +91,22 @@ def _exponent(place: int, lines: int) -> int:
 
 
 @jit
-def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, work: Work, scratch: int) -> None:
-    """Pack a box of src positions as pairs of channels; `source` is position 0, with byte `strides`.
+def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, work: Work, scratch: int) -> None:
+    """Pack a box of src positions as pairs of so many channels; `source` is position 0.
 
     A pixel of a line is a plane of its own, and its channels are the line.
     """
     packing, boxes, steps, sizes = stack_record(PACKING), stack_array(1, PACKED_BOX), work.src, work.band.sizes
     box = boxes[0]
     lay_out(work, share.src.pixel_bytes, scratch)
-    positions = 1
+    positions, strides = 1, data.strides[:]
     for axis in range(4):
         source += work.band.first[axis] * strides[axis]
         positions *= sizes[axis]
     if positions == 0:
         return
     fill_zero(scratch + positions * steps[3], LINE)
-    channels, run = share.channels, sizes[3]
+    run = sizes[3]
     lines = data.channel == 2 and strides[3] == 2 * channels
     if (channels == 1 or channels == 3) and lines and run >= SPREAD:
         for n in range(sizes[0]):
@@ -121,7 +129,7 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
 
 
 @jit
-def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> bool:
+def _keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> bool:
     """Return whether dot products keep all sums of the src positions at hand; `least` is the weights' exponent."""
     first, sizes, lowest = work.band.first, work.band.sizes, 512
     if share.src.packed:
@@ -139,3 +147,11 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
                     lowest = min(lowest, _exponent(place + run - LINE, 1))
     keeps: bool = min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
     return keeps
+
+
+@jit
+def bring_dots(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
+    """Pack the src that a band reaches as pairs, unless it is read in place; choose what multiplies them."""
+    if share.src.packed:
+        _bring_pairs(share, one.src, work.block.channels, work.block.source, work, call.source)
+    work.tile.micro = share.micro if _keep(share, one.src, call, work, least) else PAIRS

@@ -199,8 +199,8 @@ class SumOrder(Record):
 class LaneGroups(Record):
     """What lanes are: dst channels, or with `lanewise` groups, or `multiplier` dst channels of each.
 
-    Lanewise, so many (`count`) are done at a time, and they are `grouped` where a group has as many src channels, so
-    that src has the same lanes as dst. Otherwise so many `pairs` of vectors are done line by line.
+    Lanewise, so many (`count`) are done at a time, and they are `grouped` where a group has as many src channels, which
+    src has as its lanes. Otherwise so many `pairs` of vectors are done line by line.
     """
 
     lanewise: bool
@@ -213,11 +213,12 @@ class LaneGroups(Record):
 class LineSums(Record):
     """Sums of whole lines of taps by `kernels.emit.depthwise`: the address of its `kernel`, or 0 for none.
 
-    Src has `width` positions along the rows' axis. With `ahead` the src of the tile below is prefetched, otherwise a
-    band prefetches all of its src first.
+    Where that is one of dots, the one of `pairs` takes its place. Src has `width` positions along the rows' axis. With
+    `ahead` the src of the tile below is prefetched, otherwise a band prefetches all of its src first.
     """
 
     kernel: int
+    pairs: int
     width: int
     ahead: bool
 
@@ -228,7 +229,7 @@ class GatherShare(Record):
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
     of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A group has so
     many src `channels`. A tap may leave out `skips` rows at either end of a tile. With `direct` tiles are written to
-    dst itself. `covered` says that every dst position meets a tap.
+    dst itself. What it `rounds` is stored as `kind` at once. `covered` says that every dst position meets a tap.
     """
 
     kind: int
@@ -238,6 +239,7 @@ class GatherShare(Record):
     channels: int
     skips: int
     direct: bool
+    rounds: bool
     covered: bool
     grid: Grid
     panel: WeightPanel
@@ -317,12 +319,14 @@ class MicroTile(Record):
 
 
 class LaneBlock(Record):
-    """A block of lanes: the `source` that its src is packed from, and bytes from the first block to this one.
+    """A block of lanes: the `source` that its src is packed from, of so many `channels`, and where it lies in that.
 
-    The src may have been `packed` (not 0) for an earlier block.
+    The src may have been `packed` (not 0) for an earlier block, of which this one begins `shift` bytes behind the first
+    one.
     """
 
     source: int
+    channels: int
     shift: int
     packed: int
 

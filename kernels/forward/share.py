@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
-from kernels.dtypes import KINDS
-from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, grouped, micro_table
+from kernels.emit.brgemm import MASKS, MICRO, ROWS, SKIPS, micro_table
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.emit.depthwise import DTYPES_IN_PLACE, PIXELS, depthwise_entry, line_taps
+from kernels.emit.depthwise import (
+    DTYPES_IN_PLACE,
+    GROUP_LINES,
+    GROUP_PIXELS,
+    LINES,
+    PIXELS,
+    depthwise_entry,
+    grouped,
+    line_taps,
+)
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
+from kernels.forward.operands import Row, Share, Span
 from kernels.forward.records import (
-    Bias,
-    Call,
-    Data,
-    Filter,
     GatherShare,
     Grid,
     LaneGroups,
     LineSums,
-    Pass,
     ScatterShare,
     SrcReading,
     SumOrder,
@@ -39,20 +41,18 @@ from kernels.forward.records import (
 from kernels.forward.scatter import pack_columns, scatter
 from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
+from kernels.problem import ConvProblem
 from kernels.target import target
 
 DOTS = target().dots == "avx512bf16"
 
 if DOTS:
-    from kernels.forward.pairs import pack_pairs
+    from kernels.forward.pairs import exponent_of, pack_pairs
     from kernels.pack.pairs import unfolded_boxes, weight_boxes
 
-__all__ = ["LANES", "Share", "Way", "share"]
+__all__ = ["LANES", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
-Span = tuple[int, int]
-Row = tuple[Any, ...]
 
 FEW_WORDS = 32
 """Words of a tap below which it pays to let taps and channels be one run."""
@@ -62,70 +62,6 @@ LATENCY = 5
 
 WIDTH = target().lanes
 LANES = 2 * WIDTH
-
-
-class Share(ABC):
-    """Some images, groups, dst channels and dst positions: what every way of computing them needs."""
-
-    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        self.problem, self.dims = problem, problem.dims
-        images, (self.g0, self.g1), self.channels, *spatial = zip(part[::2], part[1::2], strict=True)
-        self.spans = [images, *spatial]  # of dst positions
-        self.kind = KINDS[problem.dtype]
-        self.floats = dict.fromkeys(("panels", "source", "products", "sums"), 0)
-        dims, size = self.dims, storage_dtype(problem.dtype).itemsize
-        strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
-        self.strides, self.src_strides = ([1, 1, 1], strides) if dims.gathers else (strides, [1, 1, 1])
-
-        def steps(group: int, *others: int) -> list[int]:
-            """Return bytes: to the first group, to the next one, and others."""
-            some: list[int] = wrapped(size * step for step in (self.g0 * group, group, *others)).tolist()
-            return some
-
-        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int]) -> Row:
-            *others, channel = data_steps(problem.data_format, channels, spatial)
-            start, group, *strides, channel = steps(inside * channel, *others, channel)
-            return values_of(
-                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, channel=channel
-            )
-
-        group, wide, narrow, tap = problem.weights_strides
-        dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
-        out = dims.dst_channels
-        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
-        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
-        names = ("start", "group", "dst_channel", "src_channel", "tap")
-        some = steps(group, dst_step, src_step, tap)
-        nbytes = size * prod(problem.weights_shape)
-        self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
-        self.bias = values_of(Bias, **dict(zip(names[:3], steps(out, 1), strict=True)))
-        self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
-        self.near_dst = bool(self.dst[-1] == size)
-
-    def one_pass(self, group: int, groups: int, channels: int, first: int = 0) -> Records:
-        """Return a pass of some groups from `group` on and some of their dst channels, from the `first` on."""
-        operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
-        one = row_of(Pass, groups=groups, channels=channels, **operands)
-        for name in operands:
-            one[name]["start"] += group * one[name]["group"]
-        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
-            one[name]["start"] += first * one[name][step]
-        return one
-
-    def call(self, inputs: Sequence[Storage], output: Storage) -> Records:
-        """Return the addresses of a call: its tensors and scratch memory, of so many `floats`."""
-        return row_of(
-            Call,
-            src=address(inputs[0]),
-            weights=address(inputs[1]),
-            bias=address(inputs[2]) if len(inputs) > 2 else 0,
-            dst=address(output),
-            **{name: arena_address(name, floats) for name, floats in self.floats.items()},
-        )
-
-    @abstractmethod
-    def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
-        """Compute the share; False when `stop` said so."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +76,7 @@ class _Reading:
     """Words of a packed position: lines, where lanes are groups."""
     dots: bool = False
     joined: bool = False
+    rounds: bool = False
     by_lines: bool = False
 
 
@@ -148,8 +85,7 @@ class _Gather(Share):
 
     def __init__(self, problem: ConvProblem, part: Sequence[int], *, lanewise: bool) -> None:
         super().__init__(problem, part)
-        dims, channels, self.lanewise = self.dims, self.dims.src_channels, lanewise
-        self.grouped = lanewise and grouped(channels, dims.dst_channels)
+        dims, channels, self.lanewise, self.grouped = self.dims, self.dims.src_channels, lanewise, False
         self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
         self.numbers = numbers_of(dims)
         tables, taps, self.many = self._tables(), len(self.numbers), dims.dst_channels if self.lanewise else 1
@@ -161,9 +97,11 @@ class _Gather(Share):
         self.line = 4 * ceil(widest / WIDTH) * WIDTH
         tap_bytes = self.line * words
         kernel = [table.kernel for table in self.tables[1:]]
-        group, within_line = self._flushes(kernel[2], words)
+        row = self._line_row() if reading.by_lines else self._row()
+        group, within_line = self._flushes(kernel[row - 1 if reading.by_lines else 2], words)
         self.block_bytes = tap_bytes * taps
-        pixel_bytes = reading.pixel * (self.line if self.lanewise else 4)
+        line = 4 * self.lanes // (1 + reading.dots) if self.grouped else self.line if self.lanewise else 4
+        pixel_bytes = reading.pixel * line
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if reading.packed:
@@ -172,9 +110,10 @@ class _Gather(Share):
         self.floats["sums"] = 0 if direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
         stored = "f32" if reading.packed else problem.dtype
-        row = self._line_row() if reading.by_lines else self._row()
-        micro = "groups" if self.grouped else "lanes" if self.lanewise else "dots" if reading.dots else "f32"
+        micro = "dots" if reading.dots else "lanes" if self.lanewise else "f32"
         rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
+        if reading.by_lines:
+            rows = [GROUP_PIXELS["dots" if reading.dots else "f32"] if self.grouped else PIXELS, 0]
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         panel = values_of(
@@ -195,23 +134,26 @@ class _Gather(Share):
             pairs=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if in_lines else 1,
         )  # fmt: skip
         lines = values_of(
-            LineSums, kernel=depthwise_entry("pixels", stored) if reading.by_lines else 0, width=self.tables[row].src,
-            ahead=reading.by_lines and not reading.packed and row == 3,
+            LineSums, kernel=self._line_entry(micro, stored) if reading.by_lines else 0,
+            pairs=self._line_entry("pairs", stored) if self.grouped and reading.dots else 0,
+            width=self.tables[row].src, ahead=reading.by_lines and not reading.packed and row == 3,
         )  # fmt: skip
         self.share = row_of(
-            GatherShare, kind=self.kind, micro=MICRO[micro], limits=[PIXELS, 0] if reading.by_lines else rows,
+            GatherShare, kind=self.kind, micro=MICRO[micro], limits=rows,
             loops=[*(axis for axis in range(4) if axis != row), row], channels=channels,
-            skips=SKIPS, direct=direct, covered=all(table.covered for table in tables),
+            skips=SKIPS, direct=direct, rounds=direct or reading.rounds,
+            covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
         self.axes = tables_of(self.tables, reading.by_tap)
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
-        self.unfolds = reading.dots and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
+        pairs = reading.dots and not self.lanewise
+        self.unfolds = pairs and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
         self.boxes = None
         if self.unfolds:
             self.boxes = unfolded_boxes(channels, 4 * words * self.numbers)
-        elif reading.dots:
+        elif pairs:
             self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4)
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
@@ -241,14 +183,15 @@ class _Gather(Share):
         few = words < FEW_WORDS
         packed = not in_place or (few and dims.groups > 1 and not large)
         pixel = spread(words) if dots else padded(channels)
-        whole = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
+        whole, long = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0, self._long(tables, words)
         return _Reading(
             dots=dots,
+            rounds=dots and not self.near_dst and not long,
             words=words,
             packed=packed,
             by_tap=by_tap,
             joined=few and (pixel == words if packed else dims.groups == 1),
-            direct=self.near_dst and (f32 or dots) and whole and not by_tap and not self._long(tables, words),
+            direct=self.near_dst and (f32 or dots) and whole and not by_tap and not long,
             pixel=pixel,
         )
 
@@ -256,24 +199,42 @@ class _Gather(Share):
         """Choose how to read src where lanes are groups, or dst channels of each."""
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
         long, whole = self._long(tables, channels), dims.groups * self.many >= WIDTH
+        dots = DOTS and dtype == "bf16"
+        same = grouped(channels, dims.dst_channels, dots=dots)
         lines = channels == 1 and not long and len(self.numbers) <= self.limit
+        read = dots if same else lines and dtype in DTYPES_IN_PLACE
         # the last vector may only be moved back into src where dst has the same lanes
-        in_place = self.near and self.near_dst and (dtype == "f32" or (lines and dtype in DTYPES_IN_PLACE))
-        in_place = in_place and (channels * self.many == 1 or self.grouped) and whole and not long
+        in_place = self.near and self.near_dst and (dtype == "f32" or read)
+        in_place = in_place and (channels * self.many == 1 or same) and whole and not long
         large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
         by_tap = large and not in_place
+        self.grouped = same and not long and not by_tap
+        dots = dots and self.grouped
         return _Reading(
-            words=channels,
+            dots=dots,
+            rounds=dots and not self.near_dst,
+            words=channels // 2 if dots else channels,
             packed=not in_place,
             by_tap=by_tap,
-            by_lines=lines and not by_tap,
-            direct=self.near_dst and (dtype == "f32" or in_place) and whole and not by_tap and not long,
+            by_lines=self.grouped or (lines and not by_tap),
+            direct=self.near_dst
+            and (in_place or (dtype == "f32" and not self.grouped))
+            and whole
+            and not by_tap
+            and not long,
             pixel=1 if self.grouped else channels,
         )
 
     def _long(self, tables: Sequence[AxisTable], words: int) -> bool:
         """Return whether the taps of a dst position may be more than a list of elements has room for."""
         return prod(table.most for table in tables) * ceil(words / self.limit) > MOST_ELEMENTS // 2
+
+    def _line_entry(self, micro: str, stored: str) -> int:
+        """Return the micro-kernel of lines of taps."""
+        if not self.grouped:
+            return depthwise_entry("pixels", stored)
+        one = micro == "dots" and self.many == WIDTH
+        return depthwise_entry("groups", "f32" if micro == "lanes" else "one_dots" if one else micro)
 
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""
@@ -285,7 +246,11 @@ class _Gather(Share):
             some = slice(int(phase["first"]), int(phase["first"] + phase["taps"]))
             begins = table.taps["src"][some] - table.taps["low"][some] * table.src_step
             follow = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
-            phase["adjacent"] = line_taps(int(phase["taps"]), table.src_step) if follow else 1
+            one = line_taps(int(phase["taps"]), table.src_step, GROUP_LINES if self.grouped else LINES)
+            if self.grouped:  # what is summed at once decides bits, so all positions meet some taps of it
+                last = (table.dst - 1 - int(phase["dst"])) // table.dst_step * table.src_step
+                follow = follow and begins[0] > -one and begins[-one] + last < table.src
+            phase["adjacent"] = one if follow else 1
         return row
 
     @property
@@ -293,8 +258,9 @@ class _Gather(Share):
         """The lanes that are done at a time."""
         if not self.lanewise:
             return LANES
-        lanes = (self.g1 - self.g0) * self.dims.dst_channels
-        return max(1, min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH))) * WIDTH
+        lanes, most = (self.g1 - self.g0) * self.dims.dst_channels, STEPS.together_lanes
+        most = LANES if self.grouped and self.reading.packed else most
+        return max(1, min(most // WIDTH, ceil(lanes / WIDTH))) * WIDTH
 
     def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[AxisTable, ...]:
         """Merge adjacent axes that neither the taps nor the memory layout tell apart; update `spans` to match."""
@@ -395,6 +361,7 @@ class _Gather(Share):
             least = 512
             if self.boxes is None:
                 pack_weights(self.share, part, call, self.numbers)
+                least = exponent_of(self.share, call) if self.reading.dots else least
             else:
                 least = pack_pairs(self.share, part, call, self.boxes, self.unfolds)
             if not pack_bias(self.share, part, call):

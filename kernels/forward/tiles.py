@@ -17,8 +17,9 @@ import numpy as np
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
-from kernels.emit.brgemm import grouped
-from kernels.forward.share import LANES, Share, Way, share
+from kernels.emit.depthwise import grouped
+from kernels.forward.operands import Share
+from kernels.forward.share import LANES, Way, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
@@ -32,28 +33,30 @@ WIDTH = target().lanes
 def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps.
 
-    With `dots` products that are gathered are those of bf16 pairs. Where lanes are groups with several dst channels,
-    but not as many src channels, lines of src fill more than a cache.
+    With `dots` products are those of bf16 pairs where they are gathered, or lanes exchanged. Where lanes are groups
+    with several dst channels, but not as many src channels, lines of src fill more than a cache.
     """
     taps, out, channels = prod(dims.kernel), dims.dst_channels, dims.src_channels
     pixels, src = (prod(each) / max(1, prod(dims.narrow)) for each in (dims.dst, dims.src))
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
-    same = grouped(channels, out)
+    same, words = grouped(channels, out, dots=dots), ceil(channels / 2) if dots else channels
     product = COSTS.exchanged if same else 1 if out > 1 else COSTS.single
     vectors = ceil(dims.groups * out / WIDTH) if same else out * ceil(dims.groups / WIDTH)
     costs: dict[Way, float] = {
-        "gather": taps
-        * (ceil(channels / 2) if dots else channels)
-        * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
+        "gather": taps * words * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
         + COSTS.gathered * pixels * ceil(out / LANES),
-        "lanes": (product * taps * channels + COSTS.gathered_lanes * pixels) * vectors / dims.groups
+        "lanes": (product * taps * (words if same else channels) + COSTS.gathered_lanes * pixels)
+        * vectors
+        / dims.groups
         + (out > 1 and not same) * COSTS.copied * channels * out * src,
         "scatter": channels * ceil(taps * out / LANES)
         + COSTS.scattered_line * lines
         + COSTS.scattered_sum * taps * out
         + COSTS.scattered_pixel * pixels,
     }
+    if same and dots:
+        del costs["gather"]  # it packs each group by itself
     if dims.gathers or 4 * prod(dims.wide) * out > SUMS.scatter_bytes:
         del costs["scatter"]
     return costs
@@ -84,7 +87,9 @@ class ForwardTiles:
             return f"computes {self.op} only"
         if self.dots and problem.dtype != "bf16":
             return "computes bf16 only"
-        return "groups are lanes, or products are scattered" if self.dots and _way(problem) != "gather" else None
+        one, way = problem.dims, _way(problem)
+        pairs = way == "gather" or (way == "lanes" and grouped(one.src_channels, one.dst_channels, dots=self.dots))
+        return None if pairs or not self.dots else "groups are lanes, or products are scattered"
 
     def gathers(self, problem: ConvProblem) -> bool:
         """Whether each dst pixel is summed independently, so that any box of dst may be a unit."""

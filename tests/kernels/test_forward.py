@@ -107,7 +107,7 @@ def overrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
         made.clear()
         return names
 
-    monkeypatch.setattr("kernels.forward.share.arena_address", guarded)
+    monkeypatch.setattr("kernels.forward.operands.arena_address", guarded)
     return found
 
 

@@ -110,6 +110,25 @@ def test_groups_of_few_channels(dtype: str, groups: int, channels: int, data_for
             check(each, workers=3)
 
 
+@pytest.mark.parametrize("channels", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "pads"),
+    [((3, 3), 1, 1, 1), ((3, 3), 2, 1, 1), ((3, 3), 1, 2, 2), ((3, 3), 2, 2, 2), ((2, 5), 1, 1, 2), ((1, 9), 1, 1, 4),
+     ((3, 3), 1, 1, 4), ((3, 1), 2, 1, 0), ((2, 2, 3), 1, 1, 1)],
+)  # fmt: skip
+def test_lines_of_taps_of_groups(channels: int, kernel: tuple[int, ...], stride: int, dilation: int, pads: int) -> None:
+    """Groups give the oracle's bits for lines of any length, and the same ones for random data however cut."""
+    for groups, dtype, data_format in ((5, "f32", "NXC"), (7, "bf16", "NXC"), (16, "bf16", "NCX"), (1, "f32", "NCX")):
+        case = _case(kernel, stride, dilation, pads, groups * channels)
+        case = replace(case, op="Convolution", groups=groups, dtype=dtype, data_format=data_format, bias=True)
+        for each in (case, replace(case.mirrored(), op="ConvTranspose")):
+            check(each)
+            inputs = each.floats()
+            whole = compute(each, inputs)
+            with small_units(by_channels=True):
+                assert_same_bits(compute(each, inputs, workers=3), whole, each)
+
+
 @pytest.mark.parametrize("channels", [2, 4, 8])
 def test_groups_do_not_meet(channels: int) -> None:
     """Inf and NaN in one channel change only the results of its group."""

@@ -48,12 +48,12 @@ def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entr
 
 @pytest.mark.parametrize("entry", depthwise_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
 def test_a_depthwise_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[str, str]) -> None:
-    """Those of pixels and of taps are tested by themselves, in each dtype."""
+    """Those of pixels, of groups and of taps are tested by themselves, in each dtype."""
     monkeypatch.setattr(
         proof, "depthwise_entry", lambda *given: _nothing() if given == entry else depthwise_entry(*given)
     )
     kind, dtype = entry
-    named = f"line of 1 taps in {dtype}, stride 1, for 1 pixels" if kind == "pixels" else f"gradient in {dtype}, tile 1"
+    named = f"gradient in {dtype}, tile 1" if kind == "taps" else f"line of 1 taps in {dtype}, stride 1, for 1 {kind}"
     with pytest.raises(ArithmeticError, match=f"{named} is wrong"):
         list(proof.prove())
 
