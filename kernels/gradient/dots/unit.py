@@ -69,12 +69,16 @@ class DotPart(Part):
             DotShare,
             groups=self.g1 - self.g0,
             taps=plan.taps,
+            live=plan.live,
             phases=plan.boxes.shape[1] - 1,
             pixels=plan.pixels,
             acc_group=4 * self.group_floats,
             acc_block=4 * TILE * plan.rows,
             a_group=a_group,
             b_group=b_group,
+            tile_channels=plan.tile_channels,
+            row_bytes=plan.row_bytes,
+            row_sums=plan.row_sums,
             a=tuple(a[0]),
             b=tuple(b[0]),
         )
@@ -99,7 +103,7 @@ class DotPart(Part):
         )  # fmt: skip
         boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
         underflowed = self._underflowed(some.start)
-        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, underflowed)
+        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.tap_table, underflowed)
         arena_keeps("vector", self, some.stop - 1)
 
 
