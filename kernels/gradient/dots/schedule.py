@@ -49,6 +49,9 @@ LEAST_ROWS = 3
 MOST_TILE_ROWS = 8
 """Rows of a tile: with more the accumulators, which change from call to call, take longer than their products save."""
 
+TRANSPOSED = 1.3
+"""Cycles in which two values of adjacent channels are packed to planes, less those in which they become a pair."""
+
 MOST_ROWS = 1 << 17
 """Pairs of a channel and a tap: their table has 1 MiB."""
 
@@ -103,7 +106,8 @@ def _line(axis: Axis, size: int) -> _Line | None:
 
 @dataclass(frozen=True)
 class DotSchedule:
-    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
+    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one, or where `vector_is_wide`
+    the other way round.
 
     `tap_table` has the `live` taps, which meet data, then the same as tiles take them, with rows of `tile_channels`
     channels or one, `row_bytes` and `row_sums` apart. `offsets` are those of the accumulators' rows, the taps of a
@@ -251,6 +255,9 @@ def _boxes(
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
     geo = geometry(problem)
+    swapped = _swaps(geo)
+    if swapped:
+        geo = Geometry(geo.narrow, geo.wide, geo.axes)
     taps = prod(len(axis.shifts) for axis in geo.axes)
     if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
         return None
@@ -331,7 +338,23 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
         use=inside / (problem.groups * rows * TILE * b_blocks * visited),
         cycles=_cycles(problem, geo, lines),
+        vector_is_wide=swapped,
     )
+
+
+def _swaps(geo: Geometry) -> bool:
+    """Return whether the tensors change places because that is faster: one tap meets every position of both.
+
+    In a cycle a pair of positions of a row is multiplied with those of 16 channels.
+    """
+    if ACROSS == 1 or not all(len(axis.shifts) == 1 and axis.stride == 1 and axis.whole for axis in geo.axes):
+        return False
+
+    def cycles(a: Tensor, b: Tensor) -> float:
+        products = max(a.channels, LEAST_ROWS * ceil(a.channels / MOST_TILE_ROWS)) * ceil(b.channels / TILE)
+        return products + (TRANSPOSED * a.channels if a.channel == 1 else 0)
+
+    return cycles(geo.narrow, geo.wide) < cycles(geo.wide, geo.narrow)
 
 
 def _rows(live: Records, line: _Line, channels: int, plane: int, taps: int) -> tuple[Records, int, int, int]:

@@ -95,10 +95,11 @@ class DotPart(Part):
         """Pack both tensors as pairs, and multiply."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
+        a, b = (narrow, wide) if plan.vector_is_wide else (wide, narrow)
         place, last = arena_kept("vector", self.panels, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
         call = row_of(
-            DotCall, a=address(wide), b=address(narrow), panels=place, acc=address(acc), offsets=address(plan.offsets),
+            DotCall, a=address(a), b=address(b), panels=place, acc=address(acc), offsets=address(plan.offsets),
             rows=len(plan.offsets),
         )  # fmt: skip
         boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
