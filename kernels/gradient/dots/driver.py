@@ -25,7 +25,17 @@ from kernels.emit.brgemm import FLUSH, Batch, Element
 from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
 from kernels.emit.dots import ACROSS, BEGIN, BLOCKS, END, EXACT, ROWS, STAGE, STEP, TILE, Sides, TileSteps
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, keep_alive, load, store_value
-from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Part, Peaks
+from kernels.gradient.dots.records import (
+    DotCall,
+    DotShare,
+    DotSlab,
+    DotTap,
+    DotWork,
+    PackedBox,
+    Packing,
+    Peaks,
+    Segment,
+)
 from kernels.gradient.dots.schedule import LEAST_GAP
 from kernels.pack.lines import SPLIT_BYTES, split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
@@ -54,7 +64,7 @@ LINE = 4 * TILE
 MOST_ELEMENTS = 2 * (WALK_PIXELS // LEAST_GAP + 2)
 """Elements of a piece of a walk."""
 
-BATCH, ELEMENT, PACKING, PART, PEAKS = (each.dtype for each in (Batch, Element, Packing, Part, Peaks))
+BATCH, ELEMENT, PACKING, PEAKS, SEGMENT = (each.dtype for each in (Batch, Element, Packing, Peaks, Segment))
 SIDES, TILE_STEPS, WORK = (each.dtype for each in (Sides, TileSteps, DotWork))
 ELEMENT_BYTES = ELEMENT.itemsize
 
@@ -232,8 +242,10 @@ if target().dots == "amx":
 else:
 
     @inlined
-    def _list(share: DotShare, slab: DotSlab, tap: DotTap, part: Part, elements: Rows[Element], count: int) -> int:
-        """List the pairs of a part of a walk that taps meet, from the place `count` on; return the next place.
+    def _list(
+        share: DotShare, slab: DotSlab, tap: DotTap, segment: Segment, elements: Rows[Element], count: int
+    ) -> int:
+        """List the pairs of a segment that taps meet, from the place `count` on; return the next place.
 
         Positions lie as boxes in boxes. Gaps along the innermost axis that has a long one, and along those outside, are
         left out; all other zeros multiply.
@@ -247,25 +259,25 @@ else:
             outer = steps[a - 1] // 2 if a > 0 else step * (slab.high[0] - slab.low[0])
             if a == 0 or outer - (high - low) * step >= LEAST_GAP:
                 axis, unit, first, stop = a, outer, (low - slab.low[a]) * step, (high - slab.low[a]) * step
-        for number in range(2 * part.begin // unit, (2 * part.end - 1) // unit + 1 if axis > 0 else 1):
+        for number in range(2 * segment.begin // unit, (2 * segment.end - 1) // unit + 1 if axis > 0 else 1):
             inside, left = True, number
             for a in range(axis - 1, -1, -1):
                 size = steps[a - 1] // steps[a] if a > 0 else left + 1
                 x = slab.low[a] + left % size
                 inside, left = inside and tap.low[a] <= x and x < min(tap.high[a], slab.high[a]), left // size
-            begin = max(part.begin, (number * unit + first) // 2)
-            end = min(part.end, (number * unit + stop + 1) // 2)
+            begin = max(segment.begin, (number * unit + first) // 2)
+            end = min(segment.end, (number * unit + stop + 1) // 2)
             if inside and begin < end:
                 element = elements[count]
                 element.a, element.b, element.steps = (
-                    4 * (begin - part.origin),
-                    LINE * (begin - part.origin),
+                    4 * (begin - segment.origin),
+                    LINE * (begin - segment.origin),
                     end - begin,
                 )
                 element.flush, element.case, element.half = 0, 0, 0
                 count += 1
         if count > begun:
-            elements[count - 1].flush = part.flush
+            elements[count - 1].flush = segment.flush
         return count
 
     @jit
@@ -279,9 +291,9 @@ else:
         begin, end = TILE * work.first, min(share.a.channels, TILE * work.end)
         blocks, block, pairs = share.b.planes, share.b.plane, work.steps * STEP // 2
         tiles = (end - begin + share.tile_channels - 1) // share.tile_channels
-        batches, parts, ends = np.zeros(1, BATCH), np.empty(2, PART), np.zeros(taps.shape[0] + 1, np.int64)
+        batches, segments, ends = np.zeros(1, BATCH), np.empty(2, SEGMENT), np.zeros(taps.shape[0] + 1, np.int64)
         elements = np.empty(taps.shape[0] * MOST_ELEMENTS, ELEMENT)
-        batch, one, two = batches[0], parts[0], parts[1]
+        batch, one, two = batches[0], segments[0], segments[1]
         batch.a_row, batch.a_step, batch.b_vector, batch.b_step = share.row_bytes, 4, block, LINE
         batch.apart, batch.valid, one.flush, two.flush = 1, TILE, FLUSH, 0
         for first in range(0, pairs, WALK_PIXELS // 2):
@@ -291,7 +303,7 @@ else:
             for t in range(taps.shape[0]):
                 listed = ends[t]
                 for half in range(2):
-                    listed = _list(share, slab, taps[t], parts[half], elements, listed)
+                    listed = _list(share, slab, taps[t], segments[half], elements, listed)
                 ends[t + 1] = listed
             for j0 in range(0, blocks, 2):
                 across = min(2, blocks - j0)
