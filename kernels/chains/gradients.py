@@ -30,6 +30,9 @@ _WIDE_COST = 1.5
 _LEAST_ROWS = 4
 """Rows that a tile takes as long as: its multiply-adds wait for each other."""
 
+_ALONE = 1 << 62
+"""Values of an image that shares a call with no other."""
+
 _BLOCK = 256
 """Positions of a block: a panel of them takes as much as L1, and an image of 14 x 14 is one block."""
 
@@ -80,7 +83,7 @@ class _Gradient:
         (lines, columns), self.operands = sides, records(sides)
         self.places = problem.places[:: 1 if self.lines_wide else -1]
         rooms = [*map(room_of, sides)]
-        self.rooms, self.spare = (0, rooms[0], sum(rooms)), max(rooms)
+        self.rooms, self.staging = (0, rooms[0], sum(rooms)), max(rooms)
         unit, side, moved = (8 * lines["width"], lines, "scalar") if self.lines_wide else (1, columns, "line")
         self.ranges = tap_ranges(axes, [unit * step for step in side["steps"][1:]], moved)
         self.shape = lines["groups"], len(self.ranges), columns["panels"], self.lines | 1, parts, broad
@@ -98,21 +101,21 @@ class _Gradient:
         across = range(columns["panels"])
         self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panel * c) for c in across], Block.dtype)
         # all positions are one block
-        self.apart = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
+        self.block_sums = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
         values = prod(problem.src_shape[1:]) + prod(problem.dst_shape[1:])
-        several = len(slabs) > 1 or (parts == 1 and not self.apart)  # each image is then summed by itself
+        several = len(slabs) > 1 or (parts == 1 and not self.block_sums)  # each image is then summed by itself
         macs = many * wide * narrow * len(self.ranges) * prod(axis.size for axis in axes)
-        self.image = 1 << 62 if several else values, macs
+        self.image = _ALONE if several else values, macs
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros(self.shape)
-        adds = self.parts == 1 and not self.apart  # an image has a sum of its own, but for exact sums
+        adds = self.parts == 1 and not self.block_sums  # an image has a sum of its own, but for exact sums
         chains = np.zeros(self.shape) if adds else totals
-        room = arena_address("panels", 2 * self.rooms[2] + self.spare)
+        room = arena_address("panels", 2 * self.rooms[2] + self.staging)
         for images in together(range(n), *self.image):
             sides = [stored(place, images) for place in self.places]  # rows and columns
             rooms, count = (room + 8 * at for at in self.rooms), images.stop - images.start
-            call = np.array([*map(address, sides), *rooms, address(chains), self.apart, count])
+            call = np.array([*map(address, sides), *rooms, address(chains), self.block_sums, count])
             for slab in self.slabs:
                 if stop():
                     return None

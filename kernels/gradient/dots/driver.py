@@ -2,7 +2,7 @@
 
 Values of f16 are sums of two bf16, those of f32 of three (`kernels.emit.dots`, `kernels.pack.lines`).
 
-Zeros multiply here: those that fill up channels, pairs and steps, and those of the padding. With finite data they add
+Zeros multiply here: those that fill up channels, pairs and steps, and short runs of padding. With finite data they add
 nothing. A channel that holds Inf or NaN among a slab's pixels is replaced by zeros, and its sums are formed pixel by
 pixel over real taps instead, for that slab: other channels' sums stay as they are, bit for bit. Where a pair of blocks
 of 16 channels holds f32 so large, or f32 or bf16 so small, that their products would overflow or vanish, all of its
@@ -30,12 +30,24 @@ from kernels.emit.intrinsics import (
     call_entry,
     copy_panel,
     fill_zero,
+    keep_alive,
     load,
     stack_array,
     stack_record,
     store_value,
 )
-from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, DotWork, PackedBox, Packing, Peaks
+from kernels.gradient.dots.records import (
+    DotCall,
+    DotShare,
+    DotSlab,
+    DotTap,
+    DotWork,
+    PackedBox,
+    Packing,
+    Peaks,
+    Segment,
+)
+from kernels.gradient.dots.schedule import LEAST_GAP
 from kernels.pack.lines import SPLIT_BYTES, split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
 from kernels.pack.pairs import pack_boxes
@@ -60,9 +72,12 @@ another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-1
 LINE, BLOCK = 4 * TILE, TILE * TILE
 """Bytes of an accumulator row."""
 
+MOST_ELEMENTS = 2 * (WALK_PIXELS // LEAST_GAP + 2)
+"""Elements of a piece of a walk."""
 
-BATCH, ELEMENT, PACKING, PEAKS = (each.dtype for each in (Batch, Element, Packing, Peaks))
+BATCH, ELEMENT, PACKING, PEAKS, SEGMENT = (each.dtype for each in (Batch, Element, Packing, Peaks, Segment))
 SIDES, TILE_STEPS, WORK = (each.dtype for each in (Sides, TileSteps, DotWork))
+ELEMENT_BYTES = ELEMENT.itemsize
 
 
 @inlined
@@ -173,7 +188,7 @@ if target().dots == "amx":
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, dense: Vector
+        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, work: DotWork, dense: Vector
     ) -> None:
         """Sum tiles of rows, some at a time, with all dense blocks of b.
 
@@ -232,43 +247,94 @@ if target().dots == "amx":
             tile += down
 
 else:
-    MOST = 8  # with more rows the accumulators, which change from call to call, take longer than their products save
+
+    @inlined
+    def _list(
+        share: DotShare, slab: DotSlab, tap: DotTap, segment: Segment, elements: Rows[Element], count: int
+    ) -> int:
+        """List the pairs of a segment that taps meet, from the place `count` on; return the next place.
+
+        Positions lie as boxes in boxes. Gaps along the innermost axis that has a long one, and along those outside, are
+        left out; all other zeros multiply.
+        """
+        steps, first, unit, stop, begun, axis = share.a.steps, 0, 0, 0, count, 0
+        for a in range(4):
+            low, high = max(tap.low[a], slab.low[a]), min(tap.high[a], slab.high[a])
+            if low >= high:
+                return count
+            step = steps[a] // 2
+            outer = steps[a - 1] // 2 if a > 0 else step * (slab.high[0] - slab.low[0])
+            if a == 0 or outer - (high - low) * step >= LEAST_GAP:
+                axis, unit, first, stop = a, outer, (low - slab.low[a]) * step, (high - slab.low[a]) * step
+        for number in range(2 * segment.begin // unit, (2 * segment.end - 1) // unit + 1 if axis > 0 else 1):
+            inside, left = True, number
+            for a in range(axis - 1, -1, -1):
+                size = steps[a - 1] // steps[a] if a > 0 else left + 1
+                x = slab.low[a] + left % size
+                inside, left = inside and tap.low[a] <= x and x < min(tap.high[a], slab.high[a]), left // size
+            begin = max(segment.begin, (number * unit + first) // 2)
+            end = min(segment.end, (number * unit + stop + 1) // 2)
+            if inside and begin < end:
+                element = elements[count]
+                element.a, element.b, element.steps = (
+                    4 * (begin - segment.origin),
+                    LINE * (begin - segment.origin),
+                    end - begin,
+                )
+                element.flush, element.case, element.half = 0, 0, 0
+                count += 1
+        if count > begun:
+            elements[count - 1].flush = segment.flush
+        return count
 
     @jit
     def _add_rows(
-        table: Vector, share: DotShare, taps: Rows[DotTap], call: DotCall, work: DotWork, dense: Vector
+        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], call: DotCall, work: DotWork, dense: Vector
     ) -> None:
-        """Sum tiles of the channels of a tap with two blocks of b at a time, where both are dense.
+        """Sum tiles of channels of a tap, or taps of a channel, with two blocks of b at a time, where both are dense.
 
         Their pixels stay in the first cache. Those of a piece are summed in two parts: long sums lose more digits.
         """
         begin, end = TILE * work.first, min(share.a.channels, TILE * work.end)
         blocks, block, pairs = share.b.planes, share.b.plane, work.steps * STEP // 2
-        tiles = (end - begin + MOST - 1) // MOST
-        elements, batch = stack_array(2, ELEMENT), stack_record(BATCH)
-        batch.a_row, batch.a_step, batch.b_vector, batch.b_step = share.a.plane, 4, block, LINE
-        batch.apart, batch.valid, batch.count, elements[0].flush = 1, TILE, 2, FLUSH
+        tiles = (end - begin + share.tile_channels - 1) // share.tile_channels
+        batch, segments, ends = stack_record(BATCH), stack_array(2, SEGMENT), np.zeros(taps.shape[0] + 1, np.int64)
+        elements = np.empty(taps.shape[0] * MOST_ELEMENTS, ELEMENT)
+        one, two = segments[0], segments[1]
+        batch.a_row, batch.a_step, batch.b_vector, batch.b_step = share.row_bytes, 4, block, LINE
+        batch.apart, batch.valid, one.flush, two.flush = 1, TILE, FLUSH, 0
         for first in range(0, pairs, WALK_PIXELS // 2):
             count = min(WALK_PIXELS // 2, pairs - first)
-            half = count // 2
-            elements[0].steps = half
-            elements[1].a, elements[1].b, elements[1].steps = 4 * half, LINE * half, count - half
-            batch.elements = address_of(elements)
+            one.begin, one.end, one.origin = first, first + count // 2, first
+            two.begin, two.end, two.origin = one.end, first + count, first
+            for t in range(taps.shape[0]):
+                listed = ends[t]
+                for half in range(2):
+                    listed = _list(share, slab, taps[t], segments[half], elements, listed)
+                ends[t + 1] = listed
             for j0 in range(0, blocks, 2):
                 across = min(2, blocks - j0)
                 size = across if dense[j0] + dense[j0 + across - 1] == 2 else 1
                 for j in range(j0, j0 + across, size):
                     batch.b, line = work.b + j * block + LINE * first, _line(share, j)
-                    batch.c_row = batch.totals_row = share.taps * line
+                    batch.c_row = batch.totals_row = share.row_sums * line
                     for tile in range(tiles if dense[j] == 1 else 0):
                         channel = begin + (end - begin) * tile // tiles
-                        batch.rows = begin + (end - begin) * (tile + 1) // tiles - channel
+                        channels = begin + (end - begin) * (tile + 1) // tiles - channel
                         for t in range(taps.shape[0]):
                             tap = taps[t]
+                            batch.elements, batch.count = (
+                                address_of(elements) + ends[t] * ELEMENT_BYTES,
+                                ends[t + 1] - ends[t],
+                            )
+                            if batch.count == 0:
+                                continue
+                            batch.rows = channels * tap.rows
                             batch.a = work.a + channel * share.a.plane + tap.plane + 4 * first
                             batch.c = work.acc + _block(share, j) + (channel * share.taps + tap.number) * line
                             batch.next = batch.totals = batch.c
                             call_entry(table[BLOCKS + size - 1], address_of(batch))
+        keep_alive(elements)
 
 
 @jit
@@ -290,7 +356,7 @@ def _walk(
             work.first, work.end, work.steps = start, i, (pixels + STEP - 1) // STEP
             work.a, work.acc = call.panels, acc
             work.b, work.stage = call.panels + share.b.target, call.panels + share.b.scratch
-            _add_rows(table, share, taps, call, work, dense[start])
+            _add_rows(table, share, slab, taps, call, work, dense[start])
 
 
 @jit
@@ -357,8 +423,9 @@ def add_dots(
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the one share's groups.
 
-    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. `underflowed` has
-    a row for each group: the pairs of blocks that `_find_dense` found to be so.
+    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. `taps` are the
+    live ones, then the same as tiles take them. `underflowed` has a row for each group: the pairs of blocks that
+    `_find_dense` found to be so.
     """
     call = calls[0]
     share = shares[0]
@@ -384,6 +451,8 @@ def add_dots(
             a_last, b_last = now[:phases], now[phases:]
             _find_dense(wide.parts, a_peaks, b_peaks, underflowed[g], dense)
             call_entry(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk(table, share, slab, taps, call, dense, sums)
+            _walk(table, share, slab, taps[share.live :], call, dense, sums)
             call_entry(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk_exactly(table[EXACT + wide.parts - 1], share, slab, taps, packings, dense, nonfinite, sums)
+            _walk_exactly(
+                table[EXACT + wide.parts - 1], share, slab, taps[: share.live], packings, dense, nonfinite, sums
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kernels.emit.compiler import Record, Vector, numbers
 from kernels.pack.pairs import PackedBox, Packing
 
-__all__ = ["DotCall", "DotShare", "DotSlab", "DotTap", "DotWork", "PackedBox", "Packing", "Peaks"]
+__all__ = ["DotCall", "DotShare", "DotSlab", "DotTap", "DotWork", "PackedBox", "Packing", "Peaks", "Segment"]
 
 
 class DotSlab(Record):
@@ -21,14 +21,28 @@ class DotSlab(Record):
 class DotTap(Record):
     """A tap that meets data: its `number`, the positions that it visits, and its shift.
 
-    The shift is in bytes, `plane` in the planes of the wide tensor and `source` in the tensor itself.
+    The shift is in bytes, `plane` in the planes of the wide tensor and `source` in the tensor itself. Taps that are
+    rows of a tile count as one, the first of so many `rows`, and visit all that one of them visits.
     """
 
     number: int
     plane: int
     source: int
+    rows: int
     low: Vector = numbers(4)
     high: Vector = numbers(4)
+
+
+class Segment(Record):
+    """Pairs that are summed in registers, from `begin` to `end`, and whether to `flush` the sums then.
+
+    Those at `origin` have offset 0.
+    """
+
+    begin: int
+    end: int
+    origin: int
+    flush: int
 
 
 class Peaks(Record):
@@ -42,19 +56,24 @@ class DotShare(Record):
     """The facts of a unit: `groups` groups, all channels of the wide tensor `a`, some blocks of the narrow `b`.
 
     Sums are [block of b][channel of a][tap][16], `acc_block` bytes from a block to the next, `acc_group` from a group.
-    A slab has `phases` boxes of `a`. Its last image has so many `pixels`, up to its last one. `a_group` and `b_group`
-    are bytes between groups in the tensors. In both packings sources are counted from the tensor's first value, targets
-    and scratch from the panels.
+    Of the taps so many meet data (`live`). A slab has `phases` boxes of `a`. Its last image has so many `pixels`, up to
+    its last one. `a_group` and `b_group` are bytes between groups in the tensors. Tiles have rows of up to
+    `tile_channels` channels, `row_bytes` apart in the planes and `row_sums` rows of sums. In both packings sources are
+    counted from the tensor's first value, targets and scratch from the panels.
     """
 
     groups: int
     taps: int
+    live: int
     phases: int
     pixels: int
     acc_group: int
     acc_block: int
     a_group: int
     b_group: int
+    tile_channels: int
+    row_bytes: int
+    row_sums: int
     a: Packing
     b: Packing
 

@@ -40,8 +40,17 @@ MOST_BOXES = 1 << 16
 MOST_TAPS = 1 << 12
 """Taps: each is laid out by itself, for every size of a slab that is tried."""
 
+LEAST_GAP = 12
+"""Positions of zeros that take longer to multiply than one more element."""
+
 LEAST_ROWS = 3
-"""Rows that hide how long a product takes; fewer channels wait for it."""
+"""Rows that hide how long a product takes; smaller tiles wait for it."""
+
+MOST_TILE_ROWS = 8
+"""Rows of a tile: with more the accumulators, which change from call to call, take longer than their products save."""
+
+TRANSPOSED = 1.3
+"""Cycles in which two values of adjacent channels are packed to planes, less those in which they become a pair."""
 
 MOST_ROWS = 1 << 17
 """Pairs of a channel and a tap: their table has 1 MiB."""
@@ -97,11 +106,13 @@ def _line(axis: Axis, size: int) -> _Line | None:
 
 @dataclass(frozen=True)
 class DotSchedule:
-    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
+    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one, or where `vector_is_wide`
+    the other way round.
 
-    `live` are the taps that meet data. `offsets` are those of the accumulators' rows, the taps of a channel inside
-    channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel. `boxes` has a row
-    for each slab: a box of `a` for each phase, and one of `b`.
+    `tap_table` has the `live` taps, which meet data, then the same as tiles take them, with rows of `tile_channels`
+    channels or one, `row_bytes` and `row_sums` apart. `offsets` are those of the accumulators' rows, the taps of a
+    channel inside channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel.
+    `boxes` has a row for each slab: a box of `a` for each phase, and one of `b`.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -119,7 +130,11 @@ class DotSchedule:
     positions: int
     pixels: int
     taps: int
-    live: Records
+    live: int
+    tap_table: Records
+    tile_channels: int
+    row_bytes: int
+    row_sums: int
     offsets: Ints
     slabs: Records
     boxes: Records
@@ -240,6 +255,9 @@ def _boxes(
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
     geo = geometry(problem)
+    swapped = _swaps(geo)
+    if swapped:
+        geo = Geometry(geo.narrow, geo.wide, geo.axes)
     taps = prod(len(axis.shifts) for axis in geo.axes)
     if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
         return None
@@ -270,7 +288,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         row["low"], row["high"] = zip(*spans, strict=True)
         meets = [axis.shifts[k] for axis, k in zip(geo.axes, numbers, strict=True)]
         sources.append(size * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
-    live["source"] = wrapped(sources)
+    live["source"], live["rows"] = wrapped(sources), 1
     boxes = []
     for phase, number in phases.items():
         parts = [line.data(f) for line, f in zip(lines, phase, strict=True)]
@@ -287,8 +305,12 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     # a tap that meets nothing reads zeros behind the channels
     at = np.full((channels, taps), channels * a_plane, np.int64)
     at[:, live["number"]] = np.arange(channels)[:, None] * a_plane + live["plane"]
-    waits = max(channels, LEAST_ROWS) / channels if ACROSS > 1 else 1
-    done = waits * problem.groups * rows * TILE * b_blocks * STEP * _count(lines)
+    tap_rows, tile_channels, row_bytes, row_sums = _rows(live, lines[3], channels, a_plane, taps)
+    tall = min(LEAST_ROWS, min(channels, tile_channels) * len(live) / len(tap_rows))
+    visited, inside = float(STEP * _count(lines)), problem.macs
+    if ACROSS > 1:
+        visited = min(visited, prod(map(_visited, lines, steps))) * LEAST_ROWS / tall
+        inside = inside * prod(int((axis.spans[:, 1] - axis.spans[:, 0]).sum()) for axis in geo.axes) // (taps * points)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
@@ -305,14 +327,61 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         positions=positions,
         pixels=_pixels(lines, 1),
         taps=taps,
-        live=live,
+        live=len(live),
+        tap_table=np.concatenate([live, tap_rows]),
+        tile_channels=tile_channels,
+        row_bytes=row_bytes,
+        row_sums=row_sums,
         offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
         boxes=np.stack(boxes, axis=1),
         chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
-        use=problem.macs / max(1, done),
+        use=inside / (problem.groups * rows * TILE * b_blocks * visited),
         cycles=_cycles(problem, geo, lines),
+        vector_is_wide=swapped,
     )
+
+
+def _swaps(geo: Geometry) -> bool:
+    """Return whether the tensors change places because that is faster: one tap meets every position of both.
+
+    In a cycle a pair of positions of a row is multiplied with those of 16 channels.
+    """
+    if ACROSS == 1 or not all(len(axis.shifts) == 1 and axis.stride == 1 and axis.whole for axis in geo.axes):
+        return False
+
+    def cycles(a: Tensor, b: Tensor) -> float:
+        products = max(a.channels, LEAST_ROWS * ceil(a.channels / MOST_TILE_ROWS)) * ceil(b.channels / TILE)
+        return products + (TRANSPOSED * a.channels if a.channel == 1 else 0)
+
+    return cycles(geo.narrow, geo.wide) < cycles(geo.wide, geo.narrow)
+
+
+def _rows(live: Records, line: _Line, channels: int, plane: int, taps: int) -> tuple[Records, int, int, int]:
+    """Return taps as tiles take them, most channels of a tile, and the bytes and rows of sums between its rows.
+
+    Rows are channels of a tap, or taps of a channel where a line of taps that read the same phase has more of them than
+    there are channels: these lie side by side. On AMX rows are staged.
+    """
+    of_phase = [[i for i, tap in enumerate(line.taps) if tap[1] == phase] for phase in line.phases]
+    parts = [some for each in of_phase for some in np.array_split(each, ceil(len(each) / MOST_TILE_ROWS))]
+    if ACROSS == 1 or len(line.taps) <= len(parts) * channels:
+        return live, MOST_TILE_ROWS, plane, taps
+    lines = live.reshape(-1, len(line.taps))
+    rows = lines[:, [some[0] for some in parts]]
+    for i, some in enumerate(parts):
+        rows["rows"][:, i] = len(some)
+        rows["low"][:, i, 3], rows["high"][:, i, 3] = lines["low"][:, some, 3].min(1), lines["high"][:, some, 3].max(1)
+    first, second = max(parts, key=len)[:2]
+    plane, taps = (int(live[name][second] - live[name][first]) for name in ("plane", "number"))
+    return rows.reshape(-1), 1, plane, taps
+
+
+def _visited(line: _Line, step: int) -> float:
+    """Count the positions of an axis, `step` apart, that a tap visits, and what it costs to leave out the others."""
+    parts, spans = len(line.cuts), (line.axis.ranges[number] for number, *_ in line.taps)
+    cost = LEAST_GAP * parts / step
+    return sum(min(line.pitch * parts, high - low + cost) for low, high in spans) / len(line.taps)
 
 
 def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...]) -> float:

@@ -69,12 +69,16 @@ class DotPart(Part):
             DotShare,
             groups=self.g1 - self.g0,
             taps=plan.taps,
+            live=plan.live,
             phases=plan.boxes.shape[1] - 1,
             pixels=plan.pixels,
             acc_group=4 * self.group_floats,
             acc_block=4 * TILE * plan.rows,
             a_group=a_group,
             b_group=b_group,
+            tile_channels=plan.tile_channels,
+            row_bytes=plan.row_bytes,
+            row_sums=plan.row_sums,
             a=tuple(a[0]),
             b=tuple(b[0]),
         )
@@ -91,15 +95,16 @@ class DotPart(Part):
         """Pack both tensors as pairs, and multiply."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
+        a, b = (narrow, wide) if plan.vector_is_wide else (wide, narrow)
         place, last = arena_kept("vector", self.panels, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
         call = row_of(
-            DotCall, a=address(wide), b=address(narrow), panels=place, acc=address(acc), offsets=address(plan.offsets),
+            DotCall, a=address(a), b=address(b), panels=place, acc=address(acc), offsets=address(plan.offsets),
             rows=len(plan.offsets),
         )  # fmt: skip
         boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
         underflowed = self._underflowed(some.start)
-        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.live, underflowed)
+        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.tap_table, underflowed)
         arena_keeps("vector", self, some.stop - 1)
 
 

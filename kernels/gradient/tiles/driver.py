@@ -17,7 +17,6 @@ from kernels.emit.intrinsics import (
     load,
     put,
     put_value,
-    stack_array,
     stack_record,
     stored_size,
     touch,
@@ -31,6 +30,7 @@ from kernels.gradient.tiles.records import (
     Packed,
     Range,
     Slab,
+    Source,
     Tile,
     TileCall,
     TileShare,
@@ -54,6 +54,9 @@ LINE = 4 * WIDTH
 MOST_ELEMENTS = 1024
 """Elements of all taps that are visited together, or more if one tap has more: 56 KiB."""
 
+UNBOUNDED = 1 << 62
+"""Positions of a segment that is not cut."""
+
 F32_PLACE = MICRO["f32"]
 
 ELEMENT_BYTES = Element.dtype.itemsize
@@ -62,53 +65,23 @@ BATCH, ELEMENT, GROUP, PACKED, SHARE, VISIT = (each.dtype for each in (Batch, El
 
 
 @jit
-def _pack_vector(share: TileShare, packed: Packed, box: Box, blocks: Rows[Block], parts: Rows[Panel]) -> None:
-    """Pack groups of the vector tensor, a panel for each lane block; `parts` is scratch."""
-    vector, row, source = share.vector, 0, packed.source
+def _pack(share: TileShare, tensor: Source, packed: Packed, box: Box, lines: Rows[Line], targets: Rows[Panel]) -> None:
+    """Pack groups of a tensor to panels, or one to planes of its channels; `targets` is scratch."""
+    source, row, channels = packed.source, 0, 0
     for axis in range(4):
-        source += box.first[axis] * vector.strides[axis]
-    for g in range(packed.count):
-        for b in range(blocks.shape[0]):
-            block, part = blocks[b], parts[row]
-            part.lanes, part.valid = block.vectors * WIDTH, min(block.valid, packed.left - g * WIDTH)
-            part.source = g * vector.group + block.first * vector.channel
-            part.address, part.unit = packed.to + g * share.packs.panel_bytes + block.panel, 4 * block.vectors * WIDTH
-            row += 1
-    src = Values(share.kind, source, vector.strides[:], vector.lane, packed.end)
-    pack_panels(src, parts[:row], box.sizes[:], vector.steps[:])
-
-
-@jit
-def _pack_scalar(share: TileShare, packed: Packed, box: Box, lines: Rows[Line], parts: Rows[Panel]) -> int:
-    """Bring groups of the scalar tensor to where the tiles read them; return the address of position 0.
-
-    `parts` is scratch.
-    """
-    source, scratch = packed.source, packed.to
-    if share.packs.scalars == NATIVE:
-        return source
-    scalar, base, row = share.scalar, scratch, 0
-    steps, sizes, to = scalar.steps, box.sizes, stack_array(4, np.int64)
-    for axis in range(4):
-        source += box.first[axis] * scalar.strides[axis]
-        base -= box.first[axis] * steps[axis]
-        to[axis] = steps[axis] // steps[3]
+        source += box.first[axis] * tensor.strides[axis]
     for g in range(packed.count):
         for t in range(lines.shape[0]):
-            part = parts[row]
-            part.lanes, part.valid = steps[3] // 4, min(lines[t].valid, packed.left - g * WIDTH)
-            part.source, part.unit = g * scalar.group + lines[t].source, steps[3]
-            part.address = scratch + g * share.packs.scratch_bytes + t * share.packs.plane
-            row += 1
-    src = Values(share.kind, source, scalar.strides[:], scalar.lane, packed.end)
-    if share.packs.scalars == PLANES:
-        channels = 0
-        for t in range(lines.shape[0]):
-            channels += lines[t].valid
-        pack_planes(src, channels, scratch, share.packs.plane, sizes[:], steps[:])
+            line, panel = lines[t], targets[row]
+            panel.lanes, panel.valid = line.lanes, min(line.valid, packed.left - g * WIDTH)
+            panel.source, panel.unit = g * tensor.group + line.source, 4 * line.lanes
+            panel.address = packed.to + g * packed.step + line.place
+            row, channels = row + 1, channels + line.valid
+    src = Values(share.kind, source, tensor.strides[:], tensor.lane, packed.end)
+    if packed.plane > 0:
+        pack_planes(src, channels, packed.to, packed.plane, box.sizes[:], 4 * tensor.steps[:])
     else:
-        pack_panels(src, parts[:row], sizes[:], to)
-    return base
+        pack_panels(src, targets[:row], box.sizes[:], tensor.steps[:])
 
 
 @jit
@@ -270,7 +243,7 @@ def add_doubles(
     """
     slab, rows, columns, share = slabs[0], operands[0], operands[1], stack_record(SHARE)
     batch, group, unit = stack_record(BATCH), stack_record(GROUP), 8 * rows.width
-    share.acc_step, share.segment, group.scalars, group.panels = facts[0], 1 << 62, call[2], call[3]
+    share.acc_step, share.segment, group.scalars, group.panels = facts[0], UNBOUNDED, call[2], call[3]
     scalar, vector = share.scalar, share.vector
     for axis in range(4):
         stride = facts[2 + axis] if axis > 0 else 1
@@ -303,32 +276,36 @@ def add_slabs(
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the groups and lane blocks of the one share.
 
-    `table` holds the tiles' addresses.
+    `table` holds the tiles' addresses, `lines` those of the vector tensor, one for each block, then the scalars'.
     """
     share, addresses = shares[0], calls[0]
     packs, tables, batch = share.packs, _room(share, blocks, ranges, tiles), stack_record(BATCH)
-    together = packs.groups
     batch.a_row, batch.a_step, batch.apart = share.scalar_row, share.scalar.moves[3], 1
     batch.b_vector, batch.valid = LINE, WIDTH
     if share.lanewise:
         batch.vectors, batch.c_row = share.vectors, share.acc_bytes
     vector, scalar, group = stack_record(PACKED), stack_record(PACKED), stack_record(GROUP)
-    vector_parts = np.empty(together * blocks.shape[0], PANEL)
-    scalar_parts = np.empty(together * lines.shape[0], PANEL)
+    targets = np.empty(packs.groups * lines.shape[0], PANEL)
     for i in range(slabs.shape[0]):
         slab = slabs[i]
         vector.end, vector.to = addresses.vector + share.vector.nbytes, addresses.panels
         scalar.end, scalar.to = addresses.scalar + share.scalar.nbytes, addresses.scratch
-        for first in range(0, share.groups, together):
-            vector.count = scalar.count = min(together, share.groups - first)
+        vector.step, scalar.step, vector.plane, scalar.plane = packs.panel_bytes, packs.scratch_bytes, 0, packs.plane
+        for first in range(0, share.groups, packs.groups):
+            vector.count = scalar.count = min(packs.groups, share.groups - first)
             left = share.lane_groups - first * WIDTH if share.lanewise else (2 + vector.count) * WIDTH
             vector.left = scalar.left = left
             vector.source = addresses.vector + share.vector.start + first * share.vector.group
             scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
-            panels = vector.source if packs.in_place else vector.to
+            panels, base = vector.source, scalar.source
             if not packs.in_place:
-                _pack_vector(share, vector, slab.vector, blocks, vector_parts)
-            base = _pack_scalar(share, scalar, slab.scalar, lines, scalar_parts)
+                panels = vector.to
+                _pack(share, share.vector, vector, slab.vector, lines[: blocks.shape[0]], targets)
+            if packs.scalars != NATIVE:
+                base = scalar.to
+                for axis in range(4):
+                    base -= 4 * lines[blocks.shape[0]].lanes * slab.scalar.first[axis] * share.scalar.steps[axis]
+                _pack(share, share.scalar, scalar, slab.scalar, lines[blocks.shape[0] :], targets)
             for g in range(vector.count):
                 group.panels, group.acc = (
                     panels + g * packs.panel_bytes,

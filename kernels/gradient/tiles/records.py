@@ -50,10 +50,15 @@ class Block(Record):
 
 
 class Line(Record):
-    """Channels that are a line of the scalar panel: bytes from the group's first channel, and their number."""
+    """Channels that are packed to lines of so many `lanes`, the first `valid` ones channels.
+
+    In bytes: from the group's first channel to that of the line, and from the group's panels to its own (`place`).
+    """
 
     source: int
     valid: int
+    lanes: int
+    place: int
 
 
 class Range(Record):
@@ -118,14 +123,13 @@ class Source(Record):
     """One of the two tensors, in bytes: where position 0 of the first group lies, all of it, and steps.
 
     `lane` leads from one lane of a line to the next, `strides` from one of its own positions to the next. `steps` do
-    the same in what the tiles read, and `moves` for a narrow position: in panel lines for the vector tensor, in bytes
-    for the scalar one.
+    the same in what is packed, in lines; `moves` are for a narrow position, in panel lines for the vector tensor, in
+    bytes for the scalar one.
     """
 
     start: int
     nbytes: int
     group: int
-    channel: int
     lane: int
     strides: Vector = numbers(4)
     steps: Vector = numbers(4)
@@ -136,7 +140,8 @@ class Packs(Record):
     """How both tensors are packed: panels of so many `groups` at a time, `panel_bytes` and `scratch_bytes` apart.
 
     A vector tensor that is read `in_place` is its own panel, of which position 0 is the first line. `scalars` are
-    packed in one of the ways of `kernels.gradient.tiles.driver`, in planes of so many bytes for a line or a channel.
+    packed in one of the ways of `kernels.gradient.tiles.driver`, those of planes to one for each channel, `plane` bytes
+    apart (0 for other ways).
     """
 
     in_place: bool
@@ -183,7 +188,8 @@ class TileCall(Record):
 class Packed(Record):
     """`count` groups of a tensor that are packed at a time, of which so many lanes are `left`.
 
-    Position 0 of the first group is at the address `source`, the tensor ends at `end`, and packed values go to `to`.
+    Position 0 of the first group is at the address `source`, the tensor ends at `end`, and packed values go to `to`,
+    those of the next group `step` bytes on, or to planes (`plane` as in `Packs`).
     """
 
     count: int
@@ -191,6 +197,8 @@ class Packed(Record):
     source: int
     end: int
     to: int
+    step: int
+    plane: int
 
 
 class Group(Record):

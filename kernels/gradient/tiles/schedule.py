@@ -27,6 +27,7 @@ from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
     Rows,
     Tables,
+    firsts_of,
     has_regions,
     merged_tables,
     region_tables,
@@ -50,10 +51,10 @@ MOST_SLABS = 1 << 16
 class Operand:
     """One of the two tensors as the driver reads it.
 
-    `steps` are for one of its own positions along (n, d, h, w), `moves` for one narrow position: in panel lines for
-    the vector tensor, in bytes for the scalar one, and for both where lanes are groups. `points` is the number of
-    positions of a slab's window, `plane` the bytes of one scalar line panel or channel plane, `scratch` the f32 values
-    of all of them.
+    `steps` are for one of its own positions along (n, d, h, w), in lines, each of so many units (`unit`): panel lines
+    of the vector tensor, bytes of the scalar one, and of both where lanes are groups. `moves` are for one narrow
+    position, in units. `points` is the number of positions of a slab's window, `plane` the bytes of one scalar line
+    panel or channel plane, `scratch` the f32 values of all of them.
     """
 
     tensor: Tensor
@@ -62,7 +63,8 @@ class Operand:
     group: int
     steps: Ints
     moves: Ints
-    points: int
+    points: int = 0
+    unit: int = 1
     plane: int = 0
     scratch: int = 0
 
@@ -108,7 +110,7 @@ class Schedule(Roles):
     vector: Operand
     scalar: Operand
     groups: int  # convolution groups, or groups of lanes of them
-    together: int  # groups that are packed at a time
+    packed_groups: int  # that are packed at a time
     blocks: Records
     lanes: int
     lay: Callable[[], Tables]  # makes the tables below
@@ -278,7 +280,8 @@ def schedule(problem: ConvProblem) -> Schedule:
     rows = Rows(
         roles.tap_step * taps // prod(len(axis.shifts) for axis in axes), roles.row_step, offsets, limit
     )  # fmt: skip
-    steps = [int(step) for step in (vectors if roles.vector_is_wide else scalars).steps[1:]]
+    wide = vectors if roles.vector_is_wide else scalars
+    steps = [wide.unit * int(step) for step in wide.steps[1:]]
     block = _block_shape(shape, _block_positions(problem, roles, taps * channels * lanes))
     if by_group:
         size = storage_dtype(problem.dtype).itemsize
@@ -288,8 +291,8 @@ def schedule(problem: ConvProblem) -> Schedule:
         tables = partial(merged_tables, rows, spatial, steps)
     else:
         tile_cuts = [(run.row, split(run.count, limit)) for run in roles.runs]
-        together = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
-        tables = partial(tap_tables, rows, spatial, steps, tile_cuts, roles.vector_is_wide, together)
+        tiles_a_walk = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
+        tables = partial(tap_tables, rows, spatial, steps, tile_cuts, roles.vector_is_wide, tiles_a_walk)
     slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
     large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
     least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
@@ -299,11 +302,11 @@ def schedule(problem: ConvProblem) -> Schedule:
         vector=vectors,
         scalar=scalars,
         groups=ceil(problem.groups / target().lanes) if by_group else problem.groups,
-        together=_together(problem, roles),
+        packed_groups=_packed_groups(problem, roles),
         blocks=blocks,
         lanes=lanes,
         lay=tables,
-        scalar_lines=_scalar_lines(problem, roles, cuts),
+        scalar_lines=_scalar_lines(problem, roles, scalars, cuts),
         cuts=slab_cuts,
         block=np.array(block, np.int64),
         chunks=chunks,
@@ -336,8 +339,8 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
     if roles.scalar_pack == LINES and not roles.vector_is_wide:
         line = min(128, step * min(scalar.channels, 6))
     elif not roles.vector_is_wide:
-        together = roles.scalar_pack == NATIVE and scalar.channel == 1
-        line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
+        adjacent = roles.scalar_pack == NATIVE and scalar.channel == 1
+        line = min(128, step * scalar.steps[3]) if adjacent else min(scalar.channels, 6) * min(64, step)
     most = SUMS.block_positions if 4 * acc < CACHES.l2 // 2 else 2 * SUMS.block_positions
     return max(SUMS.least_block_positions, min(most, SUMS.strided_block_bytes // (64 + line)))
 
@@ -349,25 +352,20 @@ def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
     return problem.dtype == "f32" and vector.channel == 1 and few
 
 
-def _lines_in_place(vector: Tensor) -> Operand:
-    """Return the operand of a narrow vector tensor that is its own panel."""
-    line = target().lanes * min(2, vector.channels // target().lanes)
-    none = np.zeros(4, np.int64)
-    return Operand(vector, False, 1, vector.group, none, wrapped(step // line for step in vector.steps), 0)
-
-
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
     """Whether groups follow each other in both tensors, and fill whole vectors."""
     single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
     return single and problem.groups % target().lanes == 0 and problem.dtype in DTYPES_IN_PLACE
 
 
-def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
-    """Return the operand of a tensor that is read in place as vectors of groups, all steps in bytes."""
-    is_wide = tensor is geo.wide
-    steps = [size * step for step in tensor.steps]
-    moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
-    return Operand(tensor, is_wide, 1, target().lanes, np.zeros(4, np.int64), wrapped(moves), 0)
+def _in_place(roles: Roles, tensor: Tensor, size: int, line: int, group: int) -> Operand:
+    """Return the operand of a tensor that is read in place, with moves of `size` for each `line` values."""
+    is_wide = tensor is roles.geo.wide
+    moves = (
+        size * step // line * (axis.stride if is_wide else 1)
+        for step, axis in zip(tensor.steps, roles.axes, strict=True)
+    )
+    return Operand(tensor, is_wide, 1, group, np.zeros(4, np.int64), wrapped(moves))
 
 
 def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
@@ -393,28 +391,32 @@ def _operands(problem: ConvProblem, roles: Roles, cuts: list[int], shape: Four) 
     scalars, offsets = _scalar_operand(roles, cuts, shape)
     if roles.direct:
         size = storage_dtype(problem.dtype).itemsize
-        return _in_place(geo, vector, size), _in_place(geo, roles.row_tensor, size), offsets
-    if roles.in_place:
-        return _lines_in_place(vector), scalars, offsets
-    return _operand(roles, vector, _panel_steps(geo.axes, shape, roles.vector_is_wide), shape), scalars, offsets
+        vectors, scalars = (_in_place(roles, each, size, 1, target().lanes) for each in (vector, roles.row_tensor))
+    elif roles.in_place:
+        vectors = _in_place(roles, vector, 1, target().lanes * min(2, vector.channels // target().lanes), vector.group)
+    else:
+        unit = 4 * target().lanes if roles.lanes_are_groups else 1
+        vectors = _operand(roles, vector, _panel_steps(geo.axes, shape, roles.vector_is_wide), shape, unit)
+    return vectors, scalars, offsets
 
 
-def _operand(roles: Roles, tensor: Tensor, steps: Four, shape: Four, plane: int = 0, scratch: int = 0) -> Operand:
+def _operand(
+    roles: Roles, tensor: Tensor, steps: Four, shape: Four, unit: int, plane: int = 0, count: int = 0
+) -> Operand:
+    """Return an operand that is packed in lines of so many units, to `count` planes or panels of `plane` bytes."""
     geo = roles.geo
     is_wide = tensor is geo.wide
-    moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
+    moves = [unit * step * axis.stride if is_wide else unit * step for step, axis in zip(steps, geo.axes, strict=True)]
     lane, group = tensor.channel, tensor.group
     if roles.lanes_are_groups:
         lane, group = tensor.group, tensor.group * target().lanes
-        if tensor is roles.lane_tensor:
-            moves = [4 * target().lanes * move for move in moves]
+    points = prod(_window_shape(geo.axes, shape, is_wide))
     return Operand(
-        tensor, is_wide, lane, group, wrapped(steps), wrapped(moves),
-        prod(_window_shape(geo.axes, shape, is_wide)), plane, scratch,
-    )  # fmt: skip
+        tensor, is_wide, lane, group, wrapped(steps), wrapped(moves), points, unit, plane, plane * count // 4
+    )
 
 
-def _together(problem: ConvProblem, roles: Roles) -> int:
+def _packed_groups(problem: ConvProblem, roles: Roles) -> int:
     """Return how many groups are packed at a time, so that whole cache lines of a position are read."""
     if problem.data_format == "NCX" or roles.scalar_pack == PLANES:
         return 1
@@ -431,17 +433,21 @@ def _segment(positions: int) -> int:
     return 32 if positions < 1024 else 64 if positions < 8192 else 128
 
 
-def _scalar_lines(problem: ConvProblem, roles: Roles, cuts: list[list[int]]) -> Records:
-    """Return the lines of the scalar panel."""
+def _scalar_lines(problem: ConvProblem, roles: Roles, scalars: Operand, cuts: list[list[int]]) -> Records:
+    """Return the lines of the scalar panels."""
     size = storage_dtype(problem.dtype).itemsize
-    lines = []
-    for run, parts in zip(roles.runs, cuts, strict=True):
-        counts = np.array(parts, np.int64)
-        some = np.zeros(len(counts), Line.dtype)
-        some["source"] = (run.offset + (np.cumsum(counts) - counts) * roles.row_tensor.channel) * size
-        some["valid"] = target().lanes if roles.lanes_are_groups else counts
-        lines.append(some)
-    return np.concatenate(lines)
+    lines = np.zeros(sum(map(len, cuts)), Line.dtype)
+    lines["valid"], lines["lanes"] = [*chain(*cuts)], scalars.unit // 4
+    lines["source"] = np.concatenate(
+        [
+            (run.offset + firsts_of(sizes) * roles.row_tensor.channel) * size
+            for run, sizes in zip(roles.runs, cuts, strict=True)
+        ]
+    )
+    if roles.lanes_are_groups:
+        lines["valid"] = target().lanes
+    lines["place"] = scalars.plane * np.arange(len(lines))
+    return lines
 
 
 def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand, Ints]:
@@ -451,9 +457,7 @@ def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand
     channels = scalar.channels
     points = prod(_window_shape(axes, shape, is_wide))
     if pack == NATIVE:
-        n, d, h, w = scalar.steps
-        operand = _operand(roles, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape)
-        return operand, 4 * scalar.channel * np.arange(channels)
+        return _operand(roles, scalar, scalar.steps, shape, 4), 4 * scalar.channel * np.arange(channels)
     if pack == PLANES:
         line, plane, count = 1, 4 * points, channels
         offsets = plane * np.arange(channels)
@@ -461,9 +465,6 @@ def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand
         line = target().lanes if roles.lanes_are_groups else max(cuts)
         # a last line is written with whole vectors, past its end
         plane, count = 4 * (points * line + -line % 8), len(cuts)
-        sizes = np.array(cuts, np.int64)
-        tiles = np.repeat(np.arange(count), sizes)
-        offsets = plane * tiles + 4 * (np.arange(channels) - (np.cumsum(sizes) - sizes)[tiles])
-    n, d, h, w = _panel_steps(axes, shape, is_wide)
-    steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
-    return _operand(roles, scalar, steps, shape, plane, plane * count // 4), offsets
+        tiles = np.repeat(np.arange(count), cuts)
+        offsets = plane * tiles + 4 * (np.arange(channels) - firsts_of(cuts)[tiles])
+    return _operand(roles, scalar, _panel_steps(axes, shape, is_wide), shape, 4 * line, plane, count), offsets

@@ -88,20 +88,20 @@ def tap_tables(
     steps: Sequence[int],
     cuts: Sequence[tuple[int, Sequence[int]]],
     vector_moves: bool,
-    together: int,
+    tiles_a_walk: int,
 ) -> Tables:
     """Visit every tap by itself, with tiles of `cuts` channels: a first accumulator row, then channels tile by tile.
 
     `axes` are (d, h, w) and `steps` move one position of the wide tensor: lines of the vector panel where
-    `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `together` tiles, or more where there
-    would be too many walks.
+    `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `tiles_a_walk` tiles, or more where
+    there would be too many walks.
     """
     first_rows = np.concatenate([row + firsts_of(sizes) * rows.row_step for row, sizes in cuts])
     sizes = [*chain.from_iterable(sizes for _, sizes in cuts)]
     tiles = row_tiles(first_rows, sizes, rows.offsets[firsts_of(sizes)])
     ranges = tap_ranges(axes, steps, "line" if vector_moves else "scalar")
     ranges["row"] = np.arange(len(ranges)) * rows.tap_step
-    walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
+    walks = min(ceil(len(tiles) / max(1, tiles_a_walk)), max(1, MOST_RANGES // len(ranges)))
     edges = np.arange(walks + 1) * len(tiles) // walks
     ranges = np.tile(ranges, (walks, 1)) if walks > 1 else ranges[None]
     ranges["first"], ranges["last"], ranges["walk"] = edges[:-1, None], edges[1:, None], np.arange(walks)[:, None]

@@ -23,8 +23,8 @@ from kernels.dtypes import KINDS
 from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import depthwise_entry
-from kernels.gradient.tiles.driver import NATIVE, WIDTH, add_slabs, store
-from kernels.gradient.tiles.records import Packs, Source, TileCall, TileShare, Weights
+from kernels.gradient.tiles.driver import NATIVE, PLANES, WIDTH, add_slabs, store
+from kernels.gradient.tiles.records import Line, Packs, Source, TileCall, TileShare, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
@@ -206,16 +206,16 @@ class TilePart(Part):
         super().__init__(problem, plan, unit)
         lanes = self.blocks["lane"] - self.first_lane
         self.blocks["panel"] = 4 * self.blocks["first"] if plan.in_place else 4 * lanes * plan.vector.points
-        together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
-        self.arenas = together * panel, together * plan.scalar.scratch
+        packed, panel = min(plan.packed_groups, self.g1 - self.g0), plan.vector.points * self.width
+        self.arenas = packed * panel, packed * plan.scalar.scratch
         groups, stored = self.g1 - self.g0, problem.dtype if plan.direct else "f32"
         self.table = micro_table()
         if plan.lanes_are_groups:
             self.table = np.array([depthwise_entry("taps", stored)])
         packs = values_of(
-            Packs, in_place=plan.in_place or plan.direct, scalars=plan.scalar_pack, groups=together,
+            Packs, in_place=plan.in_place or plan.direct, scalars=plan.scalar_pack, groups=packed,
             panel_bytes=4 * (plan.vector.group if plan.in_place else panel), scratch_bytes=4 * plan.scalar.scratch,
-            plane=plan.scalar.plane,
+            plane=plan.scalar.plane if plan.scalar_pack == PLANES else 0,
         )  # fmt: skip
         self.share = row_of(
             TileShare,
@@ -233,17 +233,21 @@ class TilePart(Part):
             vector=self._source(plan.vector),
             scalar=self._source(plan.scalar),
         )
-        (self.ranges, self.tiles), self.lines = plan.tables, plan.scalar_lines
+        lines, size = np.zeros(len(lanes), Line.dtype), storage_dtype(problem.dtype).itemsize
+        lines["source"] = size * self.blocks["first"] * plan.vector.tensor.channel
+        lines["valid"], lines["lanes"] = self.blocks["valid"], self.blocks["vectors"] * WIDTH
+        lines["place"] = self.blocks["panel"]
+        (self.ranges, self.tiles), self.lines = plan.tables, np.concatenate([lines, plan.scalar_lines])
 
     def _source(self, operand: Operand) -> tuple[Any, ...]:
         """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
         problem, tensor = self.problem, operand.tensor
         size = storage_dtype(problem.dtype).itemsize
         is_dst = operand.is_wide == problem.transposed
-        start, group, channel, lane, *strides = wrapped(
+        start, group, lane, *strides = wrapped(
             size * step
             for step in (
-                tensor.origin + self.g0 * operand.group, operand.group, tensor.channel, operand.lane, *tensor.steps
+                tensor.origin + self.g0 * operand.group, operand.group, operand.lane, *tensor.steps
             )
         )  # fmt: skip
         return values_of(
@@ -251,7 +255,6 @@ class TilePart(Part):
             start=start,
             nbytes=size * prod(problem.input_shapes[is_dst]),
             group=group,
-            channel=channel,
             lane=lane,
             strides=strides,
             steps=operand.steps,
