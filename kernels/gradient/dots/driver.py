@@ -281,7 +281,7 @@ else:
                     LINE * (begin - segment.origin),
                     end - begin,
                 )
-                element.flush, element.case, element.half = 0, 0, 0
+                element.flush, element.case = 0, 0
                 count += 1
         if count > begun:
             elements[count - 1].flush = segment.flush
