@@ -44,8 +44,8 @@ from kernels.gradient.dots.records import (
     DotWork,
     PackedBox,
     Packing,
+    PairSpan,
     Peaks,
-    Segment,
 )
 from kernels.gradient.dots.schedule import LEAST_GAP
 from kernels.pack.lines import SPLIT_BYTES, split_f16
@@ -75,7 +75,7 @@ LINE, BLOCK = 4 * TILE, TILE * TILE
 MOST_ELEMENTS = 2 * (WALK_PIXELS // LEAST_GAP + 2)
 """Elements of a piece of a walk."""
 
-BATCH, ELEMENT, PACKING, PEAKS, SEGMENT = (each.dtype for each in (Batch, Element, Packing, Peaks, Segment))
+BATCH, ELEMENT, PACKING, PEAKS, PAIR_SPAN = (each.dtype for each in (Batch, Element, Packing, Peaks, PairSpan))
 SIDES, TILE_STEPS, WORK = (each.dtype for each in (Sides, TileSteps, DotWork))
 ELEMENT_BYTES = ELEMENT.itemsize
 
@@ -249,10 +249,8 @@ if target().dots == "amx":
 else:
 
     @inlined
-    def _list(
-        share: DotShare, slab: DotSlab, tap: DotTap, segment: Segment, elements: Rows[Element], count: int
-    ) -> int:
-        """List the pairs of a segment that taps meet, from the place `count` on; return the next place.
+    def _list(share: DotShare, slab: DotSlab, tap: DotTap, span: PairSpan, elements: Rows[Element], count: int) -> int:
+        """List the pairs of a span that taps meet, from the place `count` on; return the next place.
 
         Positions lie as boxes in boxes. Gaps along the innermost axis that has a long one, and along those outside, are
         left out; all other zeros multiply.
@@ -266,25 +264,25 @@ else:
             outer = steps[a - 1] // 2 if a > 0 else step * (slab.high[0] - slab.low[0])
             if a == 0 or outer - (high - low) * step >= LEAST_GAP:
                 axis, unit, first, stop = a, outer, (low - slab.low[a]) * step, (high - slab.low[a]) * step
-        for number in range(2 * segment.begin // unit, (2 * segment.end - 1) // unit + 1 if axis > 0 else 1):
+        for number in range(2 * span.begin // unit, (2 * span.end - 1) // unit + 1 if axis > 0 else 1):
             inside, left = True, number
             for a in range(axis - 1, -1, -1):
                 size = steps[a - 1] // steps[a] if a > 0 else left + 1
                 x = slab.low[a] + left % size
                 inside, left = inside and tap.low[a] <= x and x < min(tap.high[a], slab.high[a]), left // size
-            begin = max(segment.begin, (number * unit + first) // 2)
-            end = min(segment.end, (number * unit + stop + 1) // 2)
+            begin = max(span.begin, (number * unit + first) // 2)
+            end = min(span.end, (number * unit + stop + 1) // 2)
             if inside and begin < end:
                 element = elements[count]
                 element.a, element.b, element.steps = (
-                    4 * (begin - segment.origin),
-                    LINE * (begin - segment.origin),
+                    4 * (begin - span.origin),
+                    LINE * (begin - span.origin),
                     end - begin,
                 )
                 element.flush, element.case = 0, 0
                 count += 1
         if count > begun:
-            elements[count - 1].flush = segment.flush
+            elements[count - 1].flush = span.flush
         return count
 
     @jit
@@ -298,9 +296,9 @@ else:
         begin, end = TILE * work.first, min(share.a.channels, TILE * work.end)
         blocks, block, pairs = share.b.planes, share.b.plane, work.steps * STEP // 2
         tiles = (end - begin + share.tile_channels - 1) // share.tile_channels
-        batch, segments, ends = stack_record(BATCH), stack_array(2, SEGMENT), np.zeros(taps.shape[0] + 1, np.int64)
+        batch, spans, ends = stack_record(BATCH), stack_array(2, PAIR_SPAN), np.zeros(taps.shape[0] + 1, np.int64)
         elements = np.empty(taps.shape[0] * MOST_ELEMENTS, ELEMENT)
-        one, two = segments[0], segments[1]
+        one, two = spans[0], spans[1]
         batch.a_row, batch.a_step, batch.b_vector, batch.b_step = share.row_bytes, 4, block, LINE
         batch.apart, batch.valid, one.flush, two.flush = 1, TILE, FLUSH, 0
         for first in range(0, pairs, WALK_PIXELS // 2):
@@ -310,7 +308,7 @@ else:
             for t in range(taps.shape[0]):
                 listed = ends[t]
                 for half in range(2):
-                    listed = _list(share, slab, taps[t], segments[half], elements, listed)
+                    listed = _list(share, slab, taps[t], spans[half], elements, listed)
                 ends[t + 1] = listed
             for j0 in range(0, blocks, 2):
                 across = min(2, blocks - j0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kernels.emit.compiler import Record, Vector, numbers
 from kernels.pack.pairs import PackedBox, Packing
 
-__all__ = ["DotCall", "DotShare", "DotSlab", "DotTap", "DotWork", "PackedBox", "Packing", "Peaks", "Segment"]
+__all__ = ["DotCall", "DotShare", "DotSlab", "DotTap", "DotWork", "PackedBox", "Packing", "PairSpan", "Peaks"]
 
 
 class DotSlab(Record):
@@ -33,7 +33,7 @@ class DotTap(Record):
     high: Vector = numbers(4)
 
 
-class Segment(Record):
+class PairSpan(Record):
     """Pairs that are summed in registers, from `begin` to `end`, and whether to `flush` the sums then.
 
     Those at `origin` have offset 0.

@@ -281,7 +281,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         roles.tap_step * taps // prod(len(axis.shifts) for axis in axes), roles.row_step, offsets, limit
     )  # fmt: skip
     wide = vectors if roles.vector_is_wide else scalars
-    steps = [wide.unit * int(step) for step in wide.steps[1:]]
+    steps = wrapped(wide.unit * int(step) for step in wide.steps[1:]).tolist()
     block = _block_shape(shape, _block_positions(problem, roles, taps * channels * lanes))
     if by_group:
         size = storage_dtype(problem.dtype).itemsize
