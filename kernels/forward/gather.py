@@ -23,36 +23,29 @@ from kernels.emit.doubles import move, round_lines
 from kernels.emit.intrinsics import (
     F32,
     address_of,
-    copy_panel,
     fill_zero,
-    keep_alive,
     load,
-    put_value,
     stack_array,
     stack_record,
     store_value,
-    stored_size,
     touch,
 )
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write, write_rounded
-from kernels.forward.records import Axis, Band, Call, Data, Filter, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.forward.records import Axis, Band, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
 from kernels.pack.doubles import F64, Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
-from kernels.pack.panels import Panel, Values, pack_panels, transpose_run
+from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.target import target
 
 if target().dots == "avx512bf16":
     from kernels.forward.pairs import bring_dots
 
-__all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "pack_weights", "sum_block"]
+__all__ = ["bring_box", "gather", "gather_doubles", "pack_bias", "sum_block"]
 
 WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
 PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
-
-KERNEL_TAPS = 576
-"""Taps of the kernels that are transposed at a time: they stay in L1 until they are set apart."""
 
 BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
     each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
@@ -84,78 +77,6 @@ def _bias_line(share: GatherShare, one: Pass, call: Call, g: int) -> int:
     panels = 1 if share.lanes.lanewise else one.groups * blocks
     address: int = call.panels + panels * share.panel.block_bytes + g * blocks * 4 * WIDTH
     return address
-
-
-@jit
-def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, source: int, panel: int) -> None:
-    """Pack a panel of weights whose taps are adjacent: transpose the kernels of some src channels, then set taps apart.
-
-    Panels of taps are often powers of two apart, where a few lines at a time push each other out of L1.
-    """
-    line, some, whole = 4 * WIDTH, max(1, KERNEL_TAPS // taps), weights.src_channel == taps * weights.tap
-    buffer, layout = np.empty(some * taps * WIDTH, np.float32), share.panel
-    for first in range(0, share.channels, some):
-        place, count = address_of(buffer), min(some, share.channels - first)
-        for c in range(1 if whole else count):
-            transpose_run(
-                share.kind, WIDTH, valid, place + c * taps * line, line, source + (first + c) * weights.src_channel,
-                weights.dst_channel, count * taps if whole else taps,
-            )  # fmt: skip
-        for tap in range(taps):
-            number = tap if layout.order > 0 else taps - 1 - tap
-            to = panel + number * layout.tap_bytes + first * line
-            copy_panel(F32, WIDTH, to, line, place + tap * line, taps * line, count)
-    keep_alive(buffer)
-
-
-@jit
-def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], numbers: Vector) -> None:
-    """Pack panels [tap number][src channel][lanes] of f32, one for each group and vector of dst channels.
-
-    Where lanes are groups, lines have all lanes of the pass, and with products of bf16 pairs of src channels.
-    """
-    share, one, call = shares[0], passes[0], calls[0]
-    weights, channels, taps, end = one.weights, share.channels, numbers.shape[0], call.weights + one.weights.nbytes
-    size, blocks = stored_size(share.kind), (one.channels + WIDTH - 1) // WIDTH
-    layout, lanes = share.panel, share.lanes
-    if lanes.lanewise:
-        pairs = share.micro == DOTS_PLACE
-        fill_zero(call.panels, layout.block_bytes)
-        for lane in range(one.channels):
-            g, j = lane // lanes.multiplier, lane % lanes.multiplier
-            for c in range(channels):
-                source = call.weights + weights.start + g * weights.group + j * weights.dst_channel
-                source += c * weights.src_channel
-                panel = call.panels + (c // 2 if pairs else c) * layout.line + 4 * lane
-                for tap in range(taps):
-                    place, value = panel + numbers[tap] * layout.tap_bytes, load(share.kind, source + tap * weights.tap)
-                    if pairs:
-                        put_value(share.kind, place + 2 * (c % 2), value)
-                    else:
-                        store_value(place, value)
-        return
-    adjacent = layout.order != 0 and weights.tap == size
-    if adjacent and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
-        for g in range(one.groups):
-            for b in range(blocks):
-                source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
-                panel = call.panels + (g * blocks + b) * layout.block_bytes
-                _pack_kernels(share, taps, min(WIDTH, one.channels - b * WIDTH), weights, source, panel)
-        return
-    counts, steps, to = np.ones(4, np.int64), stack_array(4, np.int64), stack_array(4, np.int64)
-    panels = np.empty(blocks, PANEL)
-    counts[2], steps[2], to[2] = taps if layout.order != 0 else 1, weights.tap, layout.order * layout.tap_bytes
-    counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * WIDTH
-    for g in range(one.groups):
-        for tap in range(1 if layout.order != 0 else taps):
-            number = 0 if layout.order > 0 else taps - 1 if layout.order < 0 else numbers[tap]
-            for b in range(blocks):
-                panel = panels[b]
-                panel.lanes, panel.valid, panel.unit = WIDTH, min(WIDTH, one.channels - b * WIDTH), 1
-                panel.source = b * WIDTH * weights.dst_channel
-                panel.address = call.panels + (g * blocks + b) * layout.block_bytes + number * layout.tap_bytes
-            source = call.weights + weights.start + g * weights.group + tap * weights.tap
-            pack_panels(Values(share.kind, source, steps, weights.dst_channel, end), panels, counts, to)
 
 
 @jit

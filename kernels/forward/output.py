@@ -15,6 +15,7 @@ from kernels.emit.intrinsics import (
     store_lines,
     store_value,
     stored_size,
+    touch,
     touch_all,
     transpose_panel,
     untranspose,
@@ -142,4 +143,9 @@ def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector
             for h in range(lines):
                 source = sums + ((n * planes + d) * lines + h) * run * 2 * lanes
                 place = dst.place + n * steps[0] + d * steps[1] + h * steps[2]
-                pack_line(2, valid, place, dst.channel, 0, Pixels(source, 2 * lanes, 2, run), 0)
+                for first in range(0, run, STRIP // 2):
+                    for lane in range(valid if first + STRIP // 2 < run else 0):
+                        touch(place + lane * dst.channel + 2 * first + STRIP)
+                        touch(place + lane * dst.channel + 2 * first + STRIP + 64)
+                    pixels = Pixels(source + 2 * lanes * first, 2 * lanes, 2, min(STRIP // 2, run - first))
+                    pack_line(2, valid, place + 2 * first, dst.channel, 0, pixels, 0)

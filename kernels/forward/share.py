@@ -23,7 +23,7 @@ from kernels.emit.depthwise import (
     line_taps,
 )
 from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
-from kernels.forward.gather import gather, pack_bias, pack_weights
+from kernels.forward.gather import gather, pack_bias
 from kernels.forward.lists import MOST_ELEMENTS
 from kernels.forward.operands import Row, Share, Span
 from kernels.forward.records import (
@@ -39,6 +39,7 @@ from kernels.forward.records import (
     Window,
 )
 from kernels.forward.scatter import pack_columns, scatter
+from kernels.forward.weights import pack_weights
 from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem

@@ -23,8 +23,8 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted, jit, together
 from kernels.emit.intrinsics import F32, touch, transpose_panel
 
-__all__ = ["SPLIT_BYTES", "SPREAD", "Pixels", "pack_line", "pack_line_pairs", "split_f16", "spread1", "spread3",
-           "transpose16"]  # fmt: skip
+__all__ = ["SPLIT_BYTES", "SPREAD", "Pixels", "move16", "pack_line", "pack_line_pairs", "split_f16", "spread1",
+           "spread3", "transpose16"]  # fmt: skip
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -88,7 +88,7 @@ def _four_pairs(builder: Any, dst: Any, dst_step: Any, src: Any, row_step: Any, 
 
 
 @emitted
-def _move16(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> None:
+def move16(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> None:
     """Move `count` (at least 1) values of 16 bits that lie some bytes apart: for few of them gathers are slower."""
 
     def body(carried: list[Any]) -> list[Any]:
@@ -313,7 +313,7 @@ def _pack_channel(width: int, dst: int, part: int, src: int, step: int, run: int
     elif step == 2:
         _run2(dst, part, src, 2, run)
     else:
-        _move16(dst, 2, src, step, run)
+        move16(dst, 2, src, step, run)
 
 
 @jit
@@ -374,7 +374,7 @@ def _pack_pixel(width: int, channels: int, panel: int, block: int, part: int, po
         elif src.channel == 2:
             _adjacent_pairs2(to, 0, part, place, 0, src.step, 2, valid, 1 + second, 1)
         else:
-            _move16(to + 2 * second, 4, src.place + c * src.channel, src.channel, valid)
+            move16(to + 2 * second, 4, src.place + c * src.channel, src.channel, valid)
 
 
 @jit
