@@ -19,7 +19,7 @@ from kernels.dtypes import DTYPES
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "add_to", "all_set", "call", "constant", "declare", "each_run", "fields", "fma",
+    "F32", "I64", "BFloat", "add_to", "call", "constant", "declare", "each_run", "fields", "fma",
     "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
     "storage", "store", "switch", "widen",
 ]  # fmt: skip
@@ -109,12 +109,6 @@ def add_to(builder: Any, value: Any, address: Any, align: int = 4) -> None:
 def constant(kind: Any, value: float) -> Any:
     """Return a vector of type `kind` whose lanes all have one value."""
     return ir.Constant(kind, [value] * kind.count)
-
-
-def all_set(builder: Any, flags: Any) -> Any:
-    """Return whether all lanes of a vector of flags are set."""
-    bits = ir.IntType(flags.type.count)
-    return builder.icmp_unsigned("==", builder.bitcast(flags, bits), bits((1 << bits.width) - 1))
 
 
 def splat(builder: Any, value: Any, width: int) -> Any:

@@ -21,7 +21,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import ACROSS, PARTS, ROWS, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
-from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, geometry
+from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.roles import channel_blocks, lane_blocks
 from kernels.gradient.tiles.driver import PLANES
 from kernels.problem import ConvProblem, storage_dtype, wrapped
@@ -226,7 +226,7 @@ def _count(lines: tuple[_Line, ...]) -> int:
     return ceil(_pixels(lines, 0) / STEP) * _slabs(lines)
 
 
-def _slabs(lines: tuple[_Line, ...]) -> int:
+def _slabs(lines: Sequence[_Line]) -> int:
     return prod(ceil(line.axis.size / line.size) for line in lines)
 
 
@@ -237,18 +237,22 @@ def _values(geo: Geometry, lines: tuple[_Line, ...]) -> int:
 
 
 def _boxes(
-    columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int], size: int
-) -> Records:
-    """Combine the (n, d, h, w) parts of all slabs, first positions in the tensor and in the plane and counts."""
-    tables = []
-    for column, step, line in zip(columns, steps, panel, strict=True):
-        first, at, count = np.array(list(column), object).reshape(-1, 3).T
-        tables.append(np.column_stack([wrapped(size * step * first), wrapped(2 * line * at), count.astype(np.int64)]))
-    parts = np.stack(combined(tables))
-    boxes = np.empty(parts.shape[1], PackedBox.dtype)
-    boxes["source"], boxes["place"] = parts[:, :, :2].sum(0).T
-    boxes["sizes"] = parts[:, :, 2].T
-    return boxes
+    lines: Sequence[_Line], columns: Sequence[Sequence[Iterable[tuple[int, int, int]]]], tensor: Sequence[int],
+    panel: Sequence[int], size: int,
+) -> Records:  # fmt: skip
+    """Return the boxes of each slab, one for each combination of the `columns` of (n, d, h, w).
+
+    A column has, for each cut, the first position in the tensor and in the plane, and their number.
+    """
+    boxes = np.zeros([*(len(line.cuts) for line in lines), *map(len, columns)], PackedBox.dtype)
+    for axis, (some, step, line) in enumerate(zip(columns, tensor, panel, strict=True)):
+        first, at, count = np.array([[*column] for column in some], object).T
+        along = [1] * 8
+        along[axis], along[4 + axis] = count.shape
+        boxes["source"] += wrapped(size * step * first).reshape(along)
+        boxes["place"] += wrapped(2 * line * at).reshape(along)
+        boxes["sizes"][..., axis] = count.astype(np.int64).reshape(along)
+    return boxes.reshape(_slabs(lines), -1)
 
 
 @cached
@@ -289,13 +293,10 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         meets = [axis.shifts[k] for axis, k in zip(geo.axes, numbers, strict=True)]
         sources.append(size * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
     live["source"], live["rows"] = wrapped(sources), 1
-    boxes = []
-    for phase, number in phases.items():
-        parts = [line.data(f) for line, f in zip(lines, phase, strict=True)]
-        boxes.append(_boxes(parts, geo.wide.steps, steps, size))
-        boxes[-1]["place"] += number * plane + 2 * front
-    whole = [[(low, 0, high - low) for low, high in line.cuts] for line in lines]
-    boxes.append(_boxes(whole, geo.narrow.steps, steps, size))
+    wide = _boxes(lines, [[line.data(phase) for phase in line.phases] for line in lines], geo.wide.steps, steps, size)
+    wide["place"] += 2 * front + plane * np.arange(len(phases))
+    whole = [[[(low, 0, high - low) for low, high in line.cuts]] for line in lines]
+    narrow = _boxes(lines, whole, geo.narrow.steps, steps, size)
     a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
@@ -334,7 +335,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         row_sums=row_sums,
         offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
-        boxes=np.stack(boxes, axis=1),
+        boxes=np.concatenate([wide, narrow], axis=1),
         chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
         use=inside / (problem.groups * rows * TILE * b_blocks * visited),
         cycles=_cycles(problem, geo, lines),
