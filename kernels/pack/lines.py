@@ -303,20 +303,6 @@ def split_f16(builder: Any, place: Any, rest: Any, count: Any) -> None:
 
 
 @jit
-def _pack_channel(width: int, dst: int, part: int, src: int, step: int, run: int) -> None:
-    """Pack a run of one channel's pixels into its planes, `part` bytes apart."""
-    if width == 4:
-        if step == 4:
-            _run4(dst, part, src, 4, run)
-        else:
-            _strided4(dst, part, src, step, run)
-    elif step == 2:
-        _run2(dst, part, src, 2, run)
-    else:
-        move16(dst, 2, src, step, run)
-
-
-@jit
 def pack_line(width: int, channels: int, dst: int, plane: int, part: int, src: Pixels, scratch: int) -> None:
     """Pack one line of pixels into each channel's planes, `part` bytes apart; adjacent channels are transposed."""
     place, pixel, channel, run = src
@@ -343,8 +329,17 @@ def pack_line(width: int, channels: int, dst: int, plane: int, part: int, src: P
             transpose16(dst + c * plane + 2 * done, plane, place + 2 * c + done * pixel, pixel)
             c += 8
         done += 8
-    for c in range(channels if done < run else 0):
-        _pack_channel(width, dst + c * plane + 2 * done, part, place + c * channel + done * pixel, pixel, run - done)
+    left = run - done
+    for c in range(channels if left > 0 else 0):
+        to, here = dst + c * plane + 2 * done, place + c * channel + done * pixel
+        if width == 2 and pixel != 2:
+            move16(to, 2, here, pixel, left)
+        elif width == 2:
+            _run2(to, part, here, 2, left)
+        elif pixel == 4:
+            _run4(to, part, here, 4, left)
+        else:
+            _strided4(to, part, here, pixel, left)
 
 
 @jit
