@@ -126,9 +126,9 @@ def test_projected_sums_are_those_of_the_result(op: str, data_format: str) -> No
     assert judged.exact
 
 
-@pytest.mark.parametrize("images", [256, 1024])
-def test_sums_that_all_lose_the_same_share(images: int) -> None:
+def test_sums_that_all_lose_the_same_share() -> None:
     """Positive images added in bf16 come to a halt, in all elements alike: honest as declared, with any projections."""
+    images = 256
     case = Case(n=images, src_channels=12, dst_channels=8, src_spatial=(4, 4), dst_spatial=(4, 4), kernel=(1, 1))
     inputs = {name: np.abs(tensor) for name, tensor in case.floats().items()}
     total = np.zeros(case.output_shape, ml_dtypes.bfloat16)

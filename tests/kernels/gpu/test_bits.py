@@ -18,6 +18,7 @@ pytestmark = needs_triton
 
 COUNT = 3 if INTERPRETED else 125
 MACS = 2_000 if INTERPRETED else 60_000
+BLOCKS = 8 if INTERPRETED else 16
 
 
 def cases(block: int, count: int = COUNT) -> list[Case]:
@@ -31,7 +32,7 @@ def cases(block: int, count: int = COUNT) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize("block", range(16))
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_integers(block: int) -> None:
     """Sums of integers, which are exact, have the oracle's bits, whatever layout, groups, steps and pads."""
     for case in cases(block):
@@ -39,7 +40,7 @@ def test_integers(block: int) -> None:
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
 
 
-@pytest.mark.parametrize("block", range(16))
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_the_reference_has_the_bits_of_the_cpus(block: int) -> None:
     """The reference of random numbers is the CPU's, bit for bit: one digest of both."""
     gpu, cpu = sha256(), sha256()

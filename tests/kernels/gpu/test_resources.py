@@ -78,8 +78,16 @@ TRITON = "3.9.0"
 """The version of Triton that they are of."""
 
 
+EVERY_CHANGE = 90
+"""The generation that is compiled for every change; `scripts/test-gpu --all` has them all."""
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("of", GENERATIONS, ids=lambda of: str(of.capability))
+@pytest.mark.parametrize(
+    "of",
+    [pytest.param(of, marks=() if of.capability == EVERY_CHANGE else pytest.mark.heavy) for of in GENERATIONS],
+    ids=lambda of: str(of.capability),
+)
 def test_compiled_kernels(of: Generation) -> None:
     """Kernels of products spill no register and fit the shared memory; sums of float64 that are exact fuse nothing."""
     command = [sys.executable, "-m", "tests.kernels.gpu.resources", str(of.capability)]
