@@ -88,7 +88,7 @@ class KernelLine(Record):
 
 
 def grouped(src_channels: int, dst_channels: int, *, dots: bool) -> bool:
-    """Return whether groups of so many channels are of the kind ``groups``, with products of bf16 if `dots`."""
+    """Return whether ``groups`` sums groups with these numbers of channels, in bf16 pairs with `dots`."""
     width = target().lanes
     fits = dst_channels < width or (dots and dst_channels == width)
     return 1 < src_channels == dst_channels and fits and width % dst_channels == 0

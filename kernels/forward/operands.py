@@ -69,7 +69,7 @@ class Share(ABC):
         return one
 
     def call(self, inputs: Sequence[Storage], output: Storage) -> Records:
-        """Return the addresses of a call: its tensors and scratch memory, of so many `floats`."""
+        """Return the addresses of a call: its tensors, and scratch memory of the sizes in `floats`."""
         return row_of(
             Call,
             src=address(inputs[0]),

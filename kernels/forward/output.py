@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import Vector, jit
+from kernels.emit.compiler import Vector, inlined, jit
 from kernels.emit.intrinsics import (
     F32,
     copy_panel,
@@ -68,6 +68,17 @@ def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector
                     put(kind, place + w * steps[3], line, count)
 
 
+@inlined
+def _runs(counts: Vector, steps: Vector) -> tuple[int, int, int]:
+    """Return positions of a run, runs of a plane, and planes: lines that follow each other in memory are one run."""
+    run, lines, planes = counts[3], counts[2], counts[1]
+    if steps[2] == run * steps[3]:
+        run, lines = run * lines, 1
+        if steps[1] == run * steps[3]:
+            run, planes = run * planes, 1
+    return run, lines, planes
+
+
 @jit
 def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer: int) -> None:
     """Write a dense box of sums [n][d][h][w][lanes] to dst; `buffer` has room for 64 f32.
@@ -75,11 +86,7 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
     Where dst has an `end`, that of the tensor, what is far from it is not kept in the caches.
     """
     kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, stored_size(dst.kind)
-    run, lines, planes = counts[3], counts[2], counts[1]
-    if steps[2] == run * steps[3]:
-        run, lines = run * lines, 1
-        if steps[1] == run * steps[3]:
-            run, planes = run * planes, 1
+    run, lines, planes = _runs(counts, steps)
     for n in range(counts[0]):
         for d in range(planes):
             for h in range(lines):
@@ -133,11 +140,8 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
 @jit
 def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector) -> None:
     """Write a dense box of sums [n][d][h][w][lanes] that have 16 bits to dst, whose positions are adjacent."""
-    steps, run, lines, planes = dst.steps, counts[3], counts[2], counts[1]
-    if steps[2] == run * steps[3]:
-        run, lines = run * lines, 1
-        if steps[1] == run * steps[3]:
-            run, planes = run * planes, 1
+    steps = dst.steps
+    run, lines, planes = _runs(counts, steps)
     for n in range(counts[0]):
         for d in range(planes):
             for h in range(lines):

@@ -92,7 +92,7 @@ def _exponent(place: int, lines: int) -> int:
 
 @jit
 def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, work: Work, scratch: int) -> None:
-    """Pack a box of src positions as pairs of so many channels; `source` is position 0.
+    """Pack a box of src positions as pairs of their `channels`; `source` is position 0.
 
     A pixel of a line is a plane of its own, and its channels are the line.
     """

@@ -199,8 +199,8 @@ class SumOrder(Record):
 class LaneGroups(Record):
     """What lanes are: dst channels, or with `lanewise` groups, or `multiplier` dst channels of each.
 
-    Lanewise, so many (`count`) are done at a time, and they are `grouped` where a group has as many src channels, which
-    src has as its lanes. Otherwise so many `pairs` of vectors are done line by line.
+    Lanewise, `count` lanes are summed at a time; they are `grouped` where src has the same lanes, because a group has
+    as many src as dst channels. Otherwise `pairs` of vectors are summed at a time, line by line.
     """
 
     lanewise: bool
@@ -229,7 +229,7 @@ class GatherShare(Record):
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
     of at most `limits` rows by their vectors, along the last of the axes in the order of the `loops`. A group has so
     many src `channels`. A tap may leave out `skips` rows at either end of a tile. With `direct` tiles are written to
-    dst itself. What it `rounds` is stored as `kind` at once. `covered` says that every dst position meets a tap.
+    dst itself. With `rounds` sums are stored as `kind` at once. `covered` says that every dst position meets a tap.
     """
 
     kind: int
@@ -319,7 +319,7 @@ class MicroTile(Record):
 
 
 class LaneBlock(Record):
-    """A block of lanes: the `source` that its src is packed from, of so many `channels`, and where it lies in that.
+    """A block of lanes: the `source` and the number of `channels` that its src is packed from, and its place in these.
 
     The src may have been `packed` (not 0) for an earlier block, of which this one begins `shift` bytes behind the first
     one.

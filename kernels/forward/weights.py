@@ -27,7 +27,7 @@ __all__ = ["pack_weights"]
 WIDTH, DOTS_PLACE, PANEL = target().lanes, MICRO["dots"], Panel.dtype
 
 KERNEL_TAPS = 576
-"""Taps of the kernels that are transposed at a time: they stay in L1 until they are set apart."""
+"""Taps of the kernels that are transposed at a time: they stay in L1 until each tap is copied to its panel."""
 
 
 @jit
