@@ -6,10 +6,12 @@ Everything is addresses, byte steps and tables (`kernels.gradient.tiles.records`
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
-from kernels.emit.compiler import Rows, Vector, inlined, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit, together
 from kernels.emit.intrinsics import (
     F32,
     address_of,
@@ -315,47 +317,46 @@ def add_slabs(
                 _walk(table, share, slab, tables, batch, group)
 
 
+@together
+class AccRows(NamedTuple):
+    """So many rows of sums, `line` bytes apart in the accumulators and `step` elements in the output."""
+
+    count: int
+    line: int
+    step: int
+
+
 @jit
-def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: int, lane_bytes: int) -> None:
-    """Transpose the first `whole` lanes of accumulator lines into rows of the output; rows are at least 8."""
+def _store_lines(kind: int, acc: int, line: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
+    """Transpose `lanes` (whole eights) of at least 8 `rows`, `line` bytes apart, to rows that are adjacent in `out`."""
     size = stored_size(kind)
     for start in range(0, rows, 64):
         # few rows at a time, 8 lanes after 8: whole cache lines are written, though lanes may lie at powers of two
-        for lane in range(0, whole, 8):
+        for lane in range(0, lanes, 8):
             for first in range(start, min(start + 64, rows), 8):
                 row = min(first, rows - 8)
-                to, line = out + size * row + lane * lane_bytes, acc + (row * lanes + lane) * 4
-                untranspose(kind, to, lane_bytes, line, 1, 4 * lanes, 7)
+                untranspose(
+                    kind, out + size * row + lane * lane_bytes, lane_bytes, acc + row * line + lane * 4, 1, line, 7
+                )
 
 
 @jit
-def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) -> int:
-    """Write accumulators in runs if rows or lanes are adjacent in the output; return the number of lanes written."""
-    kind, taps, channels, whole = weights.kind, weights.taps, weights.channels, valid // 8 * 8
+def _store_block(kind: int, inner: AccRows, outer: AccRows, valid: int, acc: int, lane_step: int, out: int) -> None:
+    """Write the first `valid` lanes of rows of sums; `inner` ones follow each other in the output, if any do."""
     size = stored_size(kind)
-    lane_bytes = size * weights.lane_step
-    step, tap_step = weights.channel_step, weights.tap_step
-    # accumulator rows follow each other in the output, too
-    linear = weights.channel_rows * tap_step == weights.tap_rows * step and min(step, tap_step) == 1
-    if linear and taps * channels >= 8:
-        _store_lines(kind, acc, taps * channels, lanes, whole, out, lane_bytes)
-        return whole
-    if weights.lane_step != 1 and weights.channel_step == 1 and weights.channel_rows == 1 and channels >= 8:
-        for tap in range(taps):
-            line, to = acc + 4 * tap * weights.tap_rows * lanes, out + size * tap * weights.tap_step
-            _store_lines(kind, line, channels, lanes, whole, to, lane_bytes)
-        return whole
-    if weights.lane_step != 1 and not (weights.tap_step == 1 and weights.tap_rows == 1 and taps >= 8):
-        return 0
-    for c in range(channels):
-        line, to = acc + 4 * c * weights.channel_rows * lanes, out + size * c * weights.channel_step
-        if weights.lane_step != 1:
-            _store_lines(kind, line, taps, lanes, whole, to, lane_bytes)
+    whole = valid // 8 * 8 if inner.step == 1 and inner.count >= 8 else 0
+    for i in range(outer.count):
+        rows, to = acc + i * outer.line, out + size * i * outer.step
+        if lane_step == 1:
+            for row in range(inner.count):
+                put(kind, to + size * row * inner.step, rows + row * inner.line, valid)
             continue
-        for tap in range(taps):
-            target, source = to + size * tap * weights.tap_step, line + 4 * tap * weights.tap_rows * lanes
-            put(kind, target, source, valid)
-    return valid if weights.lane_step == 1 else whole
+        if whole > 0:
+            _store_lines(kind, rows, inner.line, inner.count, whole, to, size * lane_step)
+        for row in range(inner.count if whole < valid else 0):
+            for lane in range(whole, valid):
+                value = load(F32, rows + row * inner.line + 4 * lane)
+                put_value(kind, to + size * (row * inner.step + lane * lane_step), value)
 
 
 @jit
@@ -363,17 +364,15 @@ def store(acc: int, blocks: Rows[Block], layouts: Rows[Weights], out: int) -> No
     """Scatter accumulators to the one layout of the weights, rounding once; `acc` and `out` are addresses."""
     weights = layouts[0]
     kind, lane_groups, size = weights.kind, weights.lane_groups, stored_size(weights.kind)
-    for g in range(weights.groups):
-        for b in range(blocks.shape[0]):
-            block = blocks[b]
-            lanes = block.vectors * WIDTH
+    for b in range(blocks.shape[0]):
+        block = blocks[b]
+        line = 4 * block.vectors * WIDTH
+        taps = AccRows(weights.taps, weights.tap_rows * line, weights.tap_step)
+        channels = AccRows(weights.channels, weights.channel_rows * line, weights.channel_step)
+        inner, outer = (taps, channels) if taps.count > 1 and taps.step < channels.step else (channels, taps)
+        if outer.line == inner.line * inner.count and outer.step == inner.step * inner.count:
+            inner, outer = AccRows(inner.count * outer.count, inner.line, inner.step), AccRows(1, 0, 0)
+        for g in range(weights.groups):
             valid = min(block.valid, lane_groups - g * WIDTH) if lane_groups > 0 else block.valid
-            base = acc + 4 * g * weights.floats + block.acc
             place = out + size * (weights.start + g * weights.group_step + block.first * weights.block_step)
-            done = _store_runs(weights, base, lanes, valid, place)
-            for tap in range(weights.taps if done < valid else 0):
-                for c in range(weights.channels):
-                    row = base + 4 * (tap * weights.tap_rows + c * weights.channel_rows) * lanes
-                    to = place + size * (c * weights.channel_step + tap * weights.tap_step)
-                    for lane in range(done, valid):
-                        put_value(kind, to + size * lane * weights.lane_step, load(F32, row + 4 * lane))
+            _store_block(kind, inner, outer, valid, acc + 4 * g * weights.floats + block.acc, weights.lane_step, place)
