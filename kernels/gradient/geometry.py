@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.problem import FEW_TAPS, ConvProblem, data_steps, wrapped
 
-__all__ = ["Axis", "Geometry", "Run", "Tensor", "combined", "cut", "folded", "geometry"]
+__all__ = ["Axis", "Geometry", "Tensor", "combined", "cut", "geometry"]
 
 Ints = npt.NDArray[np.int64]
-
-MOST_RUNS = 4096
-"""Runs of channels up to which folding pays its layout."""
 
 
 @dataclass(frozen=True)
@@ -186,57 +183,3 @@ def combined(tables: Sequence[Ints]) -> list[Ints]:
     """Repeat the rows of tables so that each row of one meets each row of the others, the last one's fastest."""
     grid = np.indices([len(table) for table in tables]).reshape(len(tables), -1)
     return [table[at] for table, at in zip(tables, grid, strict=True)]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Channels of a folded tensor that lie at one step from each other: the first one's offset and accumulator row."""
-
-    offset: int
-    count: int
-    row: int
-
-
-def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
-    """Turn taps into channels of the wide tensor, innermost axis first, while no two taps meet the same value.
-
-    So it is where patches do not overlap. Rows are channels inside taps where channels are adjacent in memory, else
-    taps inside channels.
-    """
-    wide, axes = geo.wide, list(geo.axes)
-    steps, origin = list(wide.steps), wide.origin
-    inner, offsets, lane, channels = 1, [0], 0, wide.channels
-    for a in (3, 2, 1):
-        axis = axes[a]
-        taps = len(axis.shifts)
-        if taps == 1:
-            continue  # its stride is in the steps already, and in the padding it meets nothing: its spans are needed
-        if axis.stride <= axis.shifts[-1] - axis.shifts[0] or not axis.whole:
-            break
-        if inner > 1 and channels * len(offsets) * taps > MOST_RUNS:
-            return None
-        shifts = [(shift - axis.shifts[0]) * steps[a] for shift in axis.shifts]
-        if inner == 1:
-            inner, lane = taps, shifts[1]
-        else:
-            offsets = [shift + offset for shift in shifts for offset in offsets]
-        origin += axis.shifts[0] * steps[a]
-        steps[a] *= axis.stride
-        axes[a] = _trivial(axis.size)
-    taps = inner * len(offsets)
-    if inner == 1 or channels * len(offsets) > MOST_RUNS:
-        return None
-    total = prod(len(axis.shifts) for axis in geo.axes)
-    if wide.channel != 1:
-        runs = [
-            Run(c * wide.channel + offset, inner, c * total + i * inner)
-            for c in range(channels)
-            for i, offset in enumerate(offsets)
-        ]
-    elif lane == channels:
-        lane = 1
-        runs = [Run(offset, inner * channels, i * inner * channels) for i, offset in enumerate(offsets)]
-    else:
-        return None
-    tensor = Tensor((steps[0], steps[1], steps[2], steps[3]), lane, wide.group, taps * channels, origin)
-    return Geometry(tensor, geo.narrow, (axes[0], axes[1], axes[2], axes[3])), tuple(runs)

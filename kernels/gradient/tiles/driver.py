@@ -321,7 +321,7 @@ def add_slabs(
 class AccRows(NamedTuple):
     """So many rows of sums, `line` bytes apart in the accumulators and `step` elements in the output."""
 
-    count: int
+    rows: int
     line: int
     step: int
 
@@ -344,18 +344,18 @@ def _store_lines(kind: int, acc: int, line: int, rows: int, lanes: int, out: int
 def _store_block(kind: int, inner: AccRows, outer: AccRows, valid: int, acc: int, lane_step: int, out: int) -> None:
     """Write the first `valid` lanes of rows of sums; `inner` ones follow each other in the output, if any do."""
     size = stored_size(kind)
-    whole = valid // 8 * 8 if inner.step == 1 and inner.count >= 8 else 0
-    for i in range(outer.count):
-        rows, to = acc + i * outer.line, out + size * i * outer.step
+    whole = valid // 8 * 8 if inner.step == 1 and inner.rows >= 8 else 0
+    for i in range(outer.rows):
+        sums, to = acc + i * outer.line, out + size * i * outer.step
         if lane_step == 1:
-            for row in range(inner.count):
-                put(kind, to + size * row * inner.step, rows + row * inner.line, valid)
+            for row in range(inner.rows):
+                put(kind, to + size * row * inner.step, sums + row * inner.line, valid)
             continue
         if whole > 0:
-            _store_lines(kind, rows, inner.line, inner.count, whole, to, size * lane_step)
-        for row in range(inner.count if whole < valid else 0):
+            _store_lines(kind, sums, inner.line, inner.rows, whole, to, size * lane_step)
+        for row in range(inner.rows if whole < valid else 0):
             for lane in range(whole, valid):
-                value = load(F32, rows + row * inner.line + 4 * lane)
+                value = load(F32, sums + row * inner.line + 4 * lane)
                 put_value(kind, to + size * (row * inner.step + lane * lane_step), value)
 
 
@@ -369,9 +369,9 @@ def store(acc: int, blocks: Rows[Block], layouts: Rows[Weights], out: int) -> No
         line = 4 * block.vectors * WIDTH
         taps = AccRows(weights.taps, weights.tap_rows * line, weights.tap_step)
         channels = AccRows(weights.channels, weights.channel_rows * line, weights.channel_step)
-        inner, outer = (taps, channels) if taps.count > 1 and taps.step < channels.step else (channels, taps)
-        if outer.line == inner.line * inner.count and outer.step == inner.step * inner.count:
-            inner, outer = AccRows(inner.count * outer.count, inner.line, inner.step), AccRows(1, 0, 0)
+        inner, outer = (taps, channels) if taps.rows > 1 and taps.step < channels.step else (channels, taps)
+        if outer.line == inner.line * inner.rows and outer.step == inner.step * inner.rows:
+            inner, outer = AccRows(inner.rows * outer.rows, inner.line, inner.step), AccRows(1, 0, 0)
         for g in range(weights.groups):
             valid = min(block.valid, lane_groups - g * WIDTH) if lane_groups > 0 else block.valid
             place = out + size * (weights.start + g * weights.group_step + block.first * weights.block_step)

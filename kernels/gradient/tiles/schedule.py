@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from math import ceil, prod
 
 import numpy as np
@@ -20,7 +19,7 @@ from kernels.blocks import CACHES, STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.depthwise import DTYPES_IN_PLACE, TAPS
-from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
+from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, cut, geometry
 from kernels.gradient.roles import lane_blocks, merges, role_costs, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
 from kernels.gradient.tiles.records import Block, Line, Slab
@@ -71,7 +70,7 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Who is the vector and who the scalar, and how both are read; in `geo` taps may be folded into channels."""
+    """Who is the vector and who the scalar, and how both are read."""
 
     geo: Geometry
     lanes_are_groups: bool
@@ -80,12 +79,10 @@ class Roles:
     scalar_pack: int
     merged: bool  # taps of a kernel line share register tiles
     direct: bool  # both tensors are read where they lie
-    runs: tuple[Run, ...]  # of scalar channels
-    channels: int  # of the scalar tensor, and taps, before folding: each pair is an accumulator row
+    channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
     taps: int
-    tap_step: int  # accumulator rows from one tap to the next, from one channel to the next, and inside a tile
+    tap_step: int  # accumulator rows from one tap to the next, and from one channel to the next
     channel_step: int
-    row_step: int
 
     @property
     def axes(self) -> tuple[Axis, Axis, Axis, Axis]:
@@ -171,13 +168,8 @@ def _roles(problem: ConvProblem) -> Roles:
     elif merged and 1 < wide.channels != wide.steps[3]:
         pack = LINES  # channels, then taps, at one step
     channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
-    runs: tuple[Run, ...] = (Run(0, channels, 0),)
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
     taps_inside = problem.weights_strides[3] == 1 and not merged and not by_group
-    fold = folded(geo) if merged else None
-    if fold:
-        geo, runs = fold
-        merged, pack, taps_inside = False, LINES, wide.channel != 1
     tap_step, channel_step = (1, taps) if taps_inside else (channels, 1)
     return Roles(
         geo=geo,
@@ -187,12 +179,10 @@ def _roles(problem: ConvProblem) -> Roles:
         scalar_pack=pack,
         merged=merged,
         direct=direct,
-        runs=runs,
         channels=channels,
         taps=taps,
         tap_step=tap_step,
         channel_step=channel_step,
-        row_step=1 if fold else channel_step,
     )
 
 
@@ -270,16 +260,14 @@ def schedule(problem: ConvProblem) -> Schedule:
         blocks["lane"] = blocks["first"] * target().lanes
     count = channels * len(axes[3].shifts) if roles.merged else channels
     limit = TAPS if by_group else min(tile_rows(count, vectors) for vectors in heights)
-    cuts = [[1] * run.count if by_group else split(run.count, limit) for run in roles.runs]
+    cuts = [1] * channels if by_group else split(channels, limit)
     lanes = int(blocks["vectors"].sum()) * target().lanes
     packed = 0 if roles.in_place else lanes
     if roles.scalar_pack != NATIVE:
         packed += roles.row_tensor.channels * (target().lanes if by_group else 1)
     shape = _slab_shape(problem, roles, 0 if roles.direct else 4 * packed)
-    vectors, scalars, offsets = _operands(problem, roles, list(chain(*cuts)), shape)
-    rows = Rows(
-        roles.tap_step * taps // prod(len(axis.shifts) for axis in axes), roles.row_step, offsets, limit
-    )  # fmt: skip
+    vectors, scalars, offsets = _operands(problem, roles, cuts, shape)
+    rows = Rows(roles.tap_step, roles.channel_step, offsets, limit)
     wide = vectors if roles.vector_is_wide else scalars
     steps = wrapped(wide.unit * int(step) for step in wide.steps[1:]).tolist()
     block = _block_shape(shape, _block_positions(problem, roles, taps * channels * lanes))
@@ -290,9 +278,8 @@ def schedule(problem: ConvProblem) -> Schedule:
     elif roles.merged:
         tables = partial(merged_tables, rows, spatial, steps)
     else:
-        tile_cuts = [(run.row, split(run.count, limit)) for run in roles.runs]
         tiles_a_walk = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
-        tables = partial(tap_tables, rows, spatial, steps, tile_cuts, roles.vector_is_wide, tiles_a_walk)
+        tables = partial(tap_tables, rows, spatial, steps, roles.vector_is_wide, tiles_a_walk)
     slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
     large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
     least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
@@ -433,19 +420,13 @@ def _segment(positions: int) -> int:
     return 32 if positions < 1024 else 64 if positions < 8192 else 128
 
 
-def _scalar_lines(problem: ConvProblem, roles: Roles, scalars: Operand, cuts: list[list[int]]) -> Records:
+def _scalar_lines(problem: ConvProblem, roles: Roles, scalars: Operand, cuts: list[int]) -> Records:
     """Return the lines of the scalar panels."""
     size = storage_dtype(problem.dtype).itemsize
-    lines = np.zeros(sum(map(len, cuts)), Line.dtype)
-    lines["valid"], lines["lanes"] = [*chain(*cuts)], scalars.unit // 4
-    lines["source"] = np.concatenate(
-        [
-            (run.offset + firsts_of(sizes) * roles.row_tensor.channel) * size
-            for run, sizes in zip(roles.runs, cuts, strict=True)
-        ]
-    )
-    if roles.lanes_are_groups:
-        lines["valid"] = target().lanes
+    lines = np.zeros(len(cuts), Line.dtype)
+    lines["valid"] = target().lanes if roles.lanes_are_groups else cuts
+    lines["lanes"] = scalars.unit // 4
+    lines["source"] = firsts_of(cuts) * roles.row_tensor.channel * size
     lines["place"] = scalars.plane * np.arange(len(lines))
     return lines
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from math import ceil, prod
 
 import numpy as np
@@ -42,12 +42,12 @@ MOST_RANGES = 1 << 16
 class Rows:
     """How (tap, channel) pairs of the scalar tensor are rows: of the accumulators, and of tiles.
 
-    `tap_step` and, inside a tile, `row_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is
-    the number of rows of the tallest tile. Rows of a tile are at one step from each other.
+    `tap_step` and `channel_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is the number of
+    rows of the tallest tile. Rows of a tile are at one step from each other.
     """
 
     tap_step: int
-    row_step: int
+    channel_step: int
     offsets: Ints
     limit: int
 
@@ -86,19 +86,18 @@ def tap_tables(
     rows: Rows,
     axes: Sequence[Axis],
     steps: Sequence[int],
-    cuts: Sequence[tuple[int, Sequence[int]]],
     vector_moves: bool,
     tiles_a_walk: int,
 ) -> Tables:
-    """Visit every tap by itself, with tiles of `cuts` channels: a first accumulator row, then channels tile by tile.
+    """Visit every tap by itself, with tiles of channels.
 
     `axes` are (d, h, w) and `steps` move one position of the wide tensor: lines of the vector panel where
     `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `tiles_a_walk` tiles, or more where
     there would be too many walks.
     """
-    first_rows = np.concatenate([row + firsts_of(sizes) * rows.row_step for row, sizes in cuts])
-    sizes = [*chain.from_iterable(sizes for _, sizes in cuts)]
-    tiles = row_tiles(first_rows, sizes, rows.offsets[firsts_of(sizes)])
+    sizes = split(len(rows.offsets), rows.limit)
+    firsts = firsts_of(sizes)
+    tiles = row_tiles(firsts * rows.channel_step, sizes, rows.offsets[firsts])
     ranges = tap_ranges(axes, steps, "line" if vector_moves else "scalar")
     ranges["row"] = np.arange(len(ranges)) * rows.tap_step
     walks = min(ceil(len(tiles) / max(1, tiles_a_walk)), max(1, MOST_RANGES // len(ranges)))

@@ -227,7 +227,7 @@ class TilePart(Part):
             packs=packs,
             acc_bytes=4 * self.group_floats,
             scalar_row=plan.scalar_row,
-            acc_step=plan.row_step,
+            acc_step=plan.channel_step,
             segment=plan.segment,
             block=plan.block,
             vector=self._source(plan.vector),
