@@ -18,7 +18,6 @@ __all__ = [
     "Panel",
     "Values",
     "pack_panels",
-    "pack_planes",
     "padded",
     "spread",
     "transpose_run",
@@ -156,20 +155,3 @@ def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) 
                         _pack_run(
                             src, panels[p], line + w * steps[3], steps[3], place + w * src_steps[3], min(strip, run - w)
                         )
-
-
-@jit
-def pack_planes(src: Values, channels: int, to: int, plane: int, sizes: Vector, steps: Vector) -> None:
-    """Convert a box of positions to f32, channels kept apart in planes of `plane` bytes; `steps` are bytes of these."""
-    size, src_steps = stored_size(src.kind), src.steps
-    whole = sizes[3] // 8 if src_steps[3] == size and steps[3] == 4 else 0
-    for c in range(channels):
-        for n in range(sizes[0]):
-            for d in range(sizes[1]):
-                for h in range(sizes[2]):
-                    line = to + c * plane + n * steps[0] + d * steps[1] + h * steps[2]
-                    start = src.place + c * src.channel + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                    if whole > 0:
-                        copy_panel(src.kind, 8, line, 32, start, 8 * size, whole)
-                    for w in range(8 * whole, sizes[3]):
-                        store_value(line + w * steps[3], load(src.kind, start + w * src_steps[3]))

@@ -23,7 +23,6 @@ from kernels.emit.dots import ACROSS, PARTS, ROWS, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.roles import channel_blocks, lane_blocks
-from kernels.gradient.tiles.driver import PLANES
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import chunks_of
 
@@ -141,7 +140,7 @@ class DotSchedule:
     chunks: int
     use: float
     cycles: float
-    scalar_pack: int = PLANES
+    scalars_in_place: bool = False
     vector_is_wide: bool = False
     lanes_are_groups: bool = False
     tap_step: int = 1

@@ -29,7 +29,7 @@ from kernels.gradient.tiles.records import (
     Box,
     Group,
     Line,
-    Packed,
+    Place,
     Range,
     Slab,
     Source,
@@ -41,13 +41,10 @@ from kernels.gradient.tiles.records import (
     Weights,
 )
 from kernels.pack.doubles import Operand, pack_doubles, packed
-from kernels.pack.panels import PANEL, Panel, Values, pack_panels, pack_planes
+from kernels.pack.panels import PANEL, Panel, Values, pack_panels
 from kernels.target import target
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add_doubles", "add_slabs", "store"]
-
-NATIVE, LINES, PLANES = 0, 1, 2
-"""How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
+__all__ = ["add_doubles", "add_slabs", "store"]
 
 WIDTH = target().lanes
 LINE = 4 * WIDTH
@@ -63,27 +60,33 @@ F32_PLACE = MICRO["f32"]
 
 ELEMENT_BYTES = Element.dtype.itemsize
 
-BATCH, ELEMENT, GROUP, PACKED, SHARE, VISIT = (each.dtype for each in (Batch, Element, Group, Packed, TileShare, Visit))
+BATCH, ELEMENT, GROUP, SHARE, VISIT = (each.dtype for each in (Batch, Element, Group, TileShare, Visit))
+
+
+@inlined
+def _together(share: TileShare, first: int) -> int:
+    """Return how many groups, from the `first` on, are packed together."""
+    return min(share.together, share.groups - first)
 
 
 @jit
-def _pack(share: TileShare, tensor: Source, packed: Packed, box: Box, lines: Rows[Line], targets: Rows[Panel]) -> None:
-    """Pack groups of a tensor to panels, or one to planes of its channels; `targets` is scratch."""
-    source, row, channels = packed.source, 0, 0
+def _pack(
+    share: TileShare, tensor: Source, place: Place, box: Box, first: int, lines: Rows[Line], targets: Rows[Panel]
+) -> None:
+    """Pack groups of a tensor, from the `first` on, to panels; `targets` is scratch."""
+    source, row = place.tensor + tensor.start + first * tensor.group, 0
     for axis in range(4):
         source += box.first[axis] * tensor.strides[axis]
-    for g in range(packed.count):
+    for g in range(_together(share, first)):
         for t in range(lines.shape[0]):
             line, panel = lines[t], targets[row]
-            panel.lanes, panel.valid = line.lanes, min(line.valid, packed.left - g * WIDTH)
+            left = share.lane_groups - (first + g) * WIDTH if share.lanewise else line.valid
+            panel.lanes, panel.valid = line.lanes, min(line.valid, left)
             panel.source, panel.unit = g * tensor.group + line.source, 4 * line.lanes
-            panel.address = packed.to + g * packed.step + line.place
-            row, channels = row + 1, channels + line.valid
-    src = Values(share.kind, source, tensor.strides[:], tensor.lane, packed.end)
-    if packed.plane > 0:
-        pack_planes(src, channels, packed.to, packed.plane, box.sizes[:], 4 * tensor.steps[:])
-    else:
-        pack_panels(src, targets[:row], box.sizes[:], tensor.steps[:])
+            panel.address = place.panels + g * tensor.panels + line.place
+            row += 1
+    src = Values(share.kind, source, tensor.strides[:], tensor.lane, place.tensor + tensor.nbytes)
+    pack_panels(src, targets[:row], box.sizes[:], tensor.steps[:])
 
 
 @jit
@@ -195,7 +198,7 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
                                 batch.c_row = batch.totals_row = share.acc_step * line
                             panel, sums = group.panels + block.panel, group.acc + block.acc
                             ahead, lines = 0, 0
-                            if begin == 0 and share.packs.in_place and not share.lanewise:
+                            if begin == 0 and share.vector.in_place and not share.lanewise:
                                 # the hardware prefetcher is too late for the next block's lines
                                 ahead = panel + (visits[first].line + positions) * line
                                 lines = positions * line // (64 * calls) + 1
@@ -280,40 +283,30 @@ def add_slabs(
 
     `table` holds the tiles' addresses, `lines` those of the vector tensor, one for each block, then the scalars'.
     """
-    share, addresses = shares[0], calls[0]
-    packs, tables, batch = share.packs, _room(share, blocks, ranges, tiles), stack_record(BATCH)
-    batch.a_row, batch.a_step, batch.apart = share.scalar_row, share.scalar.moves[3], 1
+    share, call, count = shares[0], calls[0], blocks.shape[0]
+    vector, scalar = share.vector, share.scalar
+    tables, batch, group = _room(share, blocks, ranges, tiles), stack_record(BATCH), stack_record(GROUP)
+    batch.a_row, batch.a_step, batch.apart = share.scalar_row, scalar.moves[3], 1
     batch.b_vector, batch.valid = LINE, WIDTH
     if share.lanewise:
         batch.vectors, batch.c_row = share.vectors, share.acc_bytes
-    vector, scalar, group = stack_record(PACKED), stack_record(PACKED), stack_record(GROUP)
-    targets = np.empty(packs.groups * lines.shape[0], PANEL)
+    targets = np.empty(share.together * lines.shape[0], PANEL)
     for i in range(slabs.shape[0]):
         slab = slabs[i]
-        vector.end, vector.to = addresses.vector + share.vector.nbytes, addresses.panels
-        scalar.end, scalar.to = addresses.scalar + share.scalar.nbytes, addresses.scratch
-        vector.step, scalar.step, vector.plane, scalar.plane = packs.panel_bytes, packs.scratch_bytes, 0, packs.plane
-        for first in range(0, share.groups, packs.groups):
-            vector.count = scalar.count = min(packs.groups, share.groups - first)
-            left = share.lane_groups - first * WIDTH if share.lanewise else (2 + vector.count) * WIDTH
-            vector.left = scalar.left = left
-            vector.source = addresses.vector + share.vector.start + first * share.vector.group
-            scalar.source = addresses.scalar + share.scalar.start + first * share.scalar.group
-            panels, base = vector.source, scalar.source
-            if not packs.in_place:
-                panels = vector.to
-                _pack(share, share.vector, vector, slab.vector, lines[: blocks.shape[0]], targets)
-            if packs.scalars != NATIVE:
-                base = scalar.to
+        for first in range(0, share.groups, share.together):
+            panels = call.vector.tensor + vector.start + first * vector.group
+            scalars = call.scalar.tensor + scalar.start + first * scalar.group
+            if not vector.in_place:
+                panels = call.vector.panels
+                _pack(share, vector, call.vector, slab.vector, first, lines[:count], targets)
+            if not scalar.in_place:
+                scalars = call.scalar.panels
                 for axis in range(4):
-                    base -= 4 * lines[blocks.shape[0]].lanes * slab.scalar.first[axis] * share.scalar.steps[axis]
-                _pack(share, share.scalar, scalar, slab.scalar, lines[blocks.shape[0] :], targets)
-            for g in range(vector.count):
-                group.panels, group.acc = (
-                    panels + g * packs.panel_bytes,
-                    addresses.acc + (first + g) * share.acc_bytes,
-                )
-                group.scalars = base + g * (share.scalar.group if packs.scalars == NATIVE else packs.scratch_bytes)
+                    scalars -= 4 * lines[count].lanes * slab.scalar.first[axis] * scalar.steps[axis]
+                _pack(share, scalar, call.scalar, slab.scalar, first, lines[count:], targets)
+            for g in range(_together(share, first)):
+                group.panels, group.scalars = panels + g * vector.panels, scalars + g * scalar.panels
+                group.acc = call.acc + (first + g) * share.acc_bytes
                 _walk(table, share, slab, tables, batch, group)
 
 

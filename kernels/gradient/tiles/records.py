@@ -13,8 +13,8 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import TAPS
 
 __all__ = [
-    "Block", "Box", "Group", "Line", "Packed", "Packs", "Range", "Slab", "Source", "Tile", "TileCall", "TileShare",
-    "Visit", "WalkTables", "Weights",
+    "Block", "Box", "Group", "Line", "Place", "Range", "Slab", "Source", "Tile", "TileCall", "TileShare", "Visit",
+    "WalkTables", "Weights",
 ]  # fmt: skip
 
 
@@ -124,7 +124,8 @@ class Source(Record):
 
     `lane` leads from one lane of a line to the next, `strides` from one of its own positions to the next. `steps` do
     the same in what is packed, in lines; `moves` are for a narrow position, in panel lines for the vector tensor, in
-    bytes for the scalar one.
+    bytes for the scalar one. A tensor that is read `in_place` is its own panel, of which position 0 is the first line;
+    from a group's panels to the next ones it is so many bytes (`panels`).
     """
 
     start: int
@@ -134,38 +135,24 @@ class Source(Record):
     strides: Vector = numbers(4)
     steps: Vector = numbers(4)
     moves: Vector = numbers(4)
-
-
-class Packs(Record):
-    """How both tensors are packed: panels of so many `groups` at a time, `panel_bytes` and `scratch_bytes` apart.
-
-    A vector tensor that is read `in_place` is its own panel, of which position 0 is the first line. `scalars` are
-    packed in one of the ways of `kernels.gradient.tiles.driver`, those of planes to one for each channel, `plane` bytes
-    apart (0 for other ways).
-    """
-
     in_place: bool
-    scalars: int
-    groups: int
-    panel_bytes: int
-    scratch_bytes: int
-    plane: int
+    panels: int
 
 
 class TileShare(Record):
     """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
 
-    With `lanewise` every lane is a convolution group; `lane_groups` are left, and a tile sums so many `vectors` of
-    them. From one row of a tile to the next it is `scalar_row` bytes and `acc_step` accumulator rows. Sums of `segment`
-    positions, or some more, are formed in registers.
+    So many groups are packed `together`. With `lanewise` every lane is a convolution group; `lane_groups` are left, and
+    a tile sums so many `vectors` of them. From one row of a tile to the next it is `scalar_row` bytes and `acc_step`
+    accumulator rows. Sums of `segment` positions, or some more, are formed in registers.
     """
 
     kind: int
     groups: int
+    together: int
     lanewise: bool
     lane_groups: int
     vectors: int
-    packs: Packs
     acc_bytes: int
     scalar_row: int
     acc_step: int
@@ -175,30 +162,19 @@ class TileShare(Record):
     scalar: Source
 
 
-class TileCall(Record):
-    """Addresses of one call: both tensors, memory for panels and scalars, and accumulators, all the caller's."""
+class Place(Record):
+    """The addresses of a tensor and of memory for its panels, the caller's."""
 
-    vector: int
-    scalar: int
+    tensor: int
     panels: int
-    scratch: int
+
+
+class TileCall(Record):
+    """Where one call finds both tensors, and the address of the accumulators."""
+
+    vector: Place
+    scalar: Place
     acc: int
-
-
-class Packed(Record):
-    """`count` groups of a tensor that are packed at a time, of which so many lanes are `left`.
-
-    Position 0 of the first group is at the address `source`, the tensor ends at `end`, and packed values go to `to`,
-    those of the next group `step` bytes on, or to planes (`plane` as in `Packs`).
-    """
-
-    count: int
-    left: int
-    source: int
-    end: int
-    to: int
-    step: int
-    plane: int
 
 
 class Group(Record):

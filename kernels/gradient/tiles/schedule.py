@@ -21,7 +21,6 @@ from kernels.emit.compiler import Records
 from kernels.emit.depthwise import DTYPES_IN_PLACE, TAPS
 from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, cut, geometry
 from kernels.gradient.roles import lane_blocks, merges, role_costs, tile_rows
-from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
 from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
     Rows,
@@ -52,8 +51,8 @@ class Operand:
 
     `steps` are for one of its own positions along (n, d, h, w), in lines, each of so many units (`unit`): panel lines
     of the vector tensor, bytes of the scalar one, and of both where lanes are groups. `moves` are for one narrow
-    position, in units. `points` is the number of positions of a slab's window, `plane` the bytes of one scalar line
-    panel or channel plane, `scratch` the f32 values of all of them.
+    position, in units. `points` is the number of positions of a slab's window, `panel` the bytes of one panel of
+    scalars, `scratch` the f32 values of all of them.
     """
 
     tensor: Tensor
@@ -64,7 +63,7 @@ class Operand:
     moves: Ints
     points: int = 0
     unit: int = 1
-    plane: int = 0
+    panel: int = 0
     scratch: int = 0
 
 
@@ -76,9 +75,9 @@ class Roles:
     lanes_are_groups: bool
     vector_is_wide: bool
     in_place: bool  # the vector tensor is its own panel
-    scalar_pack: int
+    scalars_in_place: bool
     merged: bool  # taps of a kernel line share register tiles
-    direct: bool  # both tensors are read where they lie
+    direct: bool  # lanes are groups, and both tensors are read where they lie
     channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
     taps: int
     tap_step: int  # accumulator rows from one tap to the next, and from one channel to the next
@@ -162,11 +161,8 @@ def _roles(problem: ConvProblem) -> Roles:
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
     merged = lanes_are == "narrow" and merges(geo)
     direct = by_group and _adjacent_groups(problem, geo)
-    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
-    if direct:
-        pack = NATIVE
-    elif merged and 1 < wide.channels != wide.steps[3]:
-        pack = LINES  # channels, then taps, at one step
+    # rows of tiles that several taps share are at one step: channels, then taps
+    apart = merged and 1 < wide.channels != wide.steps[3]
     channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
     taps_inside = problem.weights_strides[3] == 1 and not merged and not by_group
@@ -175,8 +171,8 @@ def _roles(problem: ConvProblem) -> Roles:
         geo=geo,
         lanes_are_groups=by_group,
         vector_is_wide=vector_is_wide,
-        in_place=not by_group and not vector_is_wide and _whole_lines(problem, vector),
-        scalar_pack=pack,
+        in_place=direct or (not by_group and not vector_is_wide and _whole_lines(problem, vector)),
+        scalars_in_place=direct or not (by_group or apart or _packs_scalars(problem, geo, scalar)),
         merged=merged,
         direct=direct,
         channels=channels,
@@ -186,16 +182,14 @@ def _roles(problem: ConvProblem) -> Roles:
     )
 
 
-def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
-    f32 = problem.dtype == "f32"
-    if lanes_are_groups:
-        return LINES
-    if tensor.channel == 1:
-        few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
-        return NATIVE if f32 and few else LINES
-    if stride >= 8 and tensor.channels <= 8:
-        return LINES  # a plane would give one value of every cache line or two
-    return NATIVE if f32 else PLANES
+def _packs_scalars(problem: ConvProblem, geo: Geometry, scalar: Tensor) -> bool:
+    """Whether scalars are packed: values of f32 only where a position has some, which few of a cache's sets hold, or
+    where the stride leaves one or two of a cache line."""
+    if problem.dtype != "f32":
+        return True
+    if scalar.channel == 1:
+        return scalar.channels * problem.groups > 16 and scalar.channels >= 4
+    return scalar is geo.wide and geo.axes[3].stride >= 8 and scalar.channels <= 8
 
 
 def _halve(shape: list[int], position: int) -> None:
@@ -210,7 +204,7 @@ def _slab_shape(problem: ConvProblem, roles: Roles, packed: int) -> Four:
     where it lies.
     """
     axes, by_group = roles.axes, roles.lanes_are_groups
-    native = roles.scalar_pack == NATIVE and not roles.vector_is_wide
+    native = roles.scalars_in_place and not roles.vector_is_wide
     shape = [axis.size for axis in axes]
     least = max(2 * SUMS.block_positions, prod(shape) // MOST_SLABS)
     macs = problem.macs / max(1, prod(shape))
@@ -263,7 +257,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     cuts = [1] * channels if by_group else split(channels, limit)
     lanes = int(blocks["vectors"].sum()) * target().lanes
     packed = 0 if roles.in_place else lanes
-    if roles.scalar_pack != NATIVE:
+    if not roles.scalars_in_place:
         packed += roles.row_tensor.channels * (target().lanes if by_group else 1)
     shape = _slab_shape(problem, roles, 0 if roles.direct else 4 * packed)
     vectors, scalars, offsets = _operands(problem, roles, cuts, shape)
@@ -323,11 +317,10 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
         channels = roles.lane_tensor.channels + scalar.channels * strides
         return max(1, SUMS.region_bytes // (size * lanes * channels))
     step = 4 * axes[3].stride
-    if roles.scalar_pack == LINES and not roles.vector_is_wide:
+    if not roles.scalars_in_place and not roles.vector_is_wide:
         line = min(128, step * min(scalar.channels, 6))
     elif not roles.vector_is_wide:
-        adjacent = roles.scalar_pack == NATIVE and scalar.channel == 1
-        line = min(128, step * scalar.steps[3]) if adjacent else min(scalar.channels, 6) * min(64, step)
+        line = min(128, step * scalar.steps[3]) if scalar.channel == 1 else min(scalar.channels, 6) * min(64, step)
     most = SUMS.block_positions if 4 * acc < CACHES.l2 // 2 else 2 * SUMS.block_positions
     return max(SUMS.least_block_positions, min(most, SUMS.strided_block_bytes // (64 + line)))
 
@@ -388,9 +381,9 @@ def _operands(problem: ConvProblem, roles: Roles, cuts: list[int], shape: Four) 
 
 
 def _operand(
-    roles: Roles, tensor: Tensor, steps: Four, shape: Four, unit: int, plane: int = 0, count: int = 0
+    roles: Roles, tensor: Tensor, steps: Four, shape: Four, unit: int, panel: int = 0, count: int = 0
 ) -> Operand:
-    """Return an operand that is packed in lines of so many units, to `count` planes or panels of `plane` bytes."""
+    """Return an operand that is packed in lines of so many units, to `count` panels of `panel` bytes."""
     geo = roles.geo
     is_wide = tensor is geo.wide
     moves = [unit * step * axis.stride if is_wide else unit * step for step, axis in zip(steps, geo.axes, strict=True)]
@@ -399,13 +392,13 @@ def _operand(
         lane, group = tensor.group, tensor.group * target().lanes
     points = prod(_window_shape(geo.axes, shape, is_wide))
     return Operand(
-        tensor, is_wide, lane, group, wrapped(steps), wrapped(moves), points, unit, plane, plane * count // 4
+        tensor, is_wide, lane, group, wrapped(steps), wrapped(moves), points, unit, panel, panel * count // 4
     )
 
 
 def _packed_groups(problem: ConvProblem, roles: Roles) -> int:
     """Return how many groups are packed at a time, so that whole cache lines of a position are read."""
-    if problem.data_format == "NCX" or roles.scalar_pack == PLANES:
+    if problem.data_format == "NCX":
         return 1
     channels = target().lanes if roles.lanes_are_groups else max(roles.lane_tensor.channels, roles.row_tensor.channels)
     groups = ceil(problem.groups / channels) if roles.lanes_are_groups else problem.groups
@@ -427,25 +420,20 @@ def _scalar_lines(problem: ConvProblem, roles: Roles, scalars: Operand, cuts: li
     lines["valid"] = target().lanes if roles.lanes_are_groups else cuts
     lines["lanes"] = scalars.unit // 4
     lines["source"] = firsts_of(cuts) * roles.row_tensor.channel * size
-    lines["place"] = scalars.plane * np.arange(len(lines))
+    lines["place"] = scalars.panel * np.arange(len(lines))
     return lines
 
 
 def _scalar_operand(roles: Roles, cuts: list[int], shape: Four) -> tuple[Operand, Ints]:
     """Return the scalar tensor's operand and the byte offset of each of its channels."""
-    scalar, pack, axes = roles.row_tensor, roles.scalar_pack, roles.axes
-    is_wide = not roles.vector_is_wide
-    channels = scalar.channels
-    points = prod(_window_shape(axes, shape, is_wide))
-    if pack == NATIVE:
-        return _operand(roles, scalar, scalar.steps, shape, 4), 4 * scalar.channel * np.arange(channels)
-    if pack == PLANES:
-        line, plane, count = 1, 4 * points, channels
-        offsets = plane * np.arange(channels)
-    else:
-        line = target().lanes if roles.lanes_are_groups else max(cuts)
-        # a last line is written with whole vectors, past its end
-        plane, count = 4 * (points * line + -line % 8), len(cuts)
-        tiles = np.repeat(np.arange(count), cuts)
-        offsets = plane * tiles + 4 * (np.arange(channels) - firsts_of(cuts)[tiles])
-    return _operand(roles, scalar, _panel_steps(axes, shape, is_wide), shape, 4 * line, plane, count), offsets
+    scalar, is_wide = roles.row_tensor, not roles.vector_is_wide
+    channels = np.arange(scalar.channels)
+    if roles.scalars_in_place:
+        return _operand(roles, scalar, scalar.steps, shape, 4), 4 * scalar.channel * channels
+    line = target().lanes if roles.lanes_are_groups else max(cuts)
+    line = line if line < 8 else 8 * ceil(line / 8)
+    # a last line of fewer lanes is written with whole vectors, past its end
+    panel = 4 * (prod(_window_shape(roles.axes, shape, is_wide)) * line + -line % 8)
+    tiles = np.repeat(np.arange(len(cuts)), cuts)
+    offsets = panel * tiles + 4 * (channels - firsts_of(cuts)[tiles])
+    return _operand(roles, scalar, _panel_steps(roles.axes, shape, is_wide), shape, 4 * line, panel, len(cuts)), offsets

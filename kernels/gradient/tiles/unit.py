@@ -23,8 +23,8 @@ from kernels.dtypes import KINDS
 from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import depthwise_entry
-from kernels.gradient.tiles.driver import NATIVE, PLANES, WIDTH, add_slabs, store
-from kernels.gradient.tiles.records import Line, Packs, Source, TileCall, TileShare, Weights
+from kernels.gradient.tiles.driver import WIDTH, add_slabs, store
+from kernels.gradient.tiles.records import Line, Place, Source, TileCall, TileShare, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
@@ -75,7 +75,7 @@ class BwdWeights:
                 break  # some would have one slab and others two
             parts *= 2
         if parts == 1:
-            if plan.scalar_pack != NATIVE:
+            if not plan.scalars_in_place:
                 # every unit packs the scalars anew
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
@@ -212,26 +212,21 @@ class TilePart(Part):
         self.table = micro_table()
         if plan.lanes_are_groups:
             self.table = np.array([depthwise_entry("taps", stored)])
-        packs = values_of(
-            Packs, in_place=plan.in_place or plan.direct, scalars=plan.scalar_pack, groups=packed,
-            panel_bytes=4 * (plan.vector.group if plan.in_place else panel), scratch_bytes=4 * plan.scalar.scratch,
-            plane=plan.scalar.plane if plan.scalar_pack == PLANES else 0,
-        )  # fmt: skip
         self.share = row_of(
             TileShare,
             kind=KINDS[problem.dtype],
             groups=1 if plan.direct else groups,
+            together=packed,
             lanewise=plan.lanes_are_groups,
             lane_groups=self.lane_groups,
             vectors=groups if plan.direct else 1,
-            packs=packs,
             acc_bytes=4 * self.group_floats,
             scalar_row=plan.scalar_row,
             acc_step=plan.channel_step,
             segment=plan.segment,
             block=plan.block,
-            vector=self._source(plan.vector),
-            scalar=self._source(plan.scalar),
+            vector=self._source(plan.vector, plan.in_place, 4 * panel),
+            scalar=self._source(plan.scalar, plan.scalars_in_place, 4 * plan.scalar.scratch),
         )
         lines, size = np.zeros(len(lanes), Line.dtype), storage_dtype(problem.dtype).itemsize
         lines["source"] = size * self.blocks["first"] * plan.vector.tensor.channel
@@ -239,7 +234,7 @@ class TilePart(Part):
         lines["place"] = self.blocks["panel"]
         (self.ranges, self.tiles), self.lines = plan.tables, np.concatenate([lines, plan.scalar_lines])
 
-    def _source(self, operand: Operand) -> tuple[Any, ...]:
+    def _source(self, operand: Operand, in_place: bool, panels: int) -> tuple[Any, ...]:
         """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
         problem, tensor = self.problem, operand.tensor
         size = storage_dtype(problem.dtype).itemsize
@@ -259,6 +254,8 @@ class TilePart(Part):
             strides=strides,
             steps=operand.steps,
             moves=operand.moves,
+            in_place=in_place,
+            panels=group if in_place else panels,
         )
 
     def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
@@ -267,8 +264,10 @@ class TilePart(Part):
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
         call = row_of(
-            TileCall, vector=address(vector), scalar=address(scalar), panels=arena_address("vector", self.arenas[0]),
-            scratch=arena_address("scalar", self.arenas[1]), acc=address(acc),
+            TileCall,
+            vector=values_of(Place, tensor=address(vector), panels=arena_address("vector", self.arenas[0])),
+            scalar=values_of(Place, tensor=address(scalar), panels=arena_address("scalar", self.arenas[1])),
+            acc=address(acc),
         )  # fmt: skip
         add_slabs(self.table, self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
 
