@@ -17,8 +17,9 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fence", "fill_zero", "keep_alive", "load",
-    "load_wide", "put", "put_value", "size_of", "stack_array", "stack_record", "store_lines", "store_narrow",
+    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fence", "fill_zero",
+    "interleave2", "interleave3", "keep_alive", "load", "load_wide", "put", "put_value", "size_of", "stack_array",
+    "stack_record", "store_lines", "store_narrow",
     "store_value", "stored_size", "touch", "touch_all", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
@@ -127,6 +128,31 @@ def transpose_panel(builder: Any, kind: str, *values: Any) -> None:
     that exists: it is repeated in place of those past it.
     """
     _transpose(builder, (kind, "f32"), *values)
+
+
+def _interleave(channels: int, builder: Any, kind: str, *values: Any) -> None:
+    """Turn rows of 2 to 4 `channels` of `count` (at least 1) blocks of 8 pixels into pixels that follow each other.
+
+    Arguments: destination, source, count, byte step between channel rows.
+    """
+    dst, src, count, row_step = values
+    order = [8 * c + pixel for pixel in range(8) for c in range(channels)]
+    index = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
+
+    def body(carried: list[Any]) -> list[Any]:
+        to, origin = carried
+        rows = [
+            load_wide(builder, simd.nth(builder, origin, row_step, min(c, channels - 1)), kind, 8) for c in range(4)
+        ]
+        every = _joined(builder, rows)
+        pixels = builder.shuffle_vector(every, every, index)
+        simd.store(builder, pixels, to)
+        return [builder.add(to, simd.I64(4 * len(order))), builder.add(origin, simd.I64(8 * size_of(kind)))]
+
+    simd.loop(builder, count, [dst, src], body, "interleave")
+
+
+interleave2, interleave3 = (by_kind(partial(_interleave, channels)) for channels in (2, 3))
 
 
 @by_kind

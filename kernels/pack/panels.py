@@ -12,7 +12,16 @@ import numpy as np
 
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, jit, together
-from kernels.emit.intrinsics import copy_panel, load, store_value, stored_size, touch_all, transpose_panel
+from kernels.emit.intrinsics import (
+    copy_panel,
+    interleave2,
+    interleave3,
+    load,
+    store_value,
+    stored_size,
+    touch_all,
+    transpose_panel,
+)
 
 __all__ = [
     "Panel",
@@ -80,7 +89,13 @@ def transpose_run(
 
     A line of memory of each of 8 channels is packed at a time; in long runs those of the next 8 are prefetched.
     """
-    size = stored_size(kind)
+    size, done = stored_size(kind), 0
+    if lanes == valid and 4 * lanes == dst_step and 1 < lanes < 4 and run >= 8:
+        done = run // 8 * 8
+        if lanes == 2:
+            interleave2(kind, dst, src, run // 8, channel_step)
+        else:
+            interleave3(kind, dst, src, run // 8, channel_step)
     most = 2 if size == 4 else 4  # blocks of a line of memory
     for base in range(0, lanes, 8):
         first, last = min(base, valid - 1), min(7, valid - 1 - min(base, valid - 1))
@@ -91,7 +106,7 @@ def transpose_run(
                     value = load(kind, rows + min(m, last) * channel_step + p * size)
                     store_value(dst + p * dst_step + 4 * (base + m), value)
             continue
-        start, left = 0, run
+        start, left = done, run - done
         while left:
             # a last block that is not full starts earlier and writes some pixels twice
             blocks = min(left // 8, most)
