@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.emit.brgemm import FLUSH, MICRO, Batch, Element
+from kernels.emit.brgemm import FLUSH, MICRO, SKIPS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, inlined, jit, together
 from kernels.emit.intrinsics import (
     F32,
@@ -52,6 +52,9 @@ LINE = 4 * WIDTH
 
 MOST_ELEMENTS = 1024
 """Elements of all taps that are visited together, or more if one tap has more: 56 KiB."""
+
+COLUMNS = 2 + 2 * SKIPS
+"""Place of the positions of a line in the shape of a `Visit`."""
 
 UNBOUNDED = 1 << 62
 """Positions of a segment that is not cut."""
@@ -104,28 +107,36 @@ def _clip(
     outer = 1 if block[1] > 1 else 0
     while r < end and ranges[r].walk == ranges[first].walk:
         span, visit = ranges[r], visits[r - base]
-        lines, scalars, counts = visit.lines, visit.scalars, visit.counts
+        lines, scalars, shape = visit.lines, visit.scalars, visit.shape
         visit.line, visit.scalar = span.line - zero + at[0] * vector_moves[0], span.scalar + at[0] * scalar_moves[0]
-        counts[0] = min(block[0], slab.high[0] - at[0])
-        inside = True
+        shape[0] = min(block[0], slab.high[0] - at[0])
+        inside, low, high = True, 0, 0
         for axis in range(1, 4):
             low = max(at[axis], span.low[axis - 1])
             high = min(at[axis] + block[axis], slab.high[axis], span.high[axis - 1])
             inside = inside and low < high
             visit.line += low * vector_moves[axis]
             visit.scalar += low * scalar_moves[axis]
-            if axis > 1 or outer == 1:
-                counts[axis - 1] = high - low
+            if axis == 2 or (axis == 1 and outer == 1):
+                shape[axis - 1] = high - low
+        for k in range(SKIPS):
+            shape[2 + k] = min(max(span.low[2] + span.heads[SKIPS - 1 - k], low), high) - low
+            shape[COLUMNS - SKIPS + k] = min(max(span.high[2] - span.tails[k], low), high) - low
+        shape[COLUMNS] = high - low
         r += 1
         visit.first, visit.last, visit.row = span.first, span.last if inside else span.first, span.row
         for k in range(3):
             axis = outer if k == 0 else k + 1
             lines[k], scalars[k] = vector_moves[axis], scalar_moves[axis]
         # lines, then planes, that follow each other without a gap are one
-        if lines[1] == lines[2] * counts[2] and scalars[1] == scalars[2] * counts[2]:
-            counts[1], counts[2] = 1, counts[1] * counts[2]
-        if counts[1] == 1 and lines[0] == lines[2] * counts[2] and scalars[0] == scalars[2] * counts[2]:
-            counts[0], counts[2] = 1, counts[0] * counts[2]
+        whole = shape[1 + SKIPS] == 0 and shape[2 + SKIPS] == shape[COLUMNS]
+        for k in range(1, -1, -1):
+            count = shape[COLUMNS]
+            if whole and lines[k] == lines[2] * count and scalars[k] == scalars[2] * count:
+                for piece in range(2 + SKIPS, COLUMNS + 1):
+                    shape[piece] = count * shape[k]
+                shape[k] = 1
+            whole &= shape[k] == 1
     return r
 
 
@@ -136,23 +147,29 @@ def _list(visit: Visit, segment: int, line: int, elements: Rows[Element], first:
     Sums of sums lose fewer digits than one long sum: those of a segment are added to memory. Most blocks are alike, and
     so are their lists.
     """
-    counts, lines, scalars, listed, count, pending = visit.counts, visit.lines, visit.scalars, visit.listed, first, 0
-    same = counts[0] == listed[0] and counts[1] == listed[1] and counts[2] == listed[2] and line == listed[3]
+    shape, lines, scalars, listed, count, pending = visit.shape, visit.lines, visit.scalars, visit.listed, first, 0
+    same = line == listed[COLUMNS + 1]
+    for k in range(COLUMNS + 1):
+        same &= shape[k] == listed[k]
     if same or visit.first == visit.last:
         return
-    listed[0], listed[1], listed[2], listed[3] = counts[0], counts[1], counts[2], line
-    for i in range(counts[0]):
-        for j in range(counts[1]):
-            for done in range(0, counts[2], segment):
-                element = elements[count]
-                element.a = i * scalars[0] + j * scalars[1] + done * scalars[2]
-                element.b = line * (i * lines[0] + j * lines[1] + done * lines[2])
-                element.steps, element.case = min(segment, counts[2] - done), 0
-                pending += element.steps
-                element.flush = FLUSH if pending >= segment else 0
-                if pending >= segment:
-                    pending = 0
-                count += 1
+    listed[: COLUMNS + 1], listed[COLUMNS + 1] = shape, line
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            done = 0
+            for piece in range(2 * SKIPS + 1):
+                end = shape[2 + piece]
+                while done < end:
+                    element = elements[count]
+                    element.a = i * scalars[0] + j * scalars[1] + done * scalars[2]
+                    element.b = line * (i * lines[0] + j * lines[1] + done * lines[2])
+                    element.steps = min(segment, end - done)
+                    element.case = 2 * (piece - SKIPS) if piece >= SKIPS else 2 * (SKIPS - piece) - 1
+                    pending += element.steps
+                    element.flush = FLUSH if pending >= segment else 0
+                    if pending >= segment:
+                        pending = 0
+                    count, done = count + 1, done + element.steps
     visit.elements = count - first
 
 
@@ -229,7 +246,8 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
 def _room(share: TileShare, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile]) -> WalkTables:
     """Return tables with room for the visits of a block of positions, and for their elements."""
     block, segment = share.block, share.segment
-    room = max(1, block[0] * block[1] * block[2] * ((block[3] + segment - 1) // segment))
+    pieces = (block[3] + segment - 1) // segment + 2 * SKIPS * int(share.merged)
+    room = max(1, block[0] * block[1] * block[2] * pieces)
     visits = np.zeros(max(1, min(ranges.shape[0], MOST_ELEMENTS // room)), VISIT)
     return WalkTables(blocks, ranges, tiles, visits, np.empty(visits.shape[0] * room, ELEMENT))
 

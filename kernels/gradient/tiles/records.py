@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kernels.emit.brgemm import Element
+from kernels.emit.brgemm import SKIPS, Element
 from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import TAPS
 
@@ -65,7 +65,9 @@ class Range(Record):
     """The positions (d, h, w) that a tap visits, with register tiles ``first..last``.
 
     For the tap the vector panel is shifted by `line` lines and the scalars by `scalar` bytes; its sums begin at
-    accumulator row `row`. Ranges of the same `walk` are visited together, block of lanes by block of lanes.
+    accumulator row `row`. Ranges of the same `walk` are visited together, block of lanes by block of lanes. Of a line's
+    positions so many at the beginning leave out at least 1, 2, 3 of the first rows of a tile (`heads`), and so many at
+    the end of the last ones (`tails`): there these taps are outside.
     """
 
     low: Vector = numbers(3)
@@ -76,6 +78,8 @@ class Range(Record):
     last: int
     row: int
     walk: int
+    heads: Vector = numbers(SKIPS)
+    tails: Vector = numbers(SKIPS)
 
 
 class Tile(Record):
@@ -92,8 +96,10 @@ class Tile(Record):
 class Visit(Record):
     """What a block of positions has of a range: where its panel and scalars begin, and what its tiles sum.
 
-    Positions are a box along (outer, row, column): their `counts`, and their steps as the `moves` of a `Source` are.
-    They were listed as so many `elements`; `listed` has the counts and the bytes of a panel line of that list.
+    Positions are a box along (outer, row, column), their steps as the `moves` of a `Source` are. `shape` has how many
+    there are along the first two, and the ends of the pieces of a line: those that leave out the first 3, 2 and 1 rows,
+    none, and the last 1, 2 and 3. They were listed as so many `elements`; `listed` has the shape and the bytes of a
+    panel line of that list.
     """
 
     line: int
@@ -101,11 +107,11 @@ class Visit(Record):
     first: int
     last: int
     row: int
-    counts: Vector = numbers(3)
+    shape: Vector = numbers(3 + 2 * SKIPS)
     lines: Vector = numbers(3)
     scalars: Vector = numbers(3)
     elements: int
-    listed: Vector = numbers(4)
+    listed: Vector = numbers(4 + 2 * SKIPS)
 
 
 @together
@@ -144,7 +150,8 @@ class TileShare(Record):
 
     So many groups are packed `together`. With `lanewise` every lane is a convolution group; `lane_groups` are left, and
     a tile sums so many `vectors` of them. From one row of a tile to the next it is `scalar_row` bytes and `acc_step`
-    accumulator rows. Sums of `segment` positions, or some more, are formed in registers.
+    accumulator rows. Sums of `segment` positions, or some more, are formed in registers. Where taps share tiles
+    (`merged`) ranges have heads and tails.
     """
 
     kind: int
@@ -157,6 +164,7 @@ class TileShare(Record):
     scalar_row: int
     acc_step: int
     segment: int
+    merged: bool
     block: Vector = numbers(4)
     vector: Source
     scalar: Source

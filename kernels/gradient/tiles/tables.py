@@ -14,6 +14,7 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.emit.brgemm import SKIPS
 from kernels.emit.compiler import Records
 from kernels.emit.depthwise import KEPT_LINES, KERNEL_LINE, TAPS
 from kernels.gradient.geometry import Axis
@@ -110,41 +111,44 @@ def tap_tables(
 def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
     """Share register tiles among the taps of each kernel line, for few channels; rows are (tap, channel).
 
-    A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap. All lines of
-    the kernel are alike, so one line's tiles serve them all.
+    A tile visits a line's positions at once, without the rows whose taps are outside: up to `SKIPS` at either end. What
+    is left is visited by tiles of the rows inside. All lines of the kernel are alike, so one line's tiles serve them
+    all.
     """
-    axis, channels, places = axes[2], len(rows.offsets), rows.offsets.tolist()
-    width = len(axis.shifts)
-    pairs = [(w, c) for w in range(width) for c in range(channels)]
-    first_rows, sizes, line = [], [], []
-    offsets: list[int] = []
-
-    def visit(span: tuple[int, int], part: Sequence[tuple[int, int]]) -> None:
-        if span[0] < span[1]:
-            first_rows.append(part[0][0] * channels + part[0][1])
-            sizes.append(len(part))
-            offsets.append(axis.shifts[part[0][0]] * steps[2] + places[part[0][1]])
-            line.append(span)
-
-    first = 0
-    for size in split(len(pairs), rows.limit):
-        part = pairs[first : first + size]
-        first += size
-        low = max(axis.ranges[w][0] for w, _ in part)
-        high = min(axis.ranges[w][1] for w, _ in part)
-        visit((low, high), part)
-        for tap in sorted({w for w, _ in part}):
-            own = [(w, c) for w, c in part if w == tap]
-            start, stop = axis.ranges[tap]
-            for border in ((start, min(stop, low)), (max(start, high), stop)) if low < high else ((start, stop),):
-                visit(border, own)
+    axis, channels, row = axes[2], len(rows.offsets), 0
+    regions, width = _regions(axis), len(axis.shifts)
+    visits: list[tuple[int, int, int, int]] = []  # first position, end, first row, rows
+    left_out: list[Ints] = []  # heads and tails of each
+    for size in split(width * channels, rows.limit):
+        whole = -1
+        for low, high, taps in regions:
+            first, last = max(row, taps[0] * channels), min(row + size, (taps[-1] + 1) * channels)
+            if first >= last:
+                continue
+            skips = first - row, row + size - last
+            goes_on = whole >= 0 and visits[whole][1] == low
+            if min(skips) > 0 or max(skips) > SKIPS or (whole >= 0 and not goes_on):
+                visits.append((low, high, first, last - first))
+                left_out.append(np.zeros((2, SKIPS), np.int64))
+                continue
+            if not goes_on:
+                whole = len(visits)
+                left_out.append(np.zeros((2, SKIPS), np.int64))
+                visits.append((low, high, row, size))
+            visits[whole] = visits[whole][0], high, row, size
+            for end, skip in enumerate(skips):
+                left_out[whole][end, :skip] += high - low
+        row += size
+    lows, highs, firsts, heights = np.array(visits, np.int64).reshape(-1, 4).T
     lines = tap_ranges(axes[:2], steps[:2], "scalar")
-    ranges = np.repeat(lines[:, None], len(line), axis=1)
-    ranges["low"][:, :, 2], ranges["high"][:, :, 2] = np.array(line, np.int64).reshape(-1, 2).T
-    ranges["first"], ranges["last"] = np.arange(len(line)), np.arange(len(line)) + 1
+    ranges = np.repeat(lines[:, None], len(visits), axis=1)
+    ranges["low"][:, :, 2], ranges["high"][:, :, 2] = lows, highs
+    ranges["heads"], ranges["tails"] = np.array(left_out, np.int64).reshape(-1, 2, SKIPS).transpose(1, 0, 2)
+    ranges["first"], ranges["last"] = np.arange(len(visits)), np.arange(len(visits)) + 1
     ranges["row"] = (np.arange(len(lines)) * width * channels)[:, None]
     ranges["walk"] = np.arange(len(lines))[:, None]
-    return ranges.reshape(-1), row_tiles(first_rows, sizes, wrapped(offsets))
+    offsets = wrapped(axis.shifts)[firsts // channels] * steps[2] + rows.offsets[firsts % channels]
+    return ranges.reshape(-1), row_tiles(firsts, heights, offsets)
 
 
 def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:

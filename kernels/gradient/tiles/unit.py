@@ -224,6 +224,7 @@ class TilePart(Part):
             scalar_row=plan.scalar_row,
             acc_step=plan.channel_step,
             segment=plan.segment,
+            merged=plan.merged,
             block=plan.block,
             vector=self._source(plan.vector, plan.in_place, 4 * panel),
             scalar=self._source(plan.scalar, plan.scalars_in_place, 4 * plan.scalar.scratch),
