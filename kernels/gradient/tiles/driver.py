@@ -53,6 +53,9 @@ LINE = 4 * WIDTH
 MOST_ELEMENTS = 1024
 """Elements of all taps that are visited together, or more if one tap has more: 56 KiB."""
 
+PAGE = 4096
+"""Bytes beyond whose end hardware prefetches nothing."""
+
 COLUMNS = 2 + 2 * SKIPS
 """Place of the positions of a line in the shape of a `Visit`."""
 
@@ -214,11 +217,13 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
                             if not share.lanewise:
                                 batch.c_row = batch.totals_row = share.acc_step * line
                             panel, sums = group.panels + block.panel, group.acc + block.acc
-                            ahead, lines = 0, 0
                             if begin == 0 and share.vector.in_place and not share.lanewise:
-                                # the hardware prefetcher is too late for the next block's lines
-                                ahead = panel + (visits[first].line + positions) * line
-                                lines = positions * line // (64 * calls) + 1
+                                # the next block's pages: hardware prefetches their lines, but not the first ones
+                                place = visits[first].line + positions * share.vector.moves[3]
+                                ahead = (group.panels + (place + b * positions) * line) // PAGE * PAGE
+                                for page in range(0, positions * line, PAGE):
+                                    touch(ahead + page)
+                                    touch(ahead + page + 64)
                             for step in range(most):
                                 for i in range(first, last):
                                     visit = visits[i]
@@ -236,9 +241,6 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
                                     batch.a += tile.offsets[0]
                                     batch.c += (visit.row + tile.row) * line
                                     batch.next = batch.totals = batch.c
-                                    for _ in range(lines):
-                                        touch(ahead)
-                                        ahead += 64
                                     call_entry(table[F32_PLACE + vectors - 1], address_of(batch))
 
 
