@@ -172,7 +172,7 @@ def _roles(problem: ConvProblem) -> Roles:
         lanes_are_groups=by_group,
         vector_is_wide=vector_is_wide,
         in_place=direct or (not by_group and not vector_is_wide and _whole_lines(problem, vector)),
-        scalars_in_place=direct or not (by_group or apart or _packs_scalars(problem, geo, scalar)),
+        scalars_in_place=direct or (problem.dtype == "f32" and not by_group and not apart),
         merged=merged,
         direct=direct,
         channels=channels,
@@ -180,16 +180,6 @@ def _roles(problem: ConvProblem) -> Roles:
         tap_step=tap_step,
         channel_step=channel_step,
     )
-
-
-def _packs_scalars(problem: ConvProblem, geo: Geometry, scalar: Tensor) -> bool:
-    """Whether scalars are packed: values of f32 only where a position has some, which few of a cache's sets hold, or
-    where the stride leaves one or two of a cache line."""
-    if problem.dtype != "f32":
-        return True
-    if scalar.channel == 1:
-        return scalar.channels * problem.groups > 16 and scalar.channels >= 4
-    return scalar is geo.wide and geo.axes[3].stride >= 8 and scalar.channels <= 8
 
 
 def _halve(shape: list[int], position: int) -> None:
