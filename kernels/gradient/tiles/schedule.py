@@ -316,10 +316,10 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
 
 
 def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
-    """Whether channels lie as lines of a panel, two at the most, so that at least half of a cache's sets are used."""
+    """Whether channels lie as lines of a panel; of many groups few of a cache's sets would hold one group's."""
     line = target().lanes * min(2, ceil(vector.channels / target().lanes))
-    few = vector.channels % line == 0 and vector.channels * problem.groups <= 2 * line
-    return problem.dtype == "f32" and vector.channel == 1 and few
+    near = problem.groups == 1 or vector.channels * problem.groups <= 2 * line
+    return problem.dtype == "f32" and vector.channel == 1 and vector.channels % line == 0 and near
 
 
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
