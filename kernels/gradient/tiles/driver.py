@@ -44,7 +44,7 @@ from kernels.pack.doubles import Operand, pack_doubles, packed
 from kernels.pack.panels import PANEL, Panel, Values, pack_panels
 from kernels.target import target
 
-__all__ = ["add_doubles", "add_slabs", "store"]
+__all__ = ["PAGE", "add_doubles", "add_slabs", "store"]
 
 WIDTH = target().lanes
 LINE = 4 * WIDTH
@@ -54,7 +54,7 @@ MOST_ELEMENTS = 1024
 """Elements of all taps that are visited together, or more if one tap has more: 56 KiB."""
 
 PAGE = 4096
-"""Bytes beyond whose end hardware prefetches nothing."""
+"""Bytes of memory beyond whose end hardware prefetches nothing, and whose place takes a look at a table of its own."""
 
 COLUMNS = 2 + 2 * SKIPS
 """Place of the positions of a line in the shape of a `Visit`."""

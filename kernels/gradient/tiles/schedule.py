@@ -21,6 +21,7 @@ from kernels.emit.compiler import Records
 from kernels.emit.depthwise import DTYPES_IN_PLACE, TAPS
 from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, cut, geometry
 from kernels.gradient.roles import lane_blocks, merges, role_costs, tile_rows
+from kernels.gradient.tiles.driver import PAGE
 from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
     Rows,
@@ -316,9 +317,9 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
 
 
 def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
-    """Whether channels lie as lines of a panel; of many groups few of a cache's sets would hold one group's."""
+    """Whether channels lie as lines of a panel, and positions not each in a page of its own."""
     line = target().lanes * min(2, ceil(vector.channels / target().lanes))
-    near = problem.groups == 1 or vector.channels * problem.groups <= 2 * line
+    near = 4 * vector.channels * problem.groups < PAGE
     return problem.dtype == "f32" and vector.channel == 1 and vector.channels % line == 0 and near
 
 
