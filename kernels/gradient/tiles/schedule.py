@@ -46,6 +46,10 @@ MOST_SLABS = 1 << 16
 """Slabs up to which laying them out takes no time that is felt."""
 
 
+NEAR_BYTES = 1 << 10
+"""Bytes between positions from which on few sets of the first cache hold a block's scalars where they lie."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """One of the two tensors as the driver reads it.
@@ -173,7 +177,7 @@ def _roles(problem: ConvProblem) -> Roles:
         lanes_are_groups=by_group,
         vector_is_wide=vector_is_wide,
         in_place=direct or (not by_group and not vector_is_wide and _whole_lines(problem, vector)),
-        scalars_in_place=direct or (problem.dtype == "f32" and not by_group and not apart),
+        scalars_in_place=direct or (not by_group and not apart and _near(problem, scalar, NEAR_BYTES)),
         merged=merged,
         direct=direct,
         channels=channels,
@@ -319,8 +323,12 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
 def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
     """Whether channels lie as lines of a panel, and positions not each in a page of its own."""
     line = target().lanes * min(2, ceil(vector.channels / target().lanes))
-    near = 4 * vector.channels * problem.groups < PAGE
-    return problem.dtype == "f32" and vector.channel == 1 and vector.channels % line == 0 and near
+    return vector.channel == 1 and vector.channels % line == 0 and _near(problem, vector, PAGE)
+
+
+def _near(problem: ConvProblem, tensor: Tensor, step: int) -> bool:
+    """Whether values are f32, and adjacent positions less than so many bytes (`step`) apart."""
+    return problem.dtype == "f32" and 4 * tensor.steps[3] < step
 
 
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
