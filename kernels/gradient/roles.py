@@ -11,19 +11,11 @@ from kernels.emit.brgemm import ROWS
 from kernels.emit.compiler import Records
 from kernels.gradient.geometry import Geometry, Tensor
 from kernels.gradient.tiles.records import Block
-from kernels.gradient.tiles.tables import MERGED_TAPS, split
+from kernels.gradient.tiles.tables import MERGED_TAPS
 from kernels.problem import ConvProblem
 from kernels.target import target
 
 __all__ = ["channel_blocks", "lane_blocks", "lines_cost", "merges", "role_costs", "tile_rows"]
-
-COSTED_TILES = 4096
-"""Register tiles whose cycles are added up one by one."""
-
-
-def _tile_cost(rows: int, vectors: int) -> float:
-    """Cycles for one position of a register tile: two multiply-adds a cycle."""
-    return max(rows * vectors / 2, COSTS.latency) + COSTS.tile
 
 
 def tile_rows(count: int, vectors: int) -> int:
@@ -71,17 +63,11 @@ def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, me
     total = 0.0
     whole, rest = divmod(vector_channels, 2 * target().lanes)
     twos = whole + (rest > target().lanes)
+    count, times = (scalar_channels * kernel_width, 1) if merged else (scalar_channels, kernel_width)
     for vectors, blocks in ((2, twos), (1, whole + (rest > 0) - twos)):
-        if blocks == 0:
-            continue
-        count, times = (scalar_channels * kernel_width, 1) if merged else (scalar_channels, kernel_width)
-        limit = tile_rows(count, vectors)
-        # beyond that many rows a tile more or less decides nothing
-        most = COSTED_TILES * limit
-        tiles = split(min(count, most), limit)
-        total += (
-            blocks * times * sum(_tile_cost(rows, vectors) for rows in tiles) * (count / most if count > most else 1)
-        )
+        tiles = ceil(count / tile_rows(count, vectors))
+        # two multiply-adds a cycle
+        total += blocks * times * (max(count * vectors / 2, tiles * COSTS.latency) + tiles * COSTS.tile)
     return total
 
 

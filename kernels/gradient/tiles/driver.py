@@ -97,8 +97,9 @@ def _pack(
 
 @jit
 def _clip(
-    at: Vector, share: TileShare, slab: Slab, ranges: Rows[Range], first: int, zero: int, visits: Rows[Visit]
-) -> int:
+    at: Vector, share: TileShare, slab: Slab, ranges: Rows[Range], tiles: Rows[Tile], first: int, zero: int,
+    visits: Rows[Visit],
+) -> int:  # fmt: skip
     """Clip ranges of one walk, from the `first` on, to the block at (n, d, h, w), as many as there is room for.
 
     Gives the number of the next range. A range has its visit at the same place for each block; one that is outside has
@@ -122,9 +123,10 @@ def _clip(
             visit.scalar += low * scalar_moves[axis]
             if axis == 2 or (axis == 1 and outer == 1):
                 shape[axis - 1] = high - low
+        heads, tails = tiles[span.first].heads, tiles[span.first].tails
         for k in range(SKIPS):
-            shape[2 + k] = min(max(span.low[2] + span.heads[SKIPS - 1 - k], low), high) - low
-            shape[COLUMNS - SKIPS + k] = min(max(span.high[2] - span.tails[k], low), high) - low
+            shape[2 + k] = min(max(span.low[2] + heads[SKIPS - 1 - k], low), high) - low
+            shape[COLUMNS - SKIPS + k] = min(max(span.high[2] - tails[k], low), high) - low
         shape[COLUMNS] = high - low
         r += 1
         visit.first, visit.last, visit.row = span.first, span.last if inside else span.first, span.row
@@ -199,7 +201,7 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
                     while following < ranges.shape[0]:
                         # all taps, or one line of the kernel where its scalars fill L1 by themselves
                         begin, first = following, following % visits.shape[0]
-                        following = _clip(at[:], share, slab, ranges, begin, zero, visits)
+                        following = _clip(at[:], share, slab, ranges, tiles, begin, zero, visits)
                         last = first + following - begin
                         most, vectors, calls = 0, 0, 0
                         for i in range(first, last):

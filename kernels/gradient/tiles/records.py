@@ -65,9 +65,7 @@ class Range(Record):
     """The positions (d, h, w) that a tap visits, with register tiles ``first..last``.
 
     For the tap the vector panel is shifted by `line` lines and the scalars by `scalar` bytes; its sums begin at
-    accumulator row `row`. Ranges of the same `walk` are visited together, block of lanes by block of lanes. Of a line's
-    positions so many at the beginning leave out at least 1, 2, 3 of the first rows of a tile (`heads`), and so many at
-    the end of the last ones (`tails`): there these taps are outside.
+    accumulator row `row`. Ranges of the same `walk` are visited together, block of lanes by block of lanes.
     """
 
     low: Vector = numbers(3)
@@ -78,18 +76,20 @@ class Range(Record):
     last: int
     row: int
     walk: int
-    heads: Vector = numbers(SKIPS)
-    tails: Vector = numbers(SKIPS)
 
 
 class Tile(Record):
     """A tile: accumulator row counted from the range's, number of rows, byte offset of the first one's scalars.
 
-    One of `kernels.emit.depthwise` has an offset for each row, and behind them the accumulator bytes of each.
+    One of `kernels.emit.depthwise` has an offset for each row, and behind them the accumulator bytes of each. One that
+    several taps share, alone in its range, leaves out at least 1, 2, 3 of its first rows at so many positions (`heads`)
+    from the beginning of a line on, and of its last ones before the end (`tails`): there these taps are outside.
     """
 
     row: int
     rows: int
+    heads: Vector = numbers(SKIPS)
+    tails: Vector = numbers(SKIPS)
     offsets: Vector = numbers(2 * TAPS)
 
 
@@ -151,7 +151,7 @@ class TileShare(Record):
     So many groups are packed `together`. With `lanewise` every lane is a convolution group; `lane_groups` are left, and
     a tile sums so many `vectors` of them. From one row of a tile to the next it is `scalar_row` bytes and `acc_step`
     accumulator rows. Sums of `segment` positions, or some more, are formed in registers. Where taps share tiles
-    (`merged`) ranges have heads and tails.
+    (`merged`) these have heads and tails.
     """
 
     kind: int

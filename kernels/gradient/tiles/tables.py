@@ -143,12 +143,13 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     lines = tap_ranges(axes[:2], steps[:2], "scalar")
     ranges = np.repeat(lines[:, None], len(visits), axis=1)
     ranges["low"][:, :, 2], ranges["high"][:, :, 2] = lows, highs
-    ranges["heads"], ranges["tails"] = np.array(left_out, np.int64).reshape(-1, 2, SKIPS).transpose(1, 0, 2)
     ranges["first"], ranges["last"] = np.arange(len(visits)), np.arange(len(visits)) + 1
     ranges["row"] = (np.arange(len(lines)) * width * channels)[:, None]
     ranges["walk"] = np.arange(len(lines))[:, None]
     offsets = wrapped(axis.shifts)[firsts // channels] * steps[2] + rows.offsets[firsts % channels]
-    return ranges.reshape(-1), row_tiles(firsts, heights, offsets)
+    tiles = row_tiles(firsts, heights, offsets)
+    tiles["heads"], tiles["tails"] = np.array(left_out, np.int64).reshape(-1, 2, SKIPS).transpose(1, 0, 2)
+    return ranges.reshape(-1), tiles
 
 
 def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
