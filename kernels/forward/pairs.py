@@ -64,14 +64,16 @@ def pack_pairs(
     for g in range(one.groups):
         packing.source = call.weights + weights.start + g * weights.group
         packing.target = call.panels + g * blocks * share.panel.block_bytes
+        if not whole:
+            fill_zero(packing.target, blocks * packing.plane)
         if not unfolds:
-            pack_boxes(packing, taps, taps if whole else taps[:0])
+            pack_boxes(packing, taps)
         for b in range(blocks if unfolds else 0):
             packing.channels = min(WIDTH, one.channels - b * WIDTH)
             source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
             packing.source = address_of(unfolded)
             _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
-            pack_boxes(packing, taps, taps if whole else taps[:0])
+            pack_boxes(packing, taps)
             packing.target += share.panel.block_bytes
     keep_alive(unfolded)
     return _exponent(call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
@@ -125,7 +127,9 @@ def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, wor
     packing.channels, packing.channel = run, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
-    pack_boxes(packing, boxes, boxes if steps[3] == 2 * channels else boxes[:0])
+    if steps[3] != 2 * channels:
+        fill_zero(scratch, positions * steps[3])
+    pack_boxes(packing, boxes)
 
 
 @jit

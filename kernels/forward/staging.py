@@ -85,15 +85,6 @@ class Staged(NamedTuple):
     segments: Rows[Segment]
 
 
-@together
-class PackedRows(NamedTuple):
-    """What packs a segment, and how each one was packed last: along each axis how many positions, and from where on."""
-
-    packings: Rows[Packing]
-    boxes: Rows[PackedBox]
-    last: Table
-
-
 BATCH, PACKED_BOX, PACKING, PIECE, WORK = (each.dtype for each in (Batch, PackedBox, Packing, Piece, Work))
 ELEMENT = Element.dtype
 
@@ -120,8 +111,8 @@ def stage_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Cal
     packing.source, packing.channel = call.weights + weights.start, weights.dst_channel
     packing.strides[3] = weights.src_channel
     packing.target, packing.planes, packing.plane = call.panels, _blocks(one), share.panel.block_bytes
-    whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
-    pack_boxes(packing, taps, taps if whole else taps[:0])
+    fill_zero(call.panels, packing.planes * packing.plane)
+    pack_boxes(packing, taps)
 
 
 @jit
@@ -138,18 +129,17 @@ def _weigh(share: GatherShare, one: Pass, call: Call, exponents: Vector) -> None
 
 @jit
 def _stage(
-    share: GatherShare, panel: RowPanel, one: Pass, call: Call, segments: Rows[Segment], s: int, work: Work,
-    packed: PackedRows,
+    share: GatherShare, panel: RowPanel, one: Pass, call: Call, segment: Segment, to: int, work: Work,
+    boxes: Rows[PackedBox],
 ) -> None:  # fmt: skip
-    """Pack a segment of the src that a band meets.
+    """Pack a segment of the src that a band meets, with a box for each step of channels.
 
     A step of channels is a line of a box, a pixel of a line a plane of its own.
     """
-    src, low, images, segment, sizes = one.src, work.band.low, work.band.sizes[0], segments[s], packed.last[s]
-    packing, boxes, plane = packed.packings[0], packed.boxes, panel.positions * ROW_BYTES
-    to, same = call.source + s * panel.depth * plane, sizes[6] == images
+    src, low, packing, sizes = one.src, work.band.low, stack_record(PACKING), stack_array(3, np.int64)
     source, place, strides = call.src + src.start + low[0] * src.strides[0], 0, packing.strides
-    sizes[6], packing.steps[3] = images, 0
+    plane = panel.positions * ROW_BYTES
+    fill_zero(to, panel.depth * plane)
     for axis in range(3):
         step = panel.src_strides[axis]
         packing.steps[axis] = ROW_BYTES * panel.pitches[axis]
@@ -158,24 +148,21 @@ def _stage(
         positions = (panel.sizes[axis] - segment.residue[axis] + step - 1) // step
         begin, end = max(0, first), min(positions, first + extent)
         met = max(0, end - begin)
-        at = begin - first if met > 0 else 0
-        same = same and sizes[2 * axis] == met and sizes[2 * axis + 1] == at
-        sizes[2 * axis], sizes[2 * axis + 1] = met, at
-        place += at * panel.pitches[1 + axis] * ROW_BYTES
-        source += (segment.residue[axis] + begin * step if met > 0 else 0) * src.strides[1 + axis]
+        if met == 0:
+            return
+        sizes[axis] = met
+        place += (begin - first) * panel.pitches[1 + axis] * ROW_BYTES
+        source += (segment.residue[axis] + begin * step) * src.strides[1 + axis]
         strides[1 + axis] = step * src.strides[1 + axis]
-    if sizes[0] * sizes[2] * sizes[4] == 0:
-        fill_zero(to, panel.depth * plane)
-        return
     packing.channel, strides[0], strides[3] = strides[3], src.strides[0], src.channel
-    packing.pairs, packing.channels = False, sizes[4]
+    packing.channels = sizes[2]
     packing.source, packing.target, packing.planes, packing.plane = 0, to, panel.depth * panel.positions, ROW_BYTES
     for j in range(panel.depth):
         box = boxes[j]
         box.source, box.place = source + j * STEP * src.channel, j * plane + place
-        box.sizes[0], box.sizes[1], box.sizes[2] = images, sizes[0], sizes[2]
+        box.sizes[0], box.sizes[1], box.sizes[2] = work.band.sizes[0], sizes[0], sizes[1]
         box.sizes[3] = min(STEP, share.channels - j * STEP)
-    pack_boxes(packing, boxes, boxes if same else boxes[:0])
+    pack_boxes(packing, boxes)
 
 
 @jit
@@ -234,9 +221,7 @@ def gather_staged(
     for number in range(tables.phases.shape[0]):
         most = max(most, tables.phases[number].taps)
     lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
-    packed = PackedRows(
-        stack_array(1, PACKING), np.zeros(panel.depth, PACKED_BOX), np.full((segments.shape[0], 7), -1)
-    )  # fmt: skip
+    boxes = np.zeros(panel.depth, PACKED_BOX)
     batch, work, exponents = stack_record(BATCH), stack_record(WORK), np.empty(failed.shape[1], np.int64)
     _weigh(share, one, call, exponents)
     size = panel.depth * panel.positions * ROW_BYTES
@@ -245,7 +230,7 @@ def gather_staged(
     for item in range(failed.shape[0]):
         _lay_band(share, panel, work, first + item)
         for s in range(segments.shape[0]):
-            _stage(share, panel, one, call, segments, s, work, packed)
+            _stage(share, panel, one, call, segments[s], call.source + s * size, work, boxes)
         least = _least_exponent(call.source, segments.shape[0] * size)
         place = call.dst + dst.start
         for axis in range(4):

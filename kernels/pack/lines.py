@@ -1,7 +1,7 @@
 """Packing of lines of pixels for products of bf16 pairs: from tensors in any layout to channel planes, or to panels.
 
 A plane holds one channel's pixels one after the other, a panel 16 channels' pixels two by two, [pair][channel][2];
-lines are a common pitch apart, zeros between them. Values are moved as they are.
+lines are a common pitch apart. Values are moved as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Packing of boxes of positions for products of bf16 pairs: from tensors in any layout to planes or panels of pairs.
 
-Lines, which `kernels.pack.lines` packs, are runs of the last of four axes; they are a common pitch apart, zeros between
-them.
+Lines, which `kernels.pack.lines` packs, are runs of the last of four axes; they are a common pitch apart.
 """
 
 from __future__ import annotations
@@ -9,13 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Record, Records, Rows, Vector, jit, numbers
-from kernels.emit.intrinsics import fill_zero
 from kernels.pack.lines import Pixels, pack_line, pack_line_pairs
 from kernels.problem import ConvProblem, storage_dtype
 
 __all__ = ["PackedBox", "Packing", "pack_boxes", "unfolded_boxes", "weight_boxes"]
-
-_PAIR = 64  # bytes of a pair of pixels of 16 channels
 
 
 class PackedBox(Record):
@@ -70,51 +66,11 @@ def unfolded_boxes(channels: int, places: Vector) -> Records:
 
 
 @jit
-def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
-    """Return whether a box has a line of at least `run` positions at a place."""
-    offset, sizes = place - box.place, box.sizes
-    if offset < 0 or sizes[3] < run:
-        return False
-    n, d, h = offset // steps[0], offset % steps[0] // steps[1], offset % steps[0] % steps[1] // steps[2]
-    inside: bool = n < sizes[0] and d < sizes[1] and h < sizes[2]
-    return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
-
-
-@jit
-def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Write zeros where `before` has lines and `boxes` has none.
-
-    With nothing `before`, everything becomes zero. Of panels whole pairs are cleared: what is packed now is so later.
-    """
-    count, plane, steps = packing.planes, packing.plane, packing.steps
-    if boxes.shape[0] != before.shape[0]:
-        fill_zero(packing.target, count * plane)
-        return
-    for b in range(boxes.shape[0]):
-        was, now = before[b], boxes[b]
-        same, sizes = was.place == now.place, was.sizes
-        for axis in range(4):
-            same &= sizes[axis] == now.sizes[axis]
-        run = sizes[3]
-        for n in range(sizes[0] if run > 0 and not same else 0):
-            for d in range(sizes[1]):
-                for h in range(sizes[2]):
-                    place = was.place + n * steps[0] + d * steps[1] + h * steps[2]
-                    if not _holds(now, steps[:], place, run):
-                        first, last = place, place + 2 * run
-                        if packing.pairs:
-                            first, last = first // 4 * _PAIR, (last + 2) // 4 * _PAIR
-                        for p in range(count):
-                            fill_zero(packing.target + p * plane + first, last - first)
-
-
-@jit
-def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Pack boxes of positions of a tensor, zeros elsewhere; those `before` were packed there last, if any.
+def pack_boxes(packing: Packing, boxes: Rows[PackedBox]) -> None:
+    """Pack boxes of positions of a tensor; what lies around them is the caller's.
 
     Where channels are adjacent, all of a line are packed before the next line, else all lines of a few channels.
     """
-    _clear(packing, boxes, before)
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
     few = 16 if packing.pairs else 8
     span = channels if channel == 2 else few

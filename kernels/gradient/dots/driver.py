@@ -2,14 +2,13 @@
 
 Zeros multiply here: those that fill up channels, pairs and steps, and short runs of padding. With finite data they add
 nothing. Where a slab holds Inf or NaN, or channels so small that their products would vanish, sums are formed pixel by
-pixel over real taps instead (`exact`), for a block of 16 channels of the narrow tensor, until the chunk's sums are
-complete: small ones may be among them. That depends on the problem and its data alone, so the bits do not depend on the
-workers.
+pixel over real taps instead (`exact`), for a block of 16 channels of the narrow tensor. That depends on the problem and
+its data alone, so the bits do not depend on the workers.
 
 The instructions take subnormal numbers (below 2**-126) as zero, in what they read and in what they write. With `P` the
 largest product that two channels allow in a slab (the largest magnitude of one times that of the other), each product
-of the two and each addition loses at most ``2**-40 * P`` by that. With a channel of subnormal numbers alone nothing is
-lost.
+of the two and each addition loses at most ``2**-40 * P`` by that; and with tile registers a sum that is itself that
+small, where another slab follows.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import numpy as np
 
 from kernels.blocks import SUMS
 from kernels.emit.brgemm import FLUSH, Batch, Element
-from kernels.emit.compiler import Rows, Table, Vector, inlined, jit
+from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, EXACT, STAGE, STAGED, STEP, TILE, Sides
-from kernels.emit.intrinsics import address_of, call_entry, keep_alive, stack_array, stack_record
+from kernels.emit.intrinsics import address_of, call_entry, fill_zero, keep_alive, stack_array, stack_record
 from kernels.gradient.dots.records import DotCall, DotShare, DotSlab, DotTap, PackedBox, Packing
 from kernels.gradient.dots.schedule import LEAST_GAP
 from kernels.pack.magnitudes import SPECIAL, lane_peaks
@@ -52,6 +51,23 @@ ELEMENT_BYTES = ELEMENT.itemsize
 
 
 @jit
+def _clear(packing: Packing, boxes: Rows[PackedBox]) -> None:
+    """Write zeros behind the only box where its lines have no gaps between them, and everywhere where they have."""
+    plane, end, steps = packing.plane, 0, packing.steps
+    if boxes.shape[0] == 1 and boxes[0].place == 0:
+        sizes = boxes[0].sizes
+        end = 2 * sizes[3]
+        for axis in range(2, -1, -1):
+            end = end * sizes[axis] if sizes[axis] == 1 or steps[axis] == end else 0
+    full = packing.channels
+    if packing.pairs:
+        full, end = full // TILE, end // 4 * LINE
+    for p in range(packing.planes):
+        start = end if p < full else 0
+        fill_zero(packing.target + p * plane + start, plane - start)
+
+
+@jit
 def _least_peaks(packing: Packing, peaks: Vector) -> None:
     """Find the smallest of the channels' largest values, of all planes or of each panel of pairs, as bits of bf16.
 
@@ -67,6 +83,14 @@ def _least_peaks(packing: Packing, peaks: Vector) -> None:
         peak = int(lanes[c % TILE]) if pairs else whole
         if peak > 0:
             peaks[block] = min(peaks[block], peak) if peak < SPECIAL else 0
+
+
+@jit
+def _pack(packing: Packing, boxes: Rows[PackedBox], peaks: Vector) -> None:
+    """Pack some channels, and see how large their values are."""
+    _clear(packing, boxes)
+    pack_boxes(packing, boxes)
+    _least_peaks(packing, peaks)
 
 
 @inlined
@@ -228,41 +252,33 @@ def _add_exactly(
 @jit
 def add_dots(
     table: Vector, shares: Rows[DotShare], calls: Rows[DotCall], slabs: Rows[DotSlab], boxes: Rows[PackedBox],
-    last: Rows[PackedBox], taps: Rows[DotTap], exact: Table,
+    taps: Rows[DotTap],
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of the one share's groups.
 
-    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. `taps` are the
-    live ones, then the same as tiles take them. `exact` has a row for each group: 1 for blocks of b whose sums are
-    formed without these products, until the caller clears it.
+    `boxes` are for each slab those of a, then that of b. `taps` are the live ones, then the same as tiles take them.
     """
-    call, share = calls[0], shares[0]
-    phases = share.phases
-    a_peaks, b_peaks = np.empty(1, np.int64), np.empty(share.b.planes, np.int64)
-    packings = stack_array(2, PACKING)
+    call, share, packings, a_peaks = calls[0], shares[0], stack_array(2, PACKING), stack_array(1, np.int64)
+    phases, blocks = share.phases, share.b.planes
+    b_peaks, exact = np.empty(blocks, np.int64), np.empty(blocks, np.int64)
     packings[0], packings[1] = share.a, share.b
     for i in range(2):
         packings[i].target += call.panels
-    a_last, b_last = last[:phases], last[phases:]
     for s in range(slabs.shape[0]):
         slab, wide, narrow = slabs[s], packings[0], packings[1]
         now = boxes[s * (phases + 1) : (s + 1) * (phases + 1)]
         for g in range(share.groups):
             sums = call.acc + g * share.acc_group
             narrow.source = call.b + share.b.source + g * share.b_group
-            pack_boxes(narrow, now[phases:], b_last)
-            _least_peaks(narrow, b_peaks)
+            _pack(narrow, now[phases:], b_peaks)
             wide.source = call.a + share.a.source + g * share.a_group
-            pack_boxes(wide, now[:phases], a_last)
-            _least_peaks(wide, a_peaks)
-            a_last, b_last = now[:phases], now[phases:]
-            for j in range(share.b.planes):
+            _pack(wide, now[:phases], a_peaks)
+            for j in range(blocks):
                 first, second = a_peaks[0] >> 7, b_peaks[j] >> 7
-                if min(first, second) < LEAST_PEAK or first + second < LEAST_PEAKS:
-                    exact[g, j] = 1
+                exact[j] = 1 if min(first, second) < LEAST_PEAK or first + second < LEAST_PEAKS else 0
             call_entry(table[BEGIN])
-            _add_rows(table, share, slab, taps[share.live :], call, exact[g], sums)
+            _add_rows(table, share, slab, taps[share.live :], call, exact, sums)
             call_entry(table[END])
-            for j in range(share.b.planes):
-                if exact[g, j] == 1:
+            for j in range(blocks):
+                if exact[j] == 1:
                     _add_exactly(table[EXACT], share, slab, taps[: share.live], packings, j, sums)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from kernels.arena import address, arena, arena_keeps, arena_kept
+from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.emit.compiler import Floats, Records, Table, row_of
+from kernels.emit.compiler import Floats, Records, row_of
 from kernels.emit.dots import STAGED, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotCall, DotShare, Packing
@@ -40,7 +38,6 @@ class DotPart(Part):
         super().__init__(problem, plan, unit)  # type: ignore[arg-type]  # as above
         self.share = self._share(int(self.blocks["valid"].sum()))
         self.panels = (plan.a_planes * plan.a_plane + 2 * self.width * plan.positions + STAGE_BYTES) // 4
-        self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
 
     def _share(self, channels: int) -> Records:
         """Return what is packed and summed, of b so many `channels`."""
@@ -78,29 +75,17 @@ class DotPart(Part):
             b=tuple(b[0]),
         )
 
-    def _exact(self, first: int) -> Table:
-        """Return the marks of blocks that are summed exactly, which are new where sums begin."""
-        shape = self.g1 - self.g0, self.width // TILE
-        marks = arena("exact", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
-        if first in self.starts:
-            marks[...] = 0
-        return marks
-
     def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         """Pack both tensors as pairs, and multiply."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         a, b = (narrow, wide) if plan.vector_is_wide else (wide, narrow)
-        place, last = arena_kept("vector", self.panels, self)
-        none = slice(0, 0) if last is None else slice(last, last + 1)
+        place = arena_address("vector", self.panels)
         call = row_of(
             DotCall, a=address(a), b=address(b), panels=place, acc=address(acc), offsets=address(plan.offsets),
             rows=len(plan.offsets),
         )  # fmt: skip
-        boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
-        exact = self._exact(some.start)
-        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.tap_table, exact)
-        arena_keeps("vector", self, some.stop - 1)
+        add_dots(dot_table(), self.share, call, self.slabs[some], plan.boxes[some].reshape(-1), plan.tap_table)
 
 
 @cached
