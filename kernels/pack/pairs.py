@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.emit.compiler import Record, Records, Rows, Vector, jit, numbers
 from kernels.pack.lines import Pixels, pack_line, pack_line_pairs
-from kernels.problem import ConvProblem, storage_dtype
+from kernels.problem import ConvProblem
 
 __all__ = ["PackedBox", "Packing", "pack_boxes", "unfolded_boxes", "weight_boxes"]
 
@@ -51,7 +51,7 @@ def weight_boxes(problem: ConvProblem, taps: Vector, places: Vector, step: int) 
     step = step if tap_step < channel_step else channels
     firsts = np.arange(0, channels, step)
     boxes = np.zeros((len(firsts), len(taps)), PackedBox.dtype)
-    boxes["source"] = storage_dtype(problem.dtype).itemsize * (taps * tap_step + channel_step * firsts[:, None])
+    boxes["source"] = 2 * (taps * tap_step + channel_step * firsts[:, None])
     boxes["place"], boxes["sizes"] = 2 * (places + firsts[:, None]), 1
     boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
     return boxes.reshape(-1)

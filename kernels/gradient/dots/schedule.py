@@ -24,7 +24,7 @@ from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.roles import lane_blocks
 from kernels.gradient.tiles.driver import PLANES
-from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.problem import ConvProblem, wrapped
 from kernels.reduction import chunks_of
 
 __all__ = ["DotSchedule", "dot_schedule"]
@@ -230,7 +230,7 @@ def _slabs(lines: Sequence[_Line]) -> int:
 
 def _boxes(
     lines: Sequence[_Line], columns: Sequence[Sequence[Iterable[tuple[int, int, int]]]], tensor: Sequence[int],
-    panel: Sequence[int], size: int,
+    panel: Sequence[int],
 ) -> Records:  # fmt: skip
     """Return the boxes of each slab, one for each combination of the `columns` of (n, d, h, w).
 
@@ -241,7 +241,7 @@ def _boxes(
         first, at, count = np.array([[*column] for column in some], object).T
         along = [1] * 8
         along[axis], along[4 + axis] = count.shape
-        boxes["source"] += wrapped(size * step * first).reshape(along)
+        boxes["source"] += wrapped(2 * step * first).reshape(along)
         boxes["place"] += wrapped(2 * line * at).reshape(along)
         boxes["sizes"][..., axis] = count.astype(np.int64).reshape(along)
     return boxes.reshape(_slabs(lines), -1)
@@ -263,7 +263,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     cuts = np.array(list(product(*(line.cuts for line in lines))), np.int64)
     slabs = np.empty(len(cuts), DotSlab.dtype)
     slabs["low"], slabs["high"] = cuts[:, :, 0], cuts[:, :, 1]
-    steps, size = _steps(lines), storage_dtype(problem.dtype).itemsize
+    steps = _steps(lines)
     pixels = (slabs["high"][:, 0] - slabs["low"][:, 0] - 1) * steps[0] + _pixels(lines, 1)
     slabs["pairs"] = STEP // 2 * -(-pixels // STEP)
     positions = 32 * ceil(_pixels(lines, 0) / 32)
@@ -285,13 +285,13 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         spans = [axis.ranges[k] for axis, k in zip(geo.axes, numbers, strict=True)]
         row["low"], row["high"] = zip(*spans, strict=True)
         meets = [axis.shifts[k] for axis, k in zip(geo.axes, numbers, strict=True)]
-        sources.append(size * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
+        sources.append(2 * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
     live["source"], live["rows"] = wrapped(sources), 1
-    wide = _boxes(lines, [[line.data(phase) for phase in line.phases] for line in lines], geo.wide.steps, steps, size)
+    wide = _boxes(lines, [[line.data(phase) for phase in line.phases] for line in lines], geo.wide.steps, steps)
     wide["place"] += 2 * front + plane * np.arange(len(phases))
     whole = [[[(low, 0, high - low) for low, high in line.cuts]] for line in lines]
-    narrow = _boxes(lines, whole, geo.narrow.steps, steps, size)
-    a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
+    narrow = _boxes(lines, whole, geo.narrow.steps, steps)
+    a_steps = [2 * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
     channels = geo.wide.channels
@@ -314,8 +314,8 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         lanes=TILE * b_blocks,
         a=geo.wide,
         b=geo.narrow,
-        a_steps=wrapped([*a_steps, size * geo.wide.channel]),
-        b_steps=wrapped([size * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
+        a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
+        b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
         a_planes=channels + (len(live) < taps),
         a_plane=a_plane,

@@ -14,7 +14,7 @@ from kernels.gradient.dots.records import DotCall, DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BwdWeights, Part
 from kernels.plan import Storage, Unit
-from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.problem import ConvProblem, wrapped
 from kernels.target import target
 
 __all__ = ["BWD_DOTS"]
@@ -41,9 +41,9 @@ class DotPart(Part):
 
     def _share(self, channels: int) -> Records:
         """Return what is packed and summed, of b so many `channels`."""
-        plan, size = self.plan, storage_dtype(self.problem.dtype).itemsize
+        plan = self.plan
         a_source, a_group, b_source, b_group = wrapped(
-            size * step
+            2 * step
             for step in (
                 plan.a.origin + self.g0 * plan.a.group, plan.a.group,
                 plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
