@@ -129,13 +129,12 @@ def _stage_rows(builder: Any, a: Any, offsets: Any, tile: Any, steps: Any, to: A
         machine(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
 
 
-def _exact_block(
-    builder: Any, a: Any, a_pixel: Any, b: Any, b_pixel: Any, count: Any, c: Any, c_line: Any, place: Any
-) -> None:
+def _exact_block(builder: Any, *values: Any) -> None:
     """Sum up to 16 channels with 16 others pixel by pixel in f32, from the tensors themselves. See `dot_table`.
 
     Rows and lanes behind the last channel repeat it.
     """
+    a, a_pixel, b, b_pixel, count, c, c_line, place = values
     sides = simd.fields(builder, place, Sides)
     fma, stored = simd.fma(builder, FLOATS), _HALVES.element
 
