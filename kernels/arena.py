@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_BYTES", "address", "arena", "arena_address", "arena_bytes", "arena_keeps", "arena_kept", "arena_trim"]
+__all__ = ["MOST_BYTES", "address", "arena", "arena_address", "arena_bytes", "arena_trim"]
 
 _addressof: Any = ctypes.addressof
 _first_byte: Any = ctypes.c_char.from_buffer
@@ -26,7 +26,6 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[npt.NDArray[np.float32], int]] = {}
-        self.marks: dict[str, tuple[object, int]] = {}
         self.nbytes = 0
 
 
@@ -54,25 +53,7 @@ def arena_address(name: str, floats: int) -> int:
     return _hold(name, floats)[1]
 
 
-def arena_kept(name: str, floats: int, owner: object) -> tuple[int, int | None]:
-    """Return the address of `arena`, and what `owner` said of its content if nobody had it since.
-
-    Any other request for the same name, and room for more, takes that away; so does this one, until the owner says
-    anew what is there (`arena_keeps`).
-    """
-    owned, mark = _local.marks.get(name, (None, None))
-    before = _local.held.get(name)
-    address = _hold(name, floats)[1]
-    return address, mark if owned is owner and before is _local.held[name] else None
-
-
-def arena_keeps(name: str, owner: object, mark: int) -> None:
-    """Declare what the content of `arena` is, for the owner's next request."""
-    _local.marks[name] = owner, mark
-
-
 def _hold(name: str, floats: int) -> tuple[npt.NDArray[np.float32], int]:
-    _local.marks.pop(name, None)
     found = _local.held.get(name)
     if found is None or found[0].size < floats + _LINE:
         raw = np.empty(floats + 2 * _LINE, np.float32)
@@ -92,5 +73,4 @@ def arena_trim() -> None:
     """Free this thread's scratch if it is more than `MOST_BYTES`; nothing may use it."""
     if _local.nbytes > MOST_BYTES:
         _local.held.clear()
-        _local.marks.clear()
         _local.nbytes = 0

@@ -123,7 +123,7 @@ class Sums:
     themselves."""
 
     narrow_bytes: int = CACHES.l2_dots
-    """Packed bytes of all parts of the narrow tensor, which every pair of a channel and a tap reads again."""
+    """Packed bytes of the narrow tensor, which every pair of a channel and a tap reads again."""
 
     all_groups_bytes: int = 4 * CACHES.l2_dots
     """Packed bytes of a slab of all groups, where their channels lie side by side: each group comes back to the same
@@ -135,8 +135,8 @@ class Sums:
     walk_pixels: int = 512
     """Pixels of one walk at the most: those of 32 channels leave room in the first cache, or in the second."""
 
-    staged_pixels: tuple[int, int, int] = (320, 192, 128)
-    """Those of a walk of staged rows, by the number of parts of a value, which should stay in the first cache."""
+    staged_pixels: int = 320
+    """Those of a walk of staged rows, which should stay in the first cache."""
 
     # forward operations (`kernels.forward`)
 

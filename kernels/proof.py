@@ -18,7 +18,6 @@ from kernels.chains.units import Part, arrange
 from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
-from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import (
     DTYPES_IN_PLACE,
     GROUP_LINES,
@@ -31,7 +30,7 @@ from kernels.emit.depthwise import (
     KernelLine,
     depthwise_entry,
 )
-from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, PRODUCTS, TILE, TileSteps, dot_table
+from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STAGED, TILE, dot_table
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
 from kernels.reference import bias_gradient, bias_of, forward, gradients, narrow, single, widen
@@ -74,10 +73,9 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
         address = int(micro_table()[MICRO[name] + vectors - 1])
         for rows in range(1, MICRO_ROWS[name][vectors] + 1):
             yield f"micro-kernel {name}, {rows} x {vectors}", partial(_try_batch, name, vectors, rows, address, rng)
-    for parts, (across, down) in product(PRODUCTS, DOWN.items() if target().dots == "amx" else ()):
+    for across, down in enumerate(DOWN if STAGED else (), 1):
         for tiles in range(1, down + 1):
-            name = f"tile products of {parts} parts, {tiles} x {across}"
-            yield name, partial(_try_tiles, parts, tiles, across, rng)
+            yield f"tile products, {tiles} x {across}", partial(_try_tiles, tiles, across, rng)
     entries = [("pixels", dtype, 1, LINES, PIXELS) for dtype in DTYPES_IN_PLACE]
     for name, most in GROUP_PIXELS.items():
         entries.append(("groups", name, target().lanes // (1 if name == "one_dots" else 2), GROUP_LINES, most))
@@ -181,33 +179,26 @@ def _try_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.
     return True
 
 
-def _try_tiles(parts: int, down: int, across: int, rng: np.random.Generator) -> bool:
+def _try_tiles(down: int, across: int, rng: np.random.Generator) -> bool:
     """Sum two elements of three steps on tile registers, to a line and to the sums of that."""
-    rows, lanes, table = TILE * down, TILE * across, dot_table()
-    configure = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
+    rows, lanes, table, nothing = TILE * down, TILE * across, dot_table(), ctypes.CFUNCTYPE(None)
     whole = [
-        rng.integers(-3, 4, (parts, *shape)).astype(np.float32)
-        for shape in ((rows, 2, 3, 16, 2), (across, 2, 3, 16, TILE, 2))
+        rng.integers(-3, 4, shape).astype(np.float32) for shape in ((2, 3, rows, 16, 2), (across, 2, 3, 16, TILE, 2))
     ]
-    products = sum(np.einsum("mekpi,vekpli->mvl", whole[0][p], whole[1][q]) for p, q in PRODUCTS[parts])
+    products = np.einsum("ekmpi,vekpli->mvl", *whole).reshape(rows, lanes)
     a, b = ((each.view(np.uint32) >> 16).astype(np.uint16) for each in whole)
     start, sums = rng.integers(-9, 10, lanes).astype(np.float32), np.zeros((rows, lanes), np.float32)
-    steps = row_of(
-        TileSteps, a_part=a.strides[0], b_part=b.strides[0], a_tile=TILE * a.strides[1], c_tile=TILE * sums.strides[0],
-        c_vector=4 * TILE,
-    )  # fmt: skip
     elements = np.zeros(2, Element.dtype)
-    elements["a"][1], elements["b"][1], elements["steps"] = a.strides[2], b.strides[2], 3
-    configure(int(table[BEGIN]))(*[0] * 8)
+    elements["a"][1], elements["b"][1], elements["steps"] = a.strides[0], b.strides[1], 3
+    nothing(int(table[BEGIN]))()
     for first, row in ((start, 0), (sums, sums.strides[0])):
         _call_batch(
-            int(table[BLOCKS + 2 * (parts - 1) + across - 1]), elements, rows=rows - 5, a=a.ctypes.data,
-            a_row=a.strides[1], a_step=a.strides[3], b=b.ctypes.data, b_vector=b.strides[1], b_step=b.strides[3],
-            c=sums.ctypes.data, c_row=sums.strides[0], start=first.ctypes.data, start_row=row,
-            indirection=steps.ctypes.data,
+            int(table[BLOCKS + across - 1]), elements, rows=rows - 5, a=a.ctypes.data, a_row=a.strides[2],
+            a_step=a.strides[1], b=b.ctypes.data, b_vector=b.strides[0], b_step=b.strides[2], c=sums.ctypes.data,
+            c_row=sums.strides[0], start=first.ctypes.data, start_row=row,
         )  # fmt: skip
-    configure(int(table[END]))(*[0] * 8)
-    return np.array_equal(sums, start + 2 * np.reshape(products, (rows, lanes)))
+    nothing(int(table[END]))()
+    return np.array_equal(sums, start + 2 * products)
 
 
 def _try_line(
@@ -318,11 +309,10 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
 
 def _for_dots(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
     """Return problems of many channels and pixels, which products of bf16 compute where there are any."""
-    dtypes: tuple[Any, ...] = "bf16", "f16", "f32"
     channels = (16, 16), (32, 48), (48, 32), (64, 24), (80, 16)
-    for number, (op, dtype, (src, dst)) in enumerate(product(ops, dtypes, channels) if target().dots else ()):
+    for number, (op, (src, dst)) in enumerate(product(ops, channels) if target().dots else ()):
         yield ConvProblem(
-            op=op, dtype=dtype, n=2, src_channels=src, dst_channels=dst, groups=1, src_spatial=(5, 72),
+            op=op, dtype="bf16", n=2, src_channels=src, dst_channels=dst, groups=1, src_spatial=(5, 72),
             dst_spatial=(5, 72), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
             data_format=("NCX", "NXC")[number % 2], weights_format="OIX",
         )  # fmt: skip

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from kernels.emit import simd
 from kernels.target import target
@@ -59,10 +58,6 @@ class _Amx:
         place = self.builder.inttoptr(address, _I8.as_pointer())
         simd.call(self.builder, name, ir.VoidType(), _I8(tile), place, step)
 
-    def zero(self, tile: int) -> None:
-        """TILEZERO."""
-        simd.call(self.builder, "llvm.x86.tilezero", ir.VoidType(), _I8(tile))
-
     def dot(self, c: int, a: int, b: int) -> None:
         """TDPBF16PS: add the products of 16 channels' 16 pixel pairs with those of 16 other channels."""
         simd.call(self.builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _I8(c), _I8(a), _I8(b))
@@ -97,11 +92,6 @@ class _Imitation:
     def store(self, tile: int, address: Any, step: Any) -> None:
         """Do TILESTORED."""
         self._call("imitated_move", _imitate_move, address, step, self.tiles[tile], _I64(LINE))
-
-    def zero(self, tile: int) -> None:
-        """Do TILEZERO."""
-        pointer = self.builder.inttoptr(self.tiles[tile], _I8.as_pointer())
-        cgutils.memset(self.builder, pointer, _I64(BLOCK), 0)
 
     def stay_awake(self) -> None:
         """Do nothing."""

@@ -17,10 +17,10 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_panel", "fence", "fill_zero",
+    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_bytes", "copy_panel", "fence", "fill_zero",
     "interleave2", "interleave3", "keep_alive", "load", "load_wide", "put", "put_value", "size_of", "stack_array",
-    "stack_record", "store_lines", "store_narrow",
-    "store_value", "stored_size", "touch", "touch_all", "transpose_panel", "untranspose",
+    "stack_record", "store_lines", "store_narrow", "store_value", "stored_size", "touch", "touch_all",
+    "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -236,6 +236,13 @@ def add_run(builder: Any, target: Any, source: Any, count: Any) -> None:
 def fill_zero(builder: Any, address: Any, count: Any) -> None:
     """Write `count` zero bytes from an address on."""
     cgutils.memset(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), count, 0)
+
+
+@emitted
+def copy_bytes(builder: Any, to: Any, source: Any, count: Any) -> None:
+    """Copy `count` bytes."""
+    first, second = (builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in (to, source))
+    cgutils.raw_memcpy(builder, first, second, count, 1)
 
 
 @by_kind

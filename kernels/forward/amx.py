@@ -20,7 +20,7 @@ import numpy as np
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import row_of, values_of
-from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE, dot_table
+from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.axes import AxisTable, Ints, axis_tables, numbers_of, tables_of
 from kernels.forward.operands import Share
 from kernels.forward.records import (
@@ -45,7 +45,6 @@ from kernels.forward.staging import (
     stage_weights,
 )
 from kernels.forward.tiles import ForwardTiles, way_cycles
-from kernels.pack.lines import SPLIT_BYTES
 from kernels.pack.pairs import weight_boxes
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
@@ -66,7 +65,7 @@ MOST_CYCLES = 0.9
 """Of the estimate over that of register tiles."""
 
 SPEED = 4
-"""Times as much work of bf16 makes a unit worth its message as on register tiles."""
+"""Times as much work makes a unit worth its message as on register tiles."""
 
 MOST_TAPS, MOST_PHASES, MOST_BANDS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
@@ -122,7 +121,6 @@ class Layout:
     axes: list[_Axis]
     joined: tuple[int, ...]
     depth: int
-    parts: int
     rows: int
     cycles: float
 
@@ -133,12 +131,12 @@ class Layout:
 
     @property
     def segment_rows(self) -> int:
-        """Rows of a segment: of all its positions, for each part of their values."""
-        return self.parts * self.depth * self.steps[0] * self.pitches[0]
+        """Rows of a segment: of all its positions."""
+        return self.depth * self.steps[0] * self.pitches[0]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one part of 16 dst channels' weights."""
+        """Bytes of 16 dst channels' weights."""
         return TILE_BYTES * self.depth * prod(axis.table.kernel for axis in self.axes)
 
 
@@ -157,7 +155,7 @@ def _rows(steps: Sequence[int], axes: Sequence[_Axis], joined: Sequence[int]) ->
     return images * tiles * work, images * rows * TILE * tiles
 
 
-def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] | None:
+def _bands(dims: Dims, depth: int) -> tuple[list[int], list[_Axis]] | None:
     """Choose the images and dst positions of a band, as many as have room, and lay its axes out.
 
     None for too many bands, segments or zeros, or nothing to sum.
@@ -172,7 +170,7 @@ def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] 
         return found if len(found) == 3 and prod(len(axis.segments) for axis in found) <= MOST_PHASES else None
 
     def panel(axes: list[_Axis]) -> int:
-        return parts * depth * ROW_BYTES * shape[0] * prod(len(axis.segments) * axis.pitch for axis in axes)
+        return depth * ROW_BYTES * shape[0] * prod(len(axis.segments) * axis.pitch for axis in axes)
 
     def fits(axes: list[_Axis]) -> bool:
         return panel(axes) <= SUMS.panel_bytes and prod(shape) <= SUMS.staged_positions
@@ -197,13 +195,13 @@ def _bands(dims: Dims, parts: int, depth: int) -> tuple[list[int], list[_Axis]] 
 @cached
 def layout(problem: ConvProblem) -> Layout | None:
     """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum."""
-    dims, parts = problem.dims, PARTS[problem.dtype]
+    dims = problem.dims
     if prod(dims.kernel) > MOST_TAPS or 0 in (*dims.wide, *dims.narrow, dims.n):
         return None
     if not dims.gathers and prod(dims.strides) > MOST_PHASES:
         return None
     depth, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
-    chosen = _bands(dims, parts, depth)
+    chosen = _bands(dims, depth)
     if chosen is None:
         return None
     steps, axes = chosen
@@ -213,9 +211,9 @@ def layout(problem: ConvProblem) -> Layout | None:
     joined = min(JOINED, key=lambda joined: _rows(steps, axes, joined)[0])
     work, rows = _rows(steps, axes, joined)
     packed = steps[0] * prod(len(axis.segments) * axis.pitch for axis in axes)
-    products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
+    products = PRODUCT_CYCLES * depth * blocks * work
     cycles = dims.groups * bands * (products + VALUE_CYCLES * STEP * depth * packed) + GROUP_CYCLES * (dims.groups - 1)
-    return Layout(tuple(steps), axes, joined, depth, parts, rows, cycles)
+    return Layout(tuple(steps), axes, joined, depth, rows, cycles)
 
 
 class _Bands(Share):
@@ -231,7 +229,7 @@ class _Bands(Share):
         self.bands = prod(count for *_, count in self.grid)
         values = problem.groups * problem.n * dims.dst_channels * prod(dims.dst)
         work = LANES * prod(plan.steps) * (problem.macs // max(1, values) + PIXEL_MACS)  # of a band and two blocks
-        pairs = max(1, min(SUMS.weights_bytes // (2 * plan.parts * plan.block_bytes), STEPS.staged_macs // work))
+        pairs = max(1, min(SUMS.weights_bytes // (2 * plan.block_bytes), STEPS.staged_macs // work))
         low, high = self.channels
         self.cuts = [
             (g, c, min(high, c + pairs * LANES))
@@ -240,15 +238,15 @@ class _Bands(Share):
         self.parts = [self.one_pass(group, 1, last - first, first) for group, first, last in self.cuts]
         positions, widest = plan.steps[0] * pitches[0], max(ceil((last - first) / TILE) for _, first, last in self.cuts)
         segments = [prod(len(axis.segments) for axis in axes[first:]) for first in range(4)]
-        self.floats["panels"] = plan.parts * widest * plan.block_bytes // 4
+        self.floats["panels"] = widest * plan.block_bytes // 4
         self.floats["source"] = (segments[0] * plan.segment_rows + SPARE) * ROW_BYTES // 4
-        self.floats["products"] = SPLIT_BYTES // 4 + LANES + 64
+        self.floats["products"] = LANES + 64
         self.floats["sums"] = (plan.rows + prod(plan.steps)) * LANES
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         numbers = numbers_of(dims)
         self.taps = weight_boxes(problem, np.arange(len(numbers)), STEP * plan.depth * numbers, STEP)
         panel = row_of(
-            RowPanel, parts=plan.parts, depth=plan.depth, positions=positions, pitches=pitches, sizes=dims.src,
+            RowPanel, depth=plan.depth, positions=positions, pitches=pitches, sizes=dims.src,
             src_strides=self.src_strides, strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
         )  # fmt: skip
         each = product(*(axis.segments for axis in axes))
@@ -284,10 +282,7 @@ class _Bands(Share):
         others: list[list[int]] = []
         call = self.call(inputs, output)
         for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
-            nonfinite = np.zeros(last - first + TILE, np.int64)
-            stage_weights(self.share, self.staged, part, call, self.taps, nonfinite)
-            edges = first + np.flatnonzero(np.diff(nonfinite[: last - first], prepend=0, append=0))
-            others += [self._part(self.spans, group, *run) for run in edges.reshape(-1, 2).tolist()]
+            stage_weights(self.share, part, call, self.taps)
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
@@ -325,10 +320,12 @@ class ForwardAmx(ForwardTiles):
         """Take what fills tiles well enough to be faster than register tiles."""
         if problem.op != self.op:
             return f"computes {self.op} only"
+        if problem.dtype != "bf16":
+            return "tile products take bf16 only"
         plan = layout(problem)
         if plan is None:
             return "too many taps, phases, or zeros between pixels"
-        if 2 * plan.parts * plan.block_bytes > SUMS.weights_bytes:
+        if 2 * plan.block_bytes > SUMS.weights_bytes:
             return "the weights of a few channels take too much room"
         ratio = plan.cycles / max(1.0, way_cycles(problem))
         if ratio > MOST_CYCLES and not target().imitated:
@@ -337,7 +334,7 @@ class ForwardAmx(ForwardTiles):
 
     def speed(self, problem: ConvProblem) -> int:
         """Return the estimated speed, as a multiple of that on register tiles."""
-        return SPEED // PARTS[problem.dtype] or 1
+        return SPEED
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of the grid that units are cut from, and its steps."""

@@ -152,4 +152,4 @@ def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector
                         touch(place + lane * dst.channel + 2 * first + STRIP)
                         touch(place + lane * dst.channel + 2 * first + STRIP + 64)
                     pixels = Pixels(source + 2 * lanes * first, 2 * lanes, 2, min(STRIP // 2, run - first))
-                    pack_line(2, valid, place + 2 * first, dst.channel, 0, pixels, 0)
+                    pack_line(valid, place + 2 * first, dst.channel, pixels)

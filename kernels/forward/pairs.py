@@ -53,7 +53,7 @@ def pack_pairs(
     """
     share, one, call, packing = shares[0], passes[0], calls[0], stack_record(PACKING)
     weights, blocks = one.weights, (one.channels + WIDTH - 1) // WIDTH
-    packing.pairs, packing.parts, packing.channels = True, 1, one.channels
+    packing.pairs, packing.channels = True, one.channels
     packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
     packing.planes, packing.plane = blocks, share.panel.block_bytes
     whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
@@ -64,14 +64,16 @@ def pack_pairs(
     for g in range(one.groups):
         packing.source = call.weights + weights.start + g * weights.group
         packing.target = call.panels + g * blocks * share.panel.block_bytes
+        if not whole:
+            fill_zero(packing.target, blocks * packing.plane)
         if not unfolds:
-            pack_boxes(packing, taps, taps if whole else taps[:0])
+            pack_boxes(packing, taps)
         for b in range(blocks if unfolds else 0):
             packing.channels = min(WIDTH, one.channels - b * WIDTH)
             source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
             packing.source = address_of(unfolded)
             _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
-            pack_boxes(packing, taps, taps if whole else taps[:0])
+            pack_boxes(packing, taps)
             packing.target += share.panel.block_bytes
     keep_alive(unfolded)
     return _exponent(call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
@@ -122,10 +124,12 @@ def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, wor
     for axis in range(3):
         box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
     box.sizes[3], packing.strides[3] = channels, data.channel
-    packing.parts, packing.channels, packing.channel = 1, run, strides[3]
+    packing.channels, packing.channel = run, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
     packing.planes = positions
-    pack_boxes(packing, boxes, boxes if steps[3] == 2 * channels else boxes[:0])
+    if steps[3] != 2 * channels:
+        fill_zero(scratch, positions * steps[3])
+    pack_boxes(packing, boxes)
 
 
 @jit

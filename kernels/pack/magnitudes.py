@@ -10,13 +10,12 @@ from llvmlite import ir
 from numba import types
 
 from kernels.emit import simd
-from kernels.emit.compiler import emitted, inlined
-from kernels.emit.intrinsics import store_value
+from kernels.emit.compiler import emitted
 
-__all__ = ["LEAST_BIAS", "LEAST_SUM", "SPECIAL", "clear_lane", "lane_peaks", "magnitudes"]
+__all__ = ["LEAST_BIAS", "LEAST_SUM", "SPECIAL", "lane_peaks", "magnitudes"]
 
 SPECIAL = 0x7F80
-"""Bits of Inf without its sign: of bf16, or of the first part of others."""
+"""Bits of Inf without its sign."""
 
 LEAST_SUM = 142
 """Sum of two exponents, as f32 stores them: the 16 digits of a product are then worth 2**-111 to 2**-126 or more."""
@@ -85,10 +84,3 @@ def _reduced(builder: Any, relation: str, lanes: Any) -> Any:
     while lanes.type.count > 1:
         lanes = _halved(builder, relation, lanes)
     return builder.zext(builder.extract_element(lanes, _I32(0)), _I64)
-
-
-@inlined
-def clear_lane(place: int, lines: int) -> None:
-    """Write zeros in place of one channel's pairs of bf16, the first at `place`, in `lines` lines of 16 channels."""
-    for line in range(lines):
-        store_value(place + 64 * line, np.float32(0))

@@ -1,21 +1,17 @@
 """Packing of boxes of positions for products of bf16 pairs: from tensors in any layout to planes or panels of pairs.
 
-Lines, which `kernels.pack.lines` packs, are runs of the last of four axes; they are a common pitch apart, zeros between
-them.
+Lines, which `kernels.pack.lines` packs, are runs of the last of four axes; they are a common pitch apart.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Record, Records, Rows, Vector, inlined, jit, numbers
-from kernels.emit.intrinsics import fill_zero
+from kernels.emit.compiler import Record, Records, Rows, Vector, jit, numbers
 from kernels.pack.lines import Pixels, pack_line, pack_line_pairs
-from kernels.problem import ConvProblem, storage_dtype
+from kernels.problem import ConvProblem
 
 __all__ = ["PackedBox", "Packing", "pack_boxes", "unfolded_boxes", "weight_boxes"]
-
-_PAIR = 64  # bytes of a pair of pixels of 16 channels
 
 
 class PackedBox(Record):
@@ -30,13 +26,10 @@ class Packing(Record):
     """Channels of a tensor, and the planes or panels of `pairs` that boxes of their positions are packed to.
 
     `source` is the address of the first channel; `channel` leads to the next one, `strides` along (n, d, h, w), all in
-    bytes. From `target` on lie so many `planes` for each part of a value, each of `plane` bytes, in which `steps` lead
-    along (n, d, h, w). A panel of pairs has 16 channels and counts as a plane: its places and steps are those in a
-    channel's plane. With three `parts` the tensor is of f32, else its values are moved as they are, to the first part.
-    `scratch` is the address of `SPLIT_BYTES` bytes.
+    bytes. From `target` on lie so many `planes`, each of `plane` bytes, in which `steps` lead along (n, d, h, w). A
+    panel of pairs has 16 channels and counts as a plane: its places and steps are those in a channel's plane.
     """
 
-    parts: int
     channels: int
     source: int
     channel: int
@@ -45,7 +38,6 @@ class Packing(Record):
     planes: int
     plane: int
     steps: Vector = numbers(4)
-    scratch: int
     pairs: bool
 
 
@@ -59,7 +51,7 @@ def weight_boxes(problem: ConvProblem, taps: Vector, places: Vector, step: int) 
     step = step if tap_step < channel_step else channels
     firsts = np.arange(0, channels, step)
     boxes = np.zeros((len(firsts), len(taps)), PackedBox.dtype)
-    boxes["source"] = storage_dtype(problem.dtype).itemsize * (taps * tap_step + channel_step * firsts[:, None])
+    boxes["source"] = 2 * (taps * tap_step + channel_step * firsts[:, None])
     boxes["place"], boxes["sizes"] = 2 * (places + firsts[:, None]), 1
     boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
     return boxes.reshape(-1)
@@ -74,70 +66,14 @@ def unfolded_boxes(channels: int, places: Vector) -> Records:
 
 
 @jit
-def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
-    """Return whether a box has a line of at least `run` positions at a place."""
-    offset, sizes = place - box.place, box.sizes
-    if offset < 0 or sizes[3] < run:
-        return False
-    n, d, h = offset // steps[0], offset % steps[0] // steps[1], offset % steps[0] % steps[1] // steps[2]
-    inside: bool = n < sizes[0] and d < sizes[1] and h < sizes[2]
-    return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
-
-
-@inlined
-def _value_bytes(packing: Packing) -> int:
-    """Return the bytes of a value of the tensor."""
-    return 4 if packing.parts == 3 else 2
-
-
-@jit
-def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Write zeros where `before` has lines and `boxes` has none.
-
-    With nothing `before`, everything becomes zero. Of panels whole pairs are cleared: what is packed now is so later.
-    """
-    count, plane, steps = (3 if packing.parts == 3 else 1) * packing.planes, packing.plane, packing.steps
-    if boxes.shape[0] != before.shape[0]:
-        fill_zero(packing.target, count * plane)
-        return
-    for b in range(boxes.shape[0]):
-        was, now = before[b], boxes[b]
-        same, sizes = was.place == now.place, was.sizes
-        for axis in range(4):
-            same &= sizes[axis] == now.sizes[axis]
-        run = sizes[3]
-        for n in range(sizes[0] if run > 0 and not same else 0):
-            for d in range(sizes[1]):
-                for h in range(sizes[2]):
-                    place = was.place + n * steps[0] + d * steps[1] + h * steps[2]
-                    if not _holds(now, steps[:], place, run):
-                        first, last = place, place + 2 * run
-                        if packing.pairs:
-                            first, last = first // 4 * _PAIR, (last + 2) // 4 * _PAIR
-                        for p in range(count):
-                            fill_zero(packing.target + p * plane + first, last - first)
-
-
-@jit
-def _pack_line(packing: Packing, channels: int, to: int, place: int, src: Pixels) -> None:
-    """Pack one line of pixels of some channels to their planes from `to` on, at a place in them."""
-    width, plane, part = _value_bytes(packing), packing.plane, packing.planes * packing.plane
-    if packing.pairs:
-        pack_line_pairs(width, channels, to, plane, part, place // 2, src, packing.scratch)
-    else:
-        pack_line(width, channels, to + place, plane, part, src, packing.scratch)
-
-
-@jit
-def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Pack boxes of positions of a tensor, zeros elsewhere; those `before` were packed there last, if any.
+def pack_boxes(packing: Packing, boxes: Rows[PackedBox]) -> None:
+    """Pack boxes of positions of a tensor; what lies around them is the caller's.
 
     Where channels are adjacent, all of a line are packed before the next line, else all lines of a few channels.
     """
-    _clear(packing, boxes, before)
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
     few = 16 if packing.pairs else 8
-    span = channels if channel == _value_bytes(packing) else few
+    span = channels if channel == 2 else few
     for first in range(0, channels, span):
         some, plane = min(span, channels - first), first // 16 if packing.pairs else first
         to = packing.target + plane * packing.plane
@@ -150,4 +86,8 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
                     for h in range(sizes[2]):
                         place = box.place + n * steps[0] + d * steps[1] + h * steps[2]
                         line = start + n * strides[0] + d * strides[1] + h * strides[2]
-                        _pack_line(packing, some, to, place, Pixels(line, strides[3], channel, run))
+                        pixels = Pixels(line, strides[3], channel, run)
+                        if packing.pairs:
+                            pack_line_pairs(some, to, packing.plane, place // 2, pixels)
+                        else:
+                            pack_line(some, to + place, packing.plane, pixels)

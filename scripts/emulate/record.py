@@ -157,7 +157,6 @@ def record(path: Path, count: int, seed: int) -> None:
             if rng.random() < 0.2 and tensor.size:
                 tensor[rng.integers(tensor.size)] = rng.choice([np.inf, -np.inf, np.nan])
             arena._local.held.clear()
-            arena._local.marks.clear()
             chosen = plan(problem, workers=int(rng.integers(1, 4)))
             tensors = [stored(tensor) for tensor in inputs.values()]
             output = np.zeros(problem.output_shape, storage_dtype(problem.dtype))

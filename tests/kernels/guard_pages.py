@@ -43,7 +43,6 @@ def fenced(shape: tuple[int, ...], dtype: npt.DTypeLike, *, at_end: bool) -> Ten
 def fenced_arena(name: str, floats: int) -> tuple[Tensor, int]:
     """Return scratch memory as `kernels.arena` does, whose last cache line touches an inaccessible page."""
     array = fenced((-(-(floats + 16) // 16) * 16,), np.float32, at_end=True)
-    arena._local.marks.pop(name, None)
     arena._local.held[name] = array, array.ctypes.data
     return arena._local.held[name]
 

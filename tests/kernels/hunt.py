@@ -79,8 +79,8 @@ _CHECKS: tuple[tuple[Check, int], ...] = (
 def _draw(rng: Generator) -> Case:
     longer = int(rng.choice([1, 1, 1, 4, 16]))
     case = random_case(rng, macs=40_000 * longer, longer=longer, small=bool(rng.integers(2)))
-    if DTYPES[target().dots] and rng.integers(2) and not case.of_bias:  # else half of them run on other kernels
-        case = replace(case, dtype=str(rng.choice(DTYPES[target().dots])))
+    if DTYPES and rng.integers(2) and not case.of_bias:  # else half of them run on other kernels
+        case = replace(case, dtype=str(rng.choice(DTYPES)))
     return case
 
 

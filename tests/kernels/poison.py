@@ -5,7 +5,6 @@ Without this a test finds there what an earlier call left, which is often zeros,
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from kernels import ConvProblem, arena, plan, run_unit, storage_dtype
-from kernels.target import target
 
 __all__ = ["check_that_later_images_are_not_read", "poisoned"]
 
@@ -22,35 +20,19 @@ CLEARED = {"small"}
 """Requested several times for one sum, at whose beginning it is cleared."""
 
 
-class _Keeping(threading.local):
-    """Whether the request in progress is that of the owner, who has declared the content (`arena_kept`)."""
-
-    owner = False
-
-
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill the scratch that any thread requests with NaN, in every dtype, unless its owner has kept it."""
-    hold, kept, local, keeping = arena._hold, arena.arena_kept, arena._local, _Keeping()
+    """Fill the scratch that any thread requests with NaN, in every dtype."""
+    hold, local = arena._hold, arena._local
 
     def poisoned_hold(name: str, floats: int) -> Any:
         before, held = local.held.get(name), hold(name, floats)
-        if before is not held or not (keeping.owner or name in CLEARED):
+        if before is not held or name not in CLEARED:
             held[0][: floats + arena._LINE].view(np.uint32).fill(0xFFFFFFFF)  # not all: it may be large
         return held
 
-    def poisoned_kept(name: str, floats: int, owner: object) -> tuple[int, int | None]:
-        keeping.owner = local.marks.get(name, (None, None))[0] is owner
-        try:
-            return kept(name, floats, owner)
-        finally:
-            keeping.owner = False
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arena, "_hold", poisoned_hold)
-        patch.setattr(arena, "arena_kept", poisoned_kept)
-        if target().dots:
-            patch.setattr("kernels.gradient.dots.unit.arena_kept", poisoned_kept)
         yield
 
 

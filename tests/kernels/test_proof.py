@@ -65,7 +65,7 @@ def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     from kernels.emit import dots
 
     silent = []
-    for entry in sorted(dots.USED - {dots.BEGIN, dots.END}):  # without AMX these do nothing
+    for entry in {*range(len(dots.dot_table()))} - {dots.BEGIN, dots.END}:  # without AMX these do nothing
         table = dots.dot_table().copy()
         table[entry] = _nothing()
         with monkeypatch.context() as patch:

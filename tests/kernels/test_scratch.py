@@ -56,19 +56,9 @@ def test_scratch_does_not_grow_from_problem_to_problem() -> None:
 
 
 def test_requested_scratch_is_nan() -> None:
-    """In tests of kernels no request finds what an earlier one left, unless its owner has said that it is kept."""
+    """In tests of kernels no request finds what an earlier one left."""
     for _ in range(2):
         scratch = arena.arena("vector", 100)[:100]
         assert np.isnan(scratch).all()
         assert np.isnan(scratch.view(np.float16)).all()
         scratch.fill(0)
-    owner = object()
-    assert arena.arena_kept("vector", 100, owner)[1] is None
-    assert np.isnan(scratch).all()
-    scratch.fill(0)
-    arena.arena_keeps("vector", owner, 5)
-    assert arena.arena_kept("vector", 100, owner)[1] == 5
-    assert not scratch.any()
-    arena.arena_keeps("vector", owner, 5)
-    assert arena.arena_kept("vector", 100, object())[1] is None
-    assert np.isnan(scratch).all()

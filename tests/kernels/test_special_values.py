@@ -7,6 +7,7 @@ import pytest
 
 from kernels import plan
 from kernels.target import target
+from tests.kernels.accuracy import tolerance
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
 from tests.kernels.paths import some
@@ -47,6 +48,10 @@ def test_every_border_pixel(dtype: str, data_format: str, channels: int, special
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
 
 
+PADDED = "conv_transpose_amx", "convolution_amx"
+"""Forward operations that multiply zeros, as all weight gradients on products of bf16 pairs do."""
+
+
 def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tensor]) -> Tensor:
     """Put a special value into one channel; return the mask of the results that do not depend on this channel."""
     name = str(rng.choice([name for name in inputs if name != "src"] if case.forward else list(inputs)))
@@ -72,7 +77,10 @@ def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tenso
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("forward", [False, True], ids=["gradients", "ConvTranspose"])
 def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
-    """Inf or NaN in one channel leaves the bits of all sums without it unchanged, even in its block and unit."""
+    """Inf or NaN in one channel leaves the bits of all sums without it unchanged, even in its block and unit.
+
+    Where zeros multiply, these sums may be formed in f32 instead.
+    """
     rng = np.random.default_rng(8)
     count = some(18)
     taken = 0
@@ -80,16 +88,21 @@ def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
         with small_units():
             case = large_case(rng, dtype, forward=forward)
             inputs = rough(case)
-            before = compute(case, inputs)
+            before, exact = compute(case, inputs), case.exact(inputs)
+            allowed = tolerance(case, exact, case.exact({name: np.abs(values) for name, values in inputs.items()}))
+            pads = plan(problem_of(case)).kernel in (f"bwd_weights_{target().dots}", *PADDED)
             apart = _spoil_channel(rng, case, inputs)
             with np.errstate(invalid="ignore"):
                 expected = case.expected(inputs)
             for workers in (1, 3):
                 after = compute(case, inputs, workers=workers)
-                assert after[apart].tobytes() == before[apart].tobytes(), case
+                if pads:
+                    assert (np.abs(after - exact) <= allowed)[apart].all(), case
+                else:
+                    assert after[apart].tobytes() == before[apart].tobytes(), case
                 assert np.array_equal(np.isnan(after), np.isnan(expected)), case
             taken += plan(problem_of(case)).kernel.endswith(target().dots or "tiles")
-    if dtype in DTYPES[target().dots] and (target().dots == "amx" or not forward):
+    if dtype in DTYPES and (target().dots == "amx" or not forward):
         assert taken > 0.75 * count
 
 

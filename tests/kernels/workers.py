@@ -23,7 +23,6 @@ import pytest
 from kernels import plan
 from kernels.registry import by_name
 from kernels.target import target
-from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, compute, problem_of
 from tests.kernels.sizes import resize
 from tests.naive import round_to
@@ -41,11 +40,7 @@ SMALL = {
     "lane_slab_bytes": 16 << 10, "least_slab_macs": 100_000, "block_positions": 128, "chunk_macs": 50_000,
     "chunk_positions": 64, "cached_chunk_positions": 64, "dot_slab_bytes": 32 << 10, "narrow_bytes": 16 << 10,
 }  # fmt: skip
-DOTS: Constants = {
-    "kernels.gradient.dots.unit": {
-        "LEAST_USE": {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}, "MOST_CYCLES": np.inf,
-    },
-}  # fmt: skip
+DOTS: Constants = {"kernels.gradient.dots.unit": {"LEAST_USE": 0.0}}
 FORWARD: Constants = {"kernels.forward.amx": {"MOST_CYCLES": np.inf, "SPEED": 1}}
 
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.dots import ACROSS, PARTS, ROWS, STEP, TILE
+from kernels.emit.dots import STAGED, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
-from kernels.gradient.roles import channel_blocks, lane_blocks
-from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.gradient.roles import lane_blocks
+from kernels.problem import ConvProblem, wrapped
 from kernels.reduction import chunks_of
 
 __all__ = ["DotSchedule", "dot_schedule"]
@@ -110,8 +110,8 @@ class DotSchedule:
 
     `tap_table` has the `live` taps, which meet data, then the same as tiles take them, with rows of `tile_channels`
     channels or one, `row_bytes` and `row_sums` apart. `offsets` are those of the accumulators' rows, the taps of a
-    channel inside channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel.
-    `boxes` has a row for each slab: a box of `a` for each phase, and one of `b`.
+    channel inside channels, in the planes. `boxes` has a row for each slab: a box of `a` for each phase, and one of
+    `b`.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -127,7 +127,6 @@ class DotSchedule:
     a_planes: int
     a_plane: int
     positions: int
-    pixels: int
     taps: int
     live: int
     tap_table: Records
@@ -139,7 +138,6 @@ class DotSchedule:
     boxes: Records
     chunks: int
     use: float
-    cycles: float
     scalars_in_place: bool = False
     vector_is_wide: bool = False
     lanes_are_groups: bool = False
@@ -172,7 +170,7 @@ def _pixels(lines: tuple[_Line, ...], first: int) -> int:
 
 
 def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> tuple[int, int]:
-    """Return the bytes of a slab's planes and of its panels, one part of each value."""
+    """Return the bytes of a slab's planes and of its panels."""
     phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
     reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
     return 2 * (pixels + reach) * phases * _up(geo.wide.channels), 2 * pixels * _up(geo.narrow.channels)
@@ -188,7 +186,7 @@ def _lines(axes: tuple[Axis, ...], shape: list[int]) -> tuple[_Line, ...] | None
     return live if len(live) == len(lines) else None
 
 
-def _cut(geo: Geometry, groups: int, parts: int) -> tuple[_Line, ...] | None:
+def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
     """Halve axes, images first, until a slab's panels fit; None where they never do.
 
     The last halving is undone where it leaves much of the steps empty.
@@ -205,7 +203,7 @@ def _cut(geo: Geometry, groups: int, parts: int) -> tuple[_Line, ...] | None:
         while lines is not None:
             wide, narrow = _bytes(geo, lines)
             reach = lines[axis].reach
-            fits = wide + narrow <= limit and parts * narrow <= SUMS.narrow_bytes
+            fits = wide + narrow <= limit and narrow <= SUMS.narrow_bytes
             shortest = 1 if axis < 3 else SUMS.line_positions
             if fits or shape[axis] <= max(shortest, reach[1] - reach[0]):
                 break
@@ -214,7 +212,7 @@ def _cut(geo: Geometry, groups: int, parts: int) -> tuple[_Line, ...] | None:
     if lines is None or before is None or sum(_bytes(geo, lines)) > SUMS.most_dot_slab_bytes:
         return None
     wide, narrow = _bytes(geo, before)
-    little = max((wide + narrow) / limit, parts * narrow / SUMS.narrow_bytes) <= SOME
+    little = max((wide + narrow) / limit, narrow / SUMS.narrow_bytes) <= SOME
     if little and SOME_STEPS * _count(before) < _count(lines):
         lines = before
     return lines if _slabs(lines) * prod(len(line.phases) for line in lines) <= MOST_BOXES else None
@@ -229,15 +227,9 @@ def _slabs(lines: Sequence[_Line]) -> int:
     return prod(ceil(line.axis.size / line.size) for line in lines)
 
 
-def _values(geo: Geometry, lines: tuple[_Line, ...]) -> int:
-    """Count the values of one group that are packed for all slabs, about."""
-    phases = prod(len(line.phases) for line in lines)
-    return _count(lines) * STEP * (geo.wide.channels * phases + geo.narrow.channels)
-
-
 def _boxes(
     lines: Sequence[_Line], columns: Sequence[Sequence[Iterable[tuple[int, int, int]]]], tensor: Sequence[int],
-    panel: Sequence[int], size: int,
+    panel: Sequence[int],
 ) -> Records:  # fmt: skip
     """Return the boxes of each slab, one for each combination of the `columns` of (n, d, h, w).
 
@@ -248,7 +240,7 @@ def _boxes(
         first, at, count = np.array([[*column] for column in some], object).T
         along = [1] * 8
         along[axis], along[4 + axis] = count.shape
-        boxes["source"] += wrapped(size * step * first).reshape(along)
+        boxes["source"] += wrapped(2 * step * first).reshape(along)
         boxes["place"] += wrapped(2 * line * at).reshape(along)
         boxes["sizes"][..., axis] = count.astype(np.int64).reshape(along)
     return boxes.reshape(_slabs(lines), -1)
@@ -264,14 +256,16 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     taps = prod(len(axis.shifts) for axis in geo.axes)
     if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
         return None
-    lines = _cut(geo, problem.groups, PARTS[problem.dtype])
+    lines = _cut(geo, problem.groups)
     if lines is None:
         return None
     cuts = np.array(list(product(*(line.cuts for line in lines))), np.int64)
     slabs = np.empty(len(cuts), DotSlab.dtype)
     slabs["low"], slabs["high"] = cuts[:, :, 0], cuts[:, :, 1]
-    steps, pixels, size = _steps(lines), _pixels(lines, 0), storage_dtype(problem.dtype).itemsize
-    positions = 32 * ceil(pixels / 32)
+    steps = _steps(lines)
+    pixels = (slabs["high"][:, 0] - slabs["low"][:, 0] - 1) * steps[0] + _pixels(lines, 1)
+    slabs["pairs"] = STEP // 2 * -(-pixels // STEP)
+    positions = 32 * ceil(_pixels(lines, 0) / 32)
     ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
     front, plane = max(0, -ends[0]), _odd_lines(positions + max(0, -ends[0]) + max(0, ends[1]))
     phases = {key: i for i, key in enumerate(product(*(line.phases for line in lines)))}
@@ -290,54 +284,52 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         spans = [axis.ranges[k] for axis, k in zip(geo.axes, numbers, strict=True)]
         row["low"], row["high"] = zip(*spans, strict=True)
         meets = [axis.shifts[k] for axis, k in zip(geo.axes, numbers, strict=True)]
-        sources.append(size * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
+        sources.append(2 * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
     live["source"], live["rows"] = wrapped(sources), 1
-    wide = _boxes(lines, [[line.data(phase) for phase in line.phases] for line in lines], geo.wide.steps, steps, size)
+    wide = _boxes(lines, [[line.data(phase) for phase in line.phases] for line in lines], geo.wide.steps, steps)
     wide["place"] += 2 * front + plane * np.arange(len(phases))
     whole = [[[(low, 0, high - low) for low, high in line.cuts]] for line in lines]
-    narrow = _boxes(lines, whole, geo.narrow.steps, steps, size)
-    a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
+    narrow = _boxes(lines, whole, geo.narrow.steps, steps)
+    a_steps = [2 * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
     channels = geo.wide.channels
     a_plane = _odd_lines(plane * len(phases) // 2)
-    rows = ROWS * ceil(taps * channels / ROWS)
+    rows = TILE * ceil(taps * channels / TILE) if STAGED else taps * channels
     # a tap that meets nothing reads zeros behind the channels
     at = np.full((channels, taps), channels * a_plane, np.int64)
     at[:, live["number"]] = np.arange(channels)[:, None] * a_plane + live["plane"]
     tap_rows, tile_channels, row_bytes, row_sums = _rows(live, lines[3], channels, a_plane, taps)
     tall = min(LEAST_ROWS, min(channels, tile_channels) * len(live) / len(tap_rows))
     visited, inside = float(STEP * _count(lines)), problem.macs
-    if ACROSS > 1:
+    if not STAGED:
         visited = min(visited, prod(map(_visited, lines, steps))) * LEAST_ROWS / tall
         inside = inside * prod(int((axis.spans[:, 1] - axis.spans[:, 0]).sum()) for axis in geo.axes) // (taps * points)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
-        blocks=lane_blocks(geo.narrow.channels) if ACROSS > 1 else channel_blocks(geo.narrow.channels, TILE),
+        blocks=lane_blocks(geo.narrow.channels),
         rows=rows,
         lanes=TILE * b_blocks,
         a=geo.wide,
         b=geo.narrow,
-        a_steps=wrapped([*a_steps, size * geo.wide.channel]),
-        b_steps=wrapped([size * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
+        a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
+        b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
         a_planes=channels + (len(live) < taps),
         a_plane=a_plane,
         positions=positions,
-        pixels=_pixels(lines, 1),
         taps=taps,
         live=len(live),
         tap_table=np.concatenate([live, tap_rows]),
         tile_channels=tile_channels,
         row_bytes=row_bytes,
         row_sums=row_sums,
-        offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
+        offsets=np.pad(at.reshape(-1), (0, rows - at.size), mode="edge"),
         slabs=slabs,
         boxes=np.concatenate([wide, narrow], axis=1),
         chunks=chunks_of(min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
         use=inside / (problem.groups * rows * TILE * b_blocks * visited),
-        cycles=_cycles(problem, geo, lines),
         vector_is_wide=swapped,
     )
 
@@ -347,7 +339,7 @@ def _swaps(geo: Geometry) -> bool:
 
     In a cycle a pair of positions of a row is multiplied with those of 16 channels.
     """
-    if ACROSS == 1 or not all(len(axis.shifts) == 1 and axis.stride == 1 and axis.whole for axis in geo.axes):
+    if STAGED or not all(len(axis.shifts) == 1 and axis.stride == 1 and axis.whole for axis in geo.axes):
         return False
 
     def cycles(a: Tensor, b: Tensor) -> float:
@@ -365,7 +357,7 @@ def _rows(live: Records, line: _Line, channels: int, plane: int, taps: int) -> t
     """
     of_phase = [[i for i, tap in enumerate(line.taps) if tap[1] == phase] for phase in line.phases]
     parts = [some for each in of_phase for some in np.array_split(each, ceil(len(each) / MOST_TILE_ROWS))]
-    if ACROSS == 1 or len(line.taps) <= len(parts) * channels:
+    if STAGED or len(line.taps) <= len(parts) * channels:
         return live, MOST_TILE_ROWS, plane, taps
     lines = live.reshape(-1, len(line.taps))
     rows = lines[:, [some[0] for some in parts]]
@@ -382,22 +374,3 @@ def _visited(line: _Line, step: int) -> float:
     parts, spans = len(line.cuts), (line.axis.ranges[number] for number, *_ in line.taps)
     cost = LEAST_GAP * parts / step
     return sum(min(line.pitch * parts, high - low + cost) for low, high in spans) / len(line.taps)
-
-
-def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...]) -> float:
-    """Estimate the cycles of an f32 gradient on AMX over those on f32 tiles, both without what they have in common.
-
-    Measured on a processor with AMX-BF16 that does 37 multiply-adds of f32 in a cycle, in its tiles 28.
-    """
-    taps = prod(len(line.taps) for line in lines)
-    steps, rows = _count(lines), geo.wide.channels * taps
-    staged = rows if geo.wide.channels < TILE else rows * (geo.wide.channels % TILE) // geo.wide.channels
-    blocks = ceil(rows / TILE) * ceil(geo.narrow.channels / TILE)
-    values = _values(geo, lines)
-    slabs = _slabs(lines)
-    apart = geo.wide.channel == 1 and problem.groups > 1  # a pixel's channels are few, and far from the next ones
-    each, tiled = (4.0, 2.4) if apart else (1.55, 1.1)
-    dots = 154 * steps * blocks + 18 * steps * staged + each * values + 230 * slabs * blocks
-    meets = prod(sum(high - low for low, high in axis.ranges) for axis in geo.axes)
-    tiles = 0.036 * meets * geo.wide.channels * geo.narrow.channels + tiled * values
-    return dots / max(1.0, tiles)

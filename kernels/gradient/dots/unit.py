@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from kernels.arena import address, arena, arena_keeps, arena_kept
+from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.emit.compiler import Floats, Records, Table, row_of
-from kernels.emit.dots import PARTS, TILE, dot_table
+from kernels.emit.compiler import Floats, Records, row_of
+from kernels.emit.dots import STAGED, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotCall, DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BwdWeights, Part
 from kernels.plan import Storage, Unit
-from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.problem import ConvProblem, wrapped
 from kernels.target import target
 
 __all__ = ["BWD_DOTS"]
 
-LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("amx", "f32"): 0.1, ("avx512bf16", "bf16"): 0.45}
+LEAST_USE = 0.3 if STAGED else 0.45
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
 
-MOST_CYCLES = 0.98
-"""Of an f32 gradient, over those on f32 tiles."""
-
-BATCH = 4 if target().dots == "amx" else 1
+BATCH = 4 if STAGED else 1
 """Times as much work between two looks at whether to stop as in `kernels.gradient.tiles.unit`: it is done in less
 time."""
 
@@ -42,28 +37,26 @@ class DotPart(Part):
     def __init__(self, problem: ConvProblem, plan: DotSchedule, unit: Unit) -> None:
         super().__init__(problem, plan, unit)  # type: ignore[arg-type]  # as above
         self.share = self._share(int(self.blocks["valid"].sum()))
-        self.panels = (int(self.share["a"]["scratch"][0]) + STAGE_BYTES) // 4
-        self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
+        self.panels = (plan.a_planes * plan.a_plane + 2 * self.width * plan.positions + STAGE_BYTES) // 4
 
     def _share(self, channels: int) -> Records:
         """Return what is packed and summed, of b so many `channels`."""
-        plan, parts, size = self.plan, PARTS[self.problem.dtype], storage_dtype(self.problem.dtype).itemsize
-        a_bytes, b_bytes = parts * plan.a_planes * plan.a_plane, parts * 2 * self.width * plan.positions
+        plan = self.plan
         a_source, a_group, b_source, b_group = wrapped(
-            size * step
+            2 * step
             for step in (
                 plan.a.origin + self.g0 * plan.a.group, plan.a.group,
                 plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
             )
         )  # fmt: skip
-        common = {"parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes}
         a = row_of(
             Packing, channels=plan.channels, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
-            target=0, planes=plan.a_planes, plane=plan.a_plane, pairs=False, **common,
+            target=0, planes=plan.a_planes, plane=plan.a_plane, steps=plan.panel_steps, pairs=False,
         )  # fmt: skip
         b = row_of(
             Packing, channels=channels, source=b_source, channel=plan.b_steps[4], strides=plan.b_steps[:4],
-            target=a_bytes, planes=self.width // TILE, plane=2 * TILE * plan.positions, pairs=True, **common,
+            target=plan.a_planes * plan.a_plane, planes=self.width // TILE, plane=2 * TILE * plan.positions,
+            steps=plan.panel_steps, pairs=True,
         )  # fmt: skip
         return row_of(
             DotShare,
@@ -71,7 +64,6 @@ class DotPart(Part):
             taps=plan.taps,
             live=plan.live,
             phases=plan.boxes.shape[1] - 1,
-            pixels=plan.pixels,
             acc_group=4 * self.group_floats,
             acc_block=4 * TILE * plan.rows,
             a_group=a_group,
@@ -83,29 +75,17 @@ class DotPart(Part):
             b=tuple(b[0]),
         )
 
-    def _underflowed(self, first: int) -> Table:
-        """Return the marks of pairs of blocks, which are new where sums begin."""
-        shape = self.g1 - self.g0, -(-self.plan.channels // TILE) * (self.width // TILE)
-        marks = arena("underflowed", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
-        if first in self.starts:
-            marks[...] = 0
-        return marks
-
     def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         """Pack both tensors as pairs, and multiply."""
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.transposed else inputs
         a, b = (narrow, wide) if plan.vector_is_wide else (wide, narrow)
-        place, last = arena_kept("vector", self.panels, self)
-        none = slice(0, 0) if last is None else slice(last, last + 1)
+        place = arena_address("vector", self.panels)
         call = row_of(
             DotCall, a=address(a), b=address(b), panels=place, acc=address(acc), offsets=address(plan.offsets),
             rows=len(plan.offsets),
         )  # fmt: skip
-        boxes, last_boxes = (plan.boxes[each].reshape(-1) for each in (some, none))
-        underflowed = self._underflowed(some.start)
-        add_dots(dot_table(), self.share, call, self.slabs[some], boxes, last_boxes, plan.tap_table, underflowed)
-        arena_keeps("vector", self, some.stop - 1)
+        add_dots(dot_table(), self.share, call, self.slabs[some], plan.boxes[some].reshape(-1), plan.tap_table)
 
 
 @cached
@@ -124,21 +104,18 @@ class BwdDots(BwdWeights):
         """Take weight gradients whose channels and pixels fill the registers well."""
         if problem.computes != "diff_weights":
             return "computes weight gradients only"
-        least = LEAST_USE.get((target().dots, problem.dtype))
-        if least is None:
-            return "on this processor dot products take bf16 only"
+        if problem.dtype != "bf16":
+            return "dot products take bf16 only"
         plan = dot_schedule(problem)
         if plan is None:
             return "pixels with zeros between them would take too much room"
-        if plan.use < least and not target().imitated:
-            return f"only {plan.use:.0%} of its products would not be filling zeros, at least {least:.0%} pay"
-        if problem.dtype == "f32" and plan.cycles > MOST_CYCLES and not target().imitated:
-            return f"f32 tiles would do it in {1 / plan.cycles:.0%} of the time that six products of bf16 take"
+        if plan.use < LEAST_USE and not target().imitated:
+            return f"only {plan.use:.0%} of its products would not be filling zeros, at least {LEAST_USE:.0%} pay"
         return None
 
     def speed(self, problem: ConvProblem) -> int:
         """Return the estimated speed, as a multiple of that on f32 tiles."""
-        return BATCH // PARTS[problem.dtype] or 1
+        return BATCH
 
     def schedule(self, problem: ConvProblem) -> Any:
         """Lay out the sum."""
