@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import memset
 from math import ceil, prod
 
 import numpy as np
@@ -12,16 +11,16 @@ from kernels.arena import address, arena, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.dtypes import KINDS
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Element, micro_table
-from kernels.emit.compiler import Records, row_of, values_of
-from kernels.forward.winograd.driver import KERNEL, VECTOR, WIDTH, add_products, transform_filters
-from kernels.forward.winograd.records import Filters, Outputs, ProductSteps
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Element, micro_table
+from kernels.emit.compiler import Records, row_of
+from kernels.emit.winograd import FACTORS
+from kernels.forward.winograd.driver import KERNEL, Filters, Outputs, add_products, transform_filters
+from kernels.gradient.roles import lane_blocks
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype
 from kernels.reference import widen
-from kernels.winograd.records import GAP, PRODUCTS, Room, Side
-from kernels.winograd.slabs import channel_blocks, cut_slabs, most_positions, side_of, tiles_of
-from kernels.winograd.tiles import STAGED_LINE
+from kernels.winograd.slabs import cut_slabs, side_of, tiles_of
+from kernels.winograd.tiles import GAP, PAIR, PRODUCTS, VECTOR, WIDTH
 
 __all__ = ["FilterShare", "WinogradShare", "filter_share", "share"]
 
@@ -43,7 +42,7 @@ class FilterShare:
         self._filters = row_of(
             Filters, kind=KINDS[problem.dtype], nbytes=size * prod(problem.weights_shape), group=size * group,
             dst_channel=size * dst, src_channel=size * src, tap=size * tap, turned=not dims.gathers,
-            src_channels=dims.src_channels, dst_channels=dims.dst_channels, depths=dims.kernel[0], block=self.block,
+            src_channels=dims.src_channels, dst_channels=dims.dst_channels, depths=dims.kernel[0],
         )  # fmt: skip
 
     def run(self, weights: Storage, low: int, high: int, to: int, stop: Stop) -> bool:
@@ -62,94 +61,82 @@ class WinogradShare:
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
         self.problem, self.filters = problem, filter_share(problem)
-        spans = [(low, high) for low, high in zip(part[::2], part[1::2], strict=True)]
-        images, self.groups, self.span, self.depths, *plane = spans
-        dims, size = problem.dims, storage_dtype(problem.dtype).itemsize
-        channels = dims.src_channels
-        self.met = [_met(dims, depth) for depth in range(*self.depths)]
-        taps = max(1, *map(len, self.met)) if self.met else 1
+        images, self.groups, self.span, self.depths, *plane = zip(part[::2], part[1::2], strict=True)
+        dims, size, out = problem.dims, storage_dtype(problem.dtype).itemsize, self.span[1] - self.span[0]
+        met = [_met(dims, depth) for depth in range(*self.depths)]
+        taps = max(1, *map(len, met)) if met else 1
 
-        vectors, dst_vectors = ceil(channels / WIDTH), ceil((self.span[1] - self.span[0]) / WIDTH)
+        vectors, dst_vectors = ceil(dims.src_channels / WIDTH), ceil(out / WIDTH)
         a_row, c_row = (count * VECTOR + GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
         limit = max(1, STEPS.winograd_slab_bytes // (PRODUCTS * (taps * a_row + c_row)))
         self.slabs = cut_slabs([images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
         most = int(tiles_of(self.slabs).max(initial=0))
 
-        self.channels = channel_blocks(channels)
-        self.channels["line"], self.channels["panel"] = a_row, 4 * self.channels["first"]
-
+        self.blocks = lane_blocks(dims.src_channels)
         pads = dims.pads[1:] if dims.gathers else tuple(2 - pad for pad in dims.pads[1:])
-        self._side = side_of(problem, channels, dims.src, wide=True, frames=1, first=0, stride=1, pad=pads)
-        positions = most_positions(self.slabs, 2) if self._side["staged"] and len(self.slabs) else 0
-        self.channels["stage"] = STAGED_LINE * positions * np.arange(len(self.channels))
-        self._side["plane"] = self.plane = most * a_row + GAP
-        self._steps = [size * step for step in data_steps(problem.data_format, problem.dst_channels, dims.dst)]
-        out = self.span[1] - self.span[0]
-        in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
-        steps = values_of(
-            ProductSteps, c_row=c_row, plane=most * c_row + GAP, a_row=a_row, b_plane=self.filters.plane,
-            b_block=self.filters.block,
+        side = side_of(
+            problem, dims.src_channels, dims.src, self.slabs, wide=True, first=0, step=1, frames=1, pads=pads,
+            line=a_row, block=PAIR, plane=most * a_row + GAP,
         )  # fmt: skip
+        self._group = dims.src_channels * int(side["channel"][0])  # bytes
+        self._tables = []
+        for some in met:
+            sides = side.repeat(len(some))
+            sides["start"] += np.array([place for _, place in some], np.int64) * side["strides"][:, 1]
+            self._tables.append((sides, self._elements([tap for tap, _ in some], int(side["plane"][0]))))
+        self._stage, self._panels = len(self.blocks) * int(side["staged"][0]), FACTORS * int(side["plane"][0])
+
+        self._steps = [size * step for step in data_steps(problem.data_format, problem.dst_channels, dims.dst)]
+        in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
         self._outputs = row_of(
             Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
-            channel=self._steps[4], channels=out, vectors=dst_vectors, steps=steps, depth=0, filters=0, bias=0,
-            sums=0, staged=0, totals=0, buffer=0,
+            channel=self._steps[4], channels=out, c_row=c_row, c_plane=most * c_row + GAP, b_plane=self.filters.plane,
+            filters=0, bias=0, sums=0, staged=0,
         )  # fmt: skip
         self._rooms = {
-            "stage": STAGED_LINE * positions * len(self.channels),
-            "panels": taps * PRODUCTS * self.plane,
+            "stage": taps * self._stage,
+            "panels": taps * self._panels,
             "sums": PRODUCTS * (most * c_row + GAP),
-            "staged": 0 if in_place else 4 * most * STAGED_LINE,
-            "zeros": STAGED_LINE,
-            "totals": 4 * max(vectors * rows for vectors, rows in ROWS["f32"].items()) * WIDTH,
-            "buffer": 4 * 64,
+            "staged": 0 if in_place else 4 * most * PAIR,
         }
-        self._tables = [(self._sides(met), self._elements(met)) for met in self.met]
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
         self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
 
     def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool:
         """Compute the share; False when `stop` ended it early."""
-        dims = self.problem.dims
-        outputs, rooms = self._outputs.copy(), np.zeros(1, Room.dtype)
-        sizes = [-(-nbytes // 64) * 64 for nbytes in self._rooms.values()]
-        place = arena_address("winograd", sum(sizes) // 4)
-        for name, nbytes in zip(self._rooms, sizes, strict=True):
-            (rooms if name in Room.__annotations__ else outputs)[name] = place
-            place += nbytes
-        memset(int(rooms["zeros"][0]), 0, STAGED_LINE)
-        rooms["tensor"] = address(inputs[0])
+        dims, outputs, src = self.problem.dims, self._outputs.copy(), address(inputs[0])
+        rooms = {name: arena_address(name, nbytes // 4) for name, nbytes in self._rooms.items()}
+        outputs["sums"], outputs["staged"] = rooms["sums"], rooms["staged"]
         for group in range(*self.groups):
             first = group * self.filters.vectors + self.span[0] // WIDTH
             outputs["filters"] = address(scratch) + first * self.filters.block
             outputs["bias"] = address(self._bias(inputs, group))
             channel = group * dims.dst_channels + self.span[0]
-            outputs["start"] = address(output) + channel * self._steps[4]
             for depth, (sides, elements) in zip(range(*self.depths), self._tables, strict=True):
-                outputs["depth"], sides = depth, sides.copy()
-                sides["start"] *= group
+                outputs["start"] = address(output) + channel * self._steps[4] + depth * self._steps[1]
+                sides, taps = sides.copy(), np.arange(len(sides))
+                sides["start"] += src + group * self._group
+                sides["end"] += src
+                sides["stage"] = rooms["stage"] + taps * self._stage
+                sides["panels"] = rooms["panels"] + taps * self._panels
                 for low in range(0, len(self.slabs), self._batch):
                     if stop():
                         return False
                     slabs = self.slabs[low : low + self._batch]
-                    add_products(micro_table(), sides, rooms, self.channels, slabs, outputs, elements)
+                    add_products(micro_table(), sides, self.blocks, slabs, outputs, elements)
         return True
 
-    def _sides(self, met: Sequence[tuple[int, int]]) -> Records:
-        """Return src of the first group at the depth of each tap."""
-        return np.array([values_of(Side, shift=depth, **self._side) for _, depth in met], Side.dtype)
-
-    def _elements(self, met: Sequence[tuple[int, int]]) -> Records:
+    def _elements(self, taps: Sequence[int], plane: int) -> Records:
         """List what a product sums: the src channels of each tap in the first axis, in parts of `SUMS.flush_steps`."""
         channels = self.problem.dims.src_channels
         parts = ceil(channels / SUMS.flush_steps)
         firsts = [channels * i // parts for i in range(parts + 1)]
-        table = np.zeros(len(met) * parts, Element.dtype)
-        for row, (place, part) in zip(table, np.ndindex(len(met), parts), strict=True):
+        table = np.zeros(len(taps) * parts, Element.dtype)
+        for row, (place, part) in zip(table, np.ndindex(len(taps), parts), strict=True):
             first, end = firsts[part], firsts[part + 1]
-            row["a"] = place * PRODUCTS * self.plane + 4 * first
-            row["b"] = (met[place][0] * channels + first) * VECTOR
+            row["a"] = place * FACTORS * plane + 4 * first
+            row["b"] = (taps[place] * channels + first) * VECTOR
             row["steps"] = end - first
         table["flush"][:-1] = FLUSH
         table["flush"][: len(table) > 1] = FLUSH_FIRST

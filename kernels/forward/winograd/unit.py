@@ -30,7 +30,7 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.target import target
 from kernels.winograd.kernel import WinogradKernel
-from kernels.winograd.work import plane_products, plane_tiles
+from kernels.winograd.rules import plane_products, plane_tiles
 
 __all__ = ["ForwardWinograd"]
 
