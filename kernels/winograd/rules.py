@@ -1,14 +1,19 @@
-"""What Winograd's algorithm takes, the rule of each attribute; what it costs, and which integers it sums exactly."""
+"""When Winograd's algorithm is chosen: what it takes, what it costs, and which integers it sums exactly."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
+from kernels.costs import COSTS
 from kernels.problem import ConvProblem, OpName
+from kernels.target import target
 
-__all__ = ["FAMILY", "Refusal", "exact_factor", "plane_products", "plane_tiles", "refusals", "winograd_macs"]
+__all__ = [
+    "FAMILY", "Refusal", "WinogradKernel", "exact_factor", "plane_products", "plane_tiles", "refusals", "winograd_macs",
+]  # fmt: skip
 
 OPS: tuple[OpName, ...] = (
     "Convolution", "ConvTranspose", "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights",
@@ -103,3 +108,37 @@ def _tiles(problem: ConvProblem) -> int:
     dims = problem.dims
     depths, *plane = dims.dst if problem.forward else dims.narrow
     return dims.n * depths * plane_tiles(plane)
+
+
+class WinogradKernel(ABC):
+    """One of the two kernels."""
+
+    of: tuple[str, ...]
+    """What it computes (`ConvProblem.op`)."""
+
+    def refuse(self, problem: ConvProblem) -> str | None:
+        """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
+        if problem.op not in self.of:
+            return f"computes {' and '.join(self.of)} only"
+        if problem.algorithm == "direct":
+            return "algorithm is direct"
+        if broken := refusals(problem):
+            return "; ".join(map(str, broken))
+        return self._slower(problem) if problem.algorithm == "auto" else None
+
+    def _slower(self, problem: ConvProblem) -> str | None:
+        """Return why direct sums are chosen; None where Winograd is faster."""
+        if problem.dtype == "bf16" and target().dots:
+            return "algorithm is auto; this processor multiplies bf16 at least about as fast as winograd"
+        cycles, direct = self.cycles(problem)
+        share = cycles / max(1.0, direct)
+        if share < COSTS.winograd_share:
+            return None
+        return (
+            f"algorithm is auto; winograd pays below {COSTS.winograd_share:.0%} of direct sums' cycles, and is"
+            f" estimated at {share:.0%}"
+        )
+
+    @abstractmethod
+    def cycles(self, problem: ConvProblem) -> tuple[float, float]:
+        """Estimate the cycles of Winograd and of direct sums."""

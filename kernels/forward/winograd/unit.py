@@ -1,11 +1,11 @@
 """Convolution and ConvTranspose of 3x3 kernels by Winograd's F(2x2, 3x3): 16 products of channels where direct sums
 have 36.
 
-Loops, outermost first: (7) groups; (6) depths of dst; (5) slabs of tiles, which are transformed for all dst channels
-and between which a worker may stop; (4) the 16 products; (3) pairs of vectors of dst channels; (2) tiles as rows of
-register tiles, the batch-reduce micro-kernels of the direct sums; (1) src channels of each tap in the first axis. Loops
-1 to 5 are compiled (`kernels.forward.winograd.driver`). Weights are transformed once for a call, by the units of a
-first stage.
+Loops, outermost first: (7) groups; (6) depths of dst; (5) slabs of tiles, between which a worker may stop; (4) the 16
+products, a slab being transformed for the four of each vertical one; (3) pairs of vectors of dst channels; (2) tiles as
+rows of register tiles, the batch-reduce micro-kernels of the direct sums; (1) src channels of each tap in the first
+axis. Loops 1 to 5 are compiled (`kernels.forward.winograd.driver`). Weights are transformed once for a call, by the
+units of a first stage.
 
 Each output is a sum in one order whatever slab, unit or register tile it lies in, so its bits depend on neither.
 
@@ -29,8 +29,7 @@ from kernels.forward.winograd.share import filter_share, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.target import target
-from kernels.winograd.kernel import WinogradKernel
-from kernels.winograd.rules import plane_products, plane_tiles
+from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
 
 __all__ = ["ForwardWinograd"]
 

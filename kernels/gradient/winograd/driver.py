@@ -15,10 +15,7 @@ from kernels.gradient.tiles.driver import store
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.winograd.tiles import VECTOR, WIDTH, Side, TileSlab, multiply, tiles_along, transform_tiles
 
-__all__ = ["TAKEN_ROWS", "add_products", "write_taps"]
-
-TAKEN_ROWS = 64
-"""Rows of sums that are turned into taps at a time."""
+__all__ = ["add_products", "write_taps"]
 
 SEGMENT = 32
 """Tiles that are summed in registers before the sums are added to memory."""
@@ -72,21 +69,14 @@ def add_products(
 
 @jit
 def write_taps(lanes: Rows[Block], layouts: Rows[Weights], sums: int, taps: int, out: int) -> None:
-    """Turn sums into taps and write them to the one layout of the weights, which this changes, rounding once.
+    """Turn sums into taps and write them to the one layout of the weights, rounding once.
 
-    `out` is the address of the weights and `taps` that of scratch.
+    `out` is the address of the weights, and `taps` that of scratch for one block of lanes.
     """
-    weights = layouts[0]
-    start, rows = weights.start, weights.channels
-    tap_major = weights.channel_rows == 1
+    weights, rows = layouts[0], layouts[0].channels
     for b in range(lanes.shape[0]):
         block, line = lanes[b], lanes[b].vectors * VECTOR
-        for first in range(0, rows, TAKEN_ROWS):
-            count = min(TAKEN_ROWS, rows - first)
-            row_step, tap_step = (line, count * line) if tap_major else (9 * line, line)
-            place = sums + block.acc + first * line
-            for row in range(count):
-                count_taps(place + row * line, (rows + 1) * line, block.vectors, taps + row * row_step, tap_step)
-            weights.start, weights.channels = start + first * weights.channel_step, count
-            weights.tap_rows = count if tap_major else 1
-            store(taps - block.acc, lanes[b : b + 1], layouts, out)
+        for row in range(rows):
+            place, to = sums + block.acc + row * line, taps + row * weights.channel_rows * line
+            count_taps(place, (rows + 1) * line, block.vectors, to, weights.tap_rows * line)
+        store(taps - block.acc, lanes[b : b + 1], layouts, out)

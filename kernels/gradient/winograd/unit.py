@@ -34,13 +34,12 @@ from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import lines_cost, role_costs
 from kernels.gradient.tiles.records import Weights
 from kernels.gradient.tiles.unit import BwdWeights, box_of, cut_shares, units_of
-from kernels.gradient.winograd.driver import TAKEN_ROWS, add_products, write_taps
+from kernels.gradient.winograd.driver import add_products, write_taps
 from kernels.gradient.winograd.layout import layout
 from kernels.plan import Kernel, Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
-from kernels.winograd.kernel import WinogradKernel
-from kernels.winograd.rules import plane_products, plane_tiles
+from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
 from kernels.winograd.tiles import PAIR
 
 __all__ = ["BwdWinograd"]
@@ -85,17 +84,18 @@ class BwdWinograd(WinogradKernel):
         nbytes = each * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
         parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
+        if parts > 1:
+            wanted = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
+        elif each > STEPS.winograd_sums_bytes:
+            wanted = max(wanted, -(-each // STEPS.winograd_sums_bytes) * groups)
+        by_group = min(groups, wanted)
+        by_block = -(-wanted // groups) if by_group == groups else 1  # a box is of several groups or a part of one
+        units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts)
         if parts == 1:
-            least = -(-each // STEPS.winograd_sums_bytes)
-            by_group = groups if least > 1 else min(groups, wanted)  # a box is of several groups or a part of one
-            by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
-            return units_of(problem, cut_shares(by_group, by_block, groups, blocks), box), 0
+            return units, 0
         macs = problem.macs // parts
         first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
-        joining = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
-        by_group = min(groups, joining)
-        shares = cut_shares(by_group, min(blocks, joining // by_group), groups, blocks)
-        return first + units_of(problem, shares, box, parts), parts * nbytes
+        return first + units, parts * nbytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -140,10 +140,13 @@ class _Share:
         group, wide, narrow, tap = problem.weights_strides
         lane, row = (wide, narrow) if plan.lanes_are_wide else (narrow, wide)
         self.steps = group, TAPS * TAPS * tap
+        # adjacent taps are adjacent rows; other ones lie a row more apart, as sums do
+        taps, rows = TAPS * TAPS, plan.channels[1]
+        channel_rows, tap_rows = (taps, 1) if tap == 1 else (1, rows + 1)
         self.weights = row_of(
-            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS,
-            channels=plan.channels[1], tap_rows=1, channel_rows=TAPS * TAPS if tap == 1 else 1, start=0, group_step=0,
-            block_step=lane, lane_step=lane, channel_step=row, tap_step=tap,
+            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=taps, channels=rows,
+            tap_rows=tap_rows, channel_rows=channel_rows, start=0, group_step=0, block_step=lane, lane_step=lane,
+            channel_step=row, tap_step=tap,
         )  # fmt: skip
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
@@ -176,7 +179,7 @@ class _Share:
         """Write the taps of one group and depth."""
         weights = self.weights.copy()
         weights["start"] = group * self.steps[0] + depth * self.steps[1]
-        taps = arena_address("taps", TAPS * TAPS * TAKEN_ROWS * PAIR // 4)
+        taps = arena_address("taps", TAPS * TAPS * (self.plan.channels[1] + 1) * PAIR // 4)
         write_taps(self.lanes, weights, sums, taps, address(output))
 
 
