@@ -32,8 +32,7 @@ from engine.planning import (
 from kernels.cache import CACHE
 from kernels.problem import Algorithm
 from kernels.target import target
-from kernels.winograd.rules import FAMILY, Refusal, refusals
-from kernels.winograd.work import exact_factor, winograd_macs
+from kernels.winograd.rules import FAMILY, Refusal, exact_factor, refusals, winograd_macs
 from schemas.broken_rules import broken_rule, dims, invalid_params
 from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES

@@ -9,7 +9,7 @@ import numpy as np
 
 import kernels.signed_sums  # noqa: F401 -- is compiled with all others, for `verify`
 from kernels.arena import arena_trim
-from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
+from kernels.bias import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gpu.unit import GPU_KERNELS

@@ -12,22 +12,12 @@ from typing import Any
 import numpy as np
 
 from kernels.dtypes import KINDS
-from kernels.emit.compiler import Records, Vector
-from kernels.problem import ConvProblem, data_steps, storage_dtype
+from kernels.emit.compiler import Records, Vector, row_of
+from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
 from kernels.target import target
-from kernels.winograd.records import Channels, TileSlab
+from kernels.winograd.tiles import PAIR, Side, TileSlab
 
-__all__ = ["channel_blocks", "cut_slabs", "most_positions", "side_of", "tiles_of"]
-
-
-def channel_blocks(channels: int) -> Records:
-    """Cut channels into blocks of two vectors, the last of one if it can; where they are packed is left open."""
-    width = target().lanes
-    firsts = np.arange(0, channels, 2 * width)
-    blocks = np.zeros(len(firsts), Channels.dtype)
-    blocks["first"], blocks["valid"] = firsts, np.minimum(2 * width, channels - firsts)
-    blocks["vectors"] = 1 + (blocks["valid"] > width)
-    return blocks
+__all__ = ["cut_slabs", "side_of", "tiles_of"]
 
 
 def cut_slabs(spans: Sequence[tuple[int, int]], plane: Sequence[int], limit: int) -> Records:
@@ -57,20 +47,24 @@ def tiles_of(slabs: Records) -> Vector:
     return (slabs["high"] - slabs["low"]).prod(1)  # type: ignore[no-any-return]
 
 
-def most_positions(slabs: Records, more: int) -> int:
-    """Count the positions of the largest slab; those of the wide tensor are `more` along each axis."""
-    sizes = slabs["high"] - slabs["low"]
-    return int((sizes[:, 0] * (2 * sizes[:, 1] + more) * (2 * sizes[:, 2] + more)).max())
+def side_of(
+    problem: ConvProblem, channels: int, spatial: tuple[int, int, int], slabs: Records, *, wide: bool, first: int,
+    step: int, **others: Any,
+) -> Records:  # fmt: skip
+    """Return the `Side` of a tensor with so many channels of a group, of whose depths each `step` is a frame.
 
-
-def side_of(problem: ConvProblem, channels: int, spatial: tuple[int, int, int], **others: Any) -> dict[str, Any]:
-    """Return what a `Side` has of a tensor with so many channels of a group, and `others`; a second group would start
-    at `start`."""
+    Addresses count from the tensor's, and `others` are as in `Side`.
+    """
     size = storage_dtype(problem.dtype).itemsize
-    *strides, channel = (size * step for step in data_steps(problem.data_format, channels * problem.groups, spatial))
+    image, depth, row, pixel, channel = (
+        size * step for step in data_steps(problem.data_format, channels * problem.groups, spatial)
+    )
     ready = problem.dtype == "f32" and channel == size and channels % target().lanes == 0
-    return {
-        "kind": KINDS[problem.dtype], "staged": not ready, "start": channels * channel, "channel": channel,
-        "nbytes": size * problem.n * problem.groups * channels * prod(spatial), "strides": strides,
-        "lines": spatial[1], "columns": spatial[2], **others,
-    }  # fmt: skip
+    # a wide tile is two positions longer than the step to the next one
+    frames, lines, columns = (slabs["high"] - slabs["low"]).T * [[1], [2], [2]] + [[0], [2 * wide], [2 * wide]]
+    return row_of(
+        Side, wide=wide, kind=KINDS[problem.dtype], start=wrapped([first * depth])[0],
+        end=size * problem.n * problem.groups * channels * prod(spatial),
+        strides=(image, wrapped([step * depth])[0], row, pixel), channel=channel, sizes=spatial[1:],
+        staged=0 if ready else PAIR * int((frames * lines * columns).max(initial=0)), stage=0, panels=0, **others,
+    )  # fmt: skip

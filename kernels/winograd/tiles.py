@@ -1,27 +1,79 @@
-"""The compiled loops that transform 4x4 or 2x2 tiles of a tensor, in any layout, into panels: the packer of Winograd.
+"""The compiled loops that all operations by Winograd's algorithm share: tiles to panels, and products of panels.
 
-Everything is addresses, byte steps and tables (`kernels.winograd.records`); nothing is checked here.
+Everything is addresses, byte steps and tables; nothing is checked here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.intrinsics import address_of, stack_array, stack_record
+from kernels.emit.brgemm import MICRO, ROWS, Batch
+from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, numbers
+from kernels.emit.intrinsics import address_of, call_entry, stack_array, stack_record
 from kernels.emit.winograd import FACTORS, TileLine, transform_line
+from kernels.gradient.tiles.records import Block
 from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.target import target
-from kernels.winograd.records import Channels, Room, Side, TileSlab
 
-__all__ = ["STAGED_LINE", "find_window", "stage_lines", "tiles_along", "transform_tiles"]
+__all__ = [
+    "GAP", "PAIR", "PRODUCTS", "VECTOR", "WIDTH", "Side", "TileSlab", "multiply", "tiles_along", "transform_tiles",
+]  # fmt: skip
 
 WIDTH = target().lanes
 
-STAGED_LINE = 8 * WIDTH
-"""Bytes of a staged position: two vectors."""
+VECTOR, PAIR = 4 * WIDTH, 8 * WIDTH
+"""Bytes of a vector, and of the two that a position or a tile of a block of channels has."""
+
+PRODUCTS = FACTORS * FACTORS
+"""Products of a tile."""
+
+GAP = 64
+"""Bytes between lines and between planes, whose sizes are often powers of two: they must not meet in one set."""
+
+F32_PLACE = MICRO["f32"]
+ONE, TWO = (min(8, ROWS["f32"][vectors]) for vectors in (1, 2))
+"""Rows of the tallest tile of one vector and of two: no more than 8, which fill lines of scalars."""
 
 LINE = TileLine.dtype
+
+
+class Side(Record):
+    """One of the tensors that are tiled, at one depth of the kernel and in one group; sizes and steps are in bytes.
+
+    Channel 0 of the first position is at the address `start`, and the tensor ends at `end`. `strides` lead to the next
+    image, frame, line and column, `channel` to the next channel. A frame is an image's plane of so many lines and
+    columns (`sizes`), and each image has `frames`. Tile t along an axis begins ``2 t - pad``, and has four positions if
+    the tensor is `wide`, else two.
+
+    Channels are in blocks of two vectors. Unless `staged` is 0 what a slab reads is copied first, as f32, to the
+    address `stage`, in so many bytes for each block. Transformed tiles go to `panels`, those of a horizontal product to
+    a `plane`: one leads `line` bytes to the next tile, `block` bytes to the next block.
+    """
+
+    wide: bool
+    kind: int
+    start: int
+    end: int
+    strides: Vector = numbers(4)
+    channel: int
+    sizes: Vector = numbers(2)
+    frames: int
+    pads: Vector = numbers(2)
+    staged: int
+    stage: int
+    panels: int
+    line: int
+    block: int
+    plane: int
+
+
+class TileSlab(Record):
+    """Tiles that are transformed at a time, along (frames, lines, columns); whether the last line or column is odd,
+    that is, has one narrow position."""
+
+    low: Vector = numbers(3)
+    high: Vector = numbers(3)
+    odd: Vector = numbers(2)
 
 
 @inlined
@@ -32,44 +84,39 @@ def tiles_along(slab: TileSlab, axis: int, product: int) -> int:
 
 
 @inlined
-def _frame(side: Side, tensor: int, frame: int) -> int:
+def _frame(side: Side, frame: int) -> int:
     """Return the address of position (0, 0) of a frame."""
-    depth = (side.first + frame % side.frames) * side.stride + side.shift
-    address: int = tensor + side.start + frame // side.frames * side.strides[0] + depth * side.strides[1]
+    address: int = side.start + frame // side.frames * side.strides[0] + frame % side.frames * side.strides[1]
     return address
 
 
 @inlined
-def find_window(side: Side, slab: TileSlab, room: Room) -> None:
-    """Find the lines and columns of a side that a slab reads."""
-    window = room.window
-    for axis in range(2):
-        size = side.lines if axis == 0 else side.columns
-        low = 2 * slab.low[1 + axis] - side.pad[axis]
-        high = 2 * slab.high[1 + axis] - side.pad[axis] + (2 if side.wide else 0)
-        window[2 * axis] = min(max(low, 0), size)
-        window[2 * axis + 1] = max(min(high, size), window[2 * axis])
-    room.frame = (window[1] - window[0]) * (window[3] - window[2]) * STAGED_LINE
+def _window(side: Side, slab: TileSlab, axis: int) -> tuple[int, int]:
+    """Return the span of lines (0) or columns (1) that a slab reads."""
+    size, first = side.sizes[axis], 2 * slab.low[1 + axis] - side.pads[axis]
+    end = 2 * slab.high[1 + axis] - side.pads[axis] + (2 if side.wide else 0)
+    low = min(max(first, 0), size)
+    return low, max(min(end, size), low)
 
 
 @jit
-def stage_lines(side: Side, channels: Rows[Channels], slab: TileSlab, room: Room) -> None:
-    """Copy what a slab reads of a side as f32: [channels][frame][line][column][two vectors]."""
-    parts, sizes, steps = np.empty(channels.shape[0], PANEL), np.ones(4, np.int64), stack_array(4, np.int64)
-    window = room.window
-    sizes[2], sizes[3] = window[1] - window[0], window[3] - window[2]
+def _stage(side: Side, blocks: Rows[Block], slab: TileSlab) -> None:
+    """Copy what a slab reads as f32: [block][frame][line][column][two vectors]."""
+    parts, sizes, steps = np.empty(blocks.shape[0], PANEL), np.ones(4, np.int64), stack_array(4, np.int64)
+    top, bottom = _window(side, slab, 0)
+    left, right = _window(side, slab, 1)
+    sizes[2], sizes[3] = bottom - top, right - left
     steps[2], steps[3] = sizes[3], 1
-    if room.frame == 0:
+    if sizes[2] * sizes[3] == 0:
         return
     for frame in range(slab.low[0], slab.high[0]):
-        for b in range(channels.shape[0]):
-            block, part = channels[b], parts[b]
-            part.lanes, part.valid, part.unit = block.vectors * WIDTH, block.valid, STAGED_LINE
+        for b in range(blocks.shape[0]):
+            block, part = blocks[b], parts[b]
+            part.lanes, part.valid, part.unit = block.vectors * WIDTH, block.valid, PAIR
             part.source = block.first * side.channel
-            part.address = room.stage + block.stage + (frame - slab.low[0]) * room.frame
-        source = _frame(side, room.tensor, frame) + window[0] * side.strides[2] + window[2] * side.strides[3]
-        src = Values(side.kind, source, side.strides[:], side.channel, room.tensor + side.nbytes)
-        pack_panels(src, parts, sizes, steps)
+            part.address = side.stage + b * side.staged + (frame - slab.low[0]) * sizes[2] * sizes[3] * PAIR
+        source = _frame(side, frame) + top * side.strides[2] + left * side.strides[3]
+        pack_panels(Values(side.kind, source, side.strides[:], side.channel, side.end), parts, sizes, steps)
 
 
 @inlined
@@ -83,37 +130,54 @@ def _rows_of(wide: bool, product: int, rows: Vector) -> int:
 
 
 @jit
-def transform_tiles(
-    side: Side, channels: Rows[Channels], slab: TileSlab, room: Room, product: int, lines: int, to: int
-) -> None:
-    """Transform `lines` lines of tiles of each frame of a slab, for one vertical product, to panels from `to` on.
+def transform_tiles(side: Side, blocks: Rows[Block], slab: TileSlab, product: int) -> None:
+    """Transform the tiles of a slab to panels of one vertical product; what they need is staged for the first one.
 
     Tiles lie line after line, or where the last column is odd column after column, so that it can be left out.
     """
-    rows, begins, tiles, window = stack_array(2, np.int64), stack_array(2, np.int64), stack_record(LINE), room.window
-    columns = slab.high[2] - slab.low[2]
+    if product == 0 and side.staged != 0:
+        _stage(side, blocks, slab)
+    rows, begins, tiles = stack_array(2, np.int64), stack_array(2, np.int64), stack_record(LINE)
+    zeros, lines, columns = stack_array(16, np.int64), tiles_along(slab, 0, product), tiles_along(slab, 1, 0)
     across, along = (1, (slab.high[0] - slab.low[0]) * lines) if slab.odd[1] else (columns, 1)
-    row, pixel, left = side.strides[2], side.strides[3], 0
-    tiles.sign, tiles.columns = _rows_of(side.wide, product, rows), side.columns
-    tiles.first, tiles.count, tiles.zero, tiles.plane = 2 * slab.low[2] - side.pad[1], columns, room.zeros, side.plane
-    if side.staged:
-        row, pixel = (window[3] - window[2]) * STAGED_LINE, STAGED_LINE
-        tiles.columns, left = window[3], window[2]
-    number = 0
+    row, pixel, frame_bytes, corner = side.strides[2], side.strides[3], 0, 0
+    if side.staged != 0:
+        top, bottom = _window(side, slab, 0)
+        left, right = _window(side, slab, 1)
+        row, pixel = (right - left) * PAIR, PAIR
+        frame_bytes, corner = (bottom - top) * row, top * row + left * pixel
+    tiles.sign, tiles.columns, tiles.zero = _rows_of(side.wide, product, rows), side.sizes[1], address_of(zeros)
+    tiles.first, tiles.count, tiles.plane = 2 * slab.low[2] - side.pads[1], columns, side.plane
+    tiles.step, number = along * side.line, 0
     for frame in range(slab.low[0], slab.high[0]):
-        source = _frame(side, room.tensor, frame)
-        if side.staged:
-            source = room.stage + (frame - slab.low[0]) * room.frame - window[0] * row - left * pixel
+        source = _frame(side, frame)
+        if side.staged != 0:
+            source = side.stage + (frame - slab.low[0]) * frame_bytes - corner
         for line in range(slab.low[1], slab.low[1] + lines):
             for i in range(2):
-                y = 2 * line - side.pad[0] + rows[i]
-                inside = rows[i] >= 0 and 0 <= y < side.lines
-                begins[i], tiles.steps[i] = (source + y * row, pixel) if inside else (room.zeros, 0)
-            for b in range(channels.shape[0]):
-                block = channels[b]
-                more = block.stage if side.staged else block.first * side.channel
+                y = 2 * line - side.pads[0] + rows[i]
+                inside = rows[i] >= 0 and 0 <= y < side.sizes[0]
+                begins[i], tiles.steps[i] = (source + y * row, pixel) if inside else (address_of(zeros), 0)
+            for b in range(blocks.shape[0]):
+                more = b * side.staged if side.staged != 0 else blocks[b].first * side.channel
                 for i in range(2):
                     tiles.rows[i] = begins[i] + (more if tiles.steps[i] != 0 else 0)
-                tiles.to, tiles.step = to + block.panel + number * across * block.line, along * block.line
-                transform_line(side.wide, block.vectors, address_of(tiles))
+                tiles.to = side.panels + b * side.block + number * across * side.line
+                transform_line(side.wide, blocks[b].vectors, address_of(tiles))
             number += 1
+
+
+@jit
+def multiply(table: Vector, batch: Batch, rows: int, vectors: int) -> None:
+    """Sum `rows` rows of one vector of lanes or two, the first of which is that of the batch, in tiles of equal height.
+
+    Where the batch has `totals` at all, the sums themselves are its second set.
+    """
+    entry, most = table[F32_PLACE + vectors - 1], TWO if vectors == 2 else ONE
+    parts, a, c, flushes = (rows + most - 1) // most, batch.a, batch.c, batch.totals != 0
+    for part in range(parts):
+        first = rows * part // parts
+        batch.rows = rows * (part + 1) // parts - first
+        batch.a, batch.c = a + first * batch.a_row, c + first * batch.c_row
+        batch.next, batch.totals = batch.c, batch.c if flushes else 0
+        call_entry(entry, address_of(batch))

@@ -11,7 +11,17 @@ from kernels.arena import arena
 from tests.kernels.harness import Guarded, stored
 from tests.naive import round_to
 
-ROOMS = (*(f"acc{depth}" for depth in range(4)), "stage", "scalar stage", "vector", "scalar", "taps", "winograd")
+ROOMS = (
+    *(f"acc{depth}" for depth in range(4)),
+    "stage",
+    "scalar stage",
+    "vector",
+    "scalar",
+    "taps",
+    "panels",
+    "sums",
+    "staged",
+)
 
 
 def draw(rng: np.random.Generator, **named: Any) -> ConvProblem:

@@ -5,6 +5,8 @@ tiles, between which a worker may stop; (5) the four vertical products, for whic
 horizontal ones; (3) vectors of channels; (2) register tiles, those of the direct sums; (1) the tiles of a slab, summed
 in registers and then added to memory. Loops 1 to 6 are compiled (`kernels.gradient.winograd.driver`).
 
+What decides bits depends on the problem alone, not on the lanes of the target: they are the same on AVX2 and AVX-512.
+
 Units share out groups and channels, or where there are few of these the chunks of the sums, which are then joined
 as the same tree.
 
@@ -16,38 +18,110 @@ give them to, and others of the same channels, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import memset
+from dataclasses import dataclass
 from functools import partial
-from math import prod
+from itertools import product
+from math import ceil, prod
 
 import numpy as np
-import numpy.typing as npt
 
 from kernels.arena import address, arena_address
-from kernels.blocks import STEPS
+from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
 from kernels.dtypes import KINDS
 from kernels.emit.brgemm import micro_table
-from kernels.emit.compiler import row_of
-from kernels.emit.winograd import TAPS
+from kernels.emit.compiler import Floats, Records, row_of
+from kernels.emit.winograd import FACTORS, TAPS
 from kernels.gradient.geometry import geometry
-from kernels.gradient.roles import lines_cost, role_costs
-from kernels.gradient.tiles.records import Block, Weights
+from kernels.gradient.roles import lane_blocks, lines_cost, role_costs
+from kernels.gradient.tiles.records import Weights
 from kernels.gradient.tiles.unit import BwdWeights, box_of, cut_shares, units_of
-from kernels.gradient.winograd.driver import TAKEN_ROWS, ProductRun, add_products, write_taps
-from kernels.gradient.winograd.layout import layout, side_records
+from kernels.gradient.winograd.driver import add_products, write_taps
 from kernels.plan import Kernel, Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
-from kernels.winograd.kernel import WinogradKernel
-from kernels.winograd.records import PRODUCTS, Room
-from kernels.winograd.tiles import STAGED_LINE
-from kernels.winograd.work import plane_products, plane_tiles
+from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
+from kernels.winograd.slabs import cut_slabs, side_of, tiles_of
+from kernels.winograd.tiles import GAP, PAIR, PRODUCTS, WIDTH
 
 __all__ = ["BwdWinograd"]
 
-Floats = npt.NDArray[np.float32]
+ARENAS = ("stage", "vector"), ("scalar stage", "scalar")
+"""Scratch of the lanes and of the scalars: staged lines, and panels."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sum of one depth of the kernel, for each depth, in each group.
+
+    `lanes` and `scalars` are blocks of the `channels` of one group. Each depth has a table of `slabs` and the two
+    `sides`, those of the lanes first.
+    """
+
+    lanes_are_wide: bool
+    channels: tuple[int, int]
+    lanes: Records
+    scalars: Records
+    slabs: tuple[Records, ...]
+    sides: tuple[Records, ...]
+    chunks: int
+
+    def sums_of(self, lanes: Records) -> int:
+        """Count the f32 that are summed of some blocks of lanes."""
+        return PRODUCTS * (self.channels[1] + 1) * WIDTH * int(lanes["vectors"].sum())
+
+
+def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
+    """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
+    return chunks_of(min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes)))
+
+
+@cached
+def layout(problem: ConvProblem) -> Layout:
+    """Lay the sums out for `problem`, which has broken none of the rules."""
+    dims = problem.dims
+    costs = role_costs(problem, geometry(problem))
+    lanes_are_wide = costs["wide"] < costs["narrow"]
+    counts = dims.narrow_channels, dims.wide_channels
+    count, rows = counts[::-1] if lanes_are_wide else counts
+    lanes, scalars = lane_blocks(count), lane_blocks(rows)
+    lanes["acc"] = 4 * PRODUCTS * (rows + 1) * lanes["lane"]
+    spans = [dims.tap_range(0, tap) for tap in range(dims.kernel[0])]
+    tiles = [(0, ceil(size / 2)) for size in dims.narrow[1:]]
+    slabs = tuple(
+        cut_slabs([(0, dims.n * (high - low)), *tiles], dims.narrow[1:], SUMS.winograd_tiles) for low, high in spans
+    )
+    total = max(int(tiles_of(table).sum()) for table in slabs)
+    return Layout(
+        lanes_are_wide=lanes_are_wide,
+        channels=(count, rows),
+        lanes=lanes,
+        scalars=scalars,
+        slabs=slabs,
+        sides=tuple(
+            np.concatenate(
+                [
+                    _side(problem, tap, span, np.concatenate(slabs), wide=wide)
+                    for wide in (lanes_are_wide, not lanes_are_wide)
+                ]
+            )
+            for tap, span in enumerate(spans)
+        ),
+        chunks=_chunks(total, min(map(len, slabs)), *counts),
+    )
+
+
+def _side(problem: ConvProblem, tap: int, span: tuple[int, int], slabs: Records, *, wide: bool) -> Records:
+    """Return the wide or the narrow tensor at the positions of one depth of the kernel."""
+    dims, (low, high) = problem.dims, span
+    channels, spatial = (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
+    block = PAIR * (int(tiles_of(slabs).max(initial=0)) + 1)
+    return side_of(
+        problem, channels, spatial, slabs, wide=wide, first=dims.wide_at(0, tap, low) if wide else low,
+        step=dims.strides[0] if wide else 1, frames=max(1, high - low), pads=dims.pads[1:] if wide else (0, 0),
+        line=PAIR, block=block, plane=block * ceil(channels / (2 * WIDTH)) + GAP,
+    )  # fmt: skip
 
 
 class BwdWinograd(WinogradKernel):
@@ -62,13 +136,11 @@ class BwdWinograd(WinogradKernel):
     def cycles(self, problem: ConvProblem) -> tuple[float, float]:
         """Estimate the cycles of Winograd and of direct sums, by the first of the `direct` kernels that takes it."""
         dims, plan = problem.dims, layout(problem)
-        lanes, vectors = dims.narrow_channels, [int(side["vectors"].sum()) for side in (plan.lanes, plan.scalars)]
-        narrow, wide = vectors
-        if plan.lanes_are_wide:
-            lanes, narrow, wide = dims.wide_channels, wide, narrow
-        frames, sums = dims.n * dims.met(0), vectors[0] * plan.rows
+        vectors = [int(side["vectors"].sum()) for side in (plan.lanes, plan.scalars)]
+        wide, narrow = vectors if plan.lanes_are_wide else vectors[::-1]
+        frames, sums = dims.n * dims.met(0), vectors[0] * plan.channels[1]
         tiles, products = plane_tiles(dims.narrow[1:]), plane_products(dims.narrow[1:])
-        cycles = frames * products * lines_cost(lanes, plan.rows, 1, merged=False)
+        cycles = frames * products * lines_cost(*plan.channels, 1, merged=False)
         cycles += COSTS.transformed * frames * tiles * (narrow + wide)
         cycles += COSTS.tapped * sums * dims.kernel[0] + COSTS.summed * sums * sum(map(len, plan.slabs))
         if problem.data_format == "NCX":
@@ -82,27 +154,24 @@ class BwdWinograd(WinogradKernel):
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out small sums by chunks of tiles (partial sums, then joined) and large ones by groups and vectors of
         channels, where each unit transforms the scalars of its groups anew."""
-        plan = layout(problem)
-        groups, blocks, box_at = (
-            problem.groups,
-            len(plan.lanes),
-            partial(box_of, problem, plan.lanes, plan.lanes_are_wide),
-        )
-        nbytes = plan.sums_bytes * groups * len(plan.slabs)
+        plan, groups = layout(problem), problem.groups
+        blocks, box = len(plan.lanes), partial(box_of, problem, plan.lanes, plan.lanes_are_wide)
+        each = 4 * plan.sums_of(plan.lanes)  # bytes of a group and depth of the kernel
+        nbytes = each * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
         parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
+        if parts > 1:
+            wanted = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
+        elif each > STEPS.winograd_sums_bytes:
+            wanted = max(wanted, -(-each // STEPS.winograd_sums_bytes) * groups)
+        by_group = min(groups, wanted)
+        by_block = -(-wanted // groups) if by_group == groups else 1  # a box is of several groups or a part of one
+        units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts)
         if parts == 1:
-            least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
-            by_group = groups if least > 1 else min(groups, wanted)  # a box is of several groups or a part of one
-            by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
-            shares = cut_shares(by_group, by_block, groups, blocks)
-            return units_of(problem, shares, box_at), 0
+            return units, 0
         macs = problem.macs // parts
         first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
-        joining = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
-        by_group = min(groups, joining)
-        shares = cut_shares(by_group, min(blocks, joining // by_group), groups, blocks)
-        return first + units_of(problem, shares, box_at, parts), parts * nbytes
+        return first + units, parts * nbytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -111,82 +180,73 @@ class BwdWinograd(WinogradKernel):
         """Compute partial sums, or a tile of the gradient."""
         if stop():
             return False
-        share, (index, parts) = _share(problem, unit.part[:4]), unit.part[4:]
-        shared = None if parts == 1 or scratch is None else scratch.view(np.float32).reshape(parts, -1)
-        chunks = share.plan.chunks
-        for group, depth in np.ndindex(share.g1 - share.g0, len(share.plan.slabs)):
-            group += share.g0
+        (g0, g1, b0, b1), (index, parts) = unit.part[:4], unit.part[4:]
+        share, plan = _share(problem, b0, b1), layout(problem)
+        shared = None
+        if parts > 1 and scratch is not None:
+            shape = parts, problem.groups, len(plan.slabs), plan.sums_of(plan.lanes)
+            shared = scratch.view(np.float32).reshape(shape)[..., share.first : share.first + share.floats]
+        for group, depth in product(range(g0, g1), range(len(plan.slabs))):
             if index < 0:
                 assert shared is not None
-                sums: Floats | None = np.ascontiguousarray(sum_tree(shared[:, share.place(group, depth)]))
+                sums: Floats | None = np.ascontiguousarray(sum_tree(shared[:, group, depth]))
             else:
-                low, high = (chunks * end // parts for end in (index, index + 1))
-                sums = sum_chunks(low, high, share.nbytes // 4, share.leaf(inputs, group, depth, stop))
+                low, high = (plan.chunks * end // parts for end in (index, index + 1))
+                sums = sum_chunks(low, high, share.floats, share.leaf(inputs, group, depth, stop))
             if sums is None:
                 return False
             if unit.offset is None:
                 assert shared is not None
-                shared[index, share.place(group, depth)] = sums
+                shared[index, group, depth] = sums
             else:
                 share.write(group, depth, address(sums), output)
         return True
 
 
 class _Share:
-    """One unit's share: some groups and blocks of lanes."""
+    """One unit's share: some blocks of lanes, of any group."""
 
-    def __init__(self, problem: ConvProblem, part: tuple[int, ...]) -> None:
+    def __init__(self, problem: ConvProblem, low: int, high: int) -> None:
         self.problem, self.plan = problem, layout(problem)
         plan = self.plan
-        self.g0, self.g1, b0, b1 = part
-        self.lanes = plan.lanes[b0:b1].copy()
-        self.first = int(self.lanes["sums"][0])
-        for name in ("sums", "panel", "stage"):
-            self.lanes[name] -= self.lanes[name][0]
-        last = self.lanes[-1]
-        self.nbytes = int(last["sums"] + PRODUCTS * last["plane"])
-        self.blocks = np.zeros(len(self.lanes), Block.dtype)
-        for name in ("first", "valid", "vectors"):
-            self.blocks[name] = self.lanes[name]
+        self.lanes = plan.lanes[low:high].copy()
+        self.first = int(self.lanes["acc"][0]) // 4
+        self.lanes["acc"] -= self.lanes["acc"][0]
+        self.floats = plan.sums_of(self.lanes)
         group, wide, narrow, tap = problem.weights_strides
         lane, row = (wide, narrow) if plan.lanes_are_wide else (narrow, wide)
         self.steps = group, TAPS * TAPS * tap
+        # adjacent taps are adjacent rows; other ones lie a row more apart, as sums do
+        taps, rows = TAPS * TAPS, plan.channels[1]
+        channel_rows, tap_rows = (taps, 1) if tap == 1 else (1, rows + 1)
         self.weights = row_of(
-            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS, channels=plan.rows,
-            tap_rows=1, channel_rows=TAPS * TAPS if tap == 1 else 1, start=0, group_step=0, block_step=lane,
-            lane_step=lane, channel_step=row, tap_step=tap,
+            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=taps, channels=rows,
+            tap_rows=tap_rows, channel_rows=channel_rows, start=0, group_step=0, block_step=lane, lane_step=lane,
+            channel_step=row, tap_step=tap,
         )  # fmt: skip
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
 
-    def place(self, group: int, depth: int) -> slice:
-        """Return where the sums of one group and depth lie among all partial sums."""
-        start = (group * len(self.plan.slabs) + depth) * self.plan.sums_bytes + self.first
-        return slice(start // 4, (start + self.nbytes) // 4)
-
     def leaf(self, inputs: Sequence[Storage], group: int, depth: int, stop: Stop) -> Callable[[int, Floats], bool]:
         """Return what sums the products of one chunk of one group and depth; False when `stop` ended that early."""
-        plan, slabs = self.plan, self.plan.slabs[depth]
-        wide, narrow = inputs[::-1] if self.problem.transposed else inputs
-        sides = side_records(plan, depth, group)
-        tensors = [address(each) for each in ((wide, narrow) if plan.lanes_are_wide else (narrow, wide))]
-        names, sizes = (("stage", "vector"), ("scalar stage", "scalar")), zip(plan.staged, plan.panels, strict=True)
-        rooms = np.zeros(2, Room.dtype)
-        rooms["tensor"], rooms["zeros"] = tensors, arena_address("zeros", STAGED_LINE // 4)
-        for room, (stage, panels), (staged, packed) in zip(rooms, names, sizes, strict=True):
-            room["stage"], room["panels"] = arena_address(stage, staged), arena_address(panels, packed)
+        plan, slabs, sides = self.plan, self.plan.slabs[depth], self.plan.sides[depth].copy()
+        places = self.problem.places if plan.lanes_are_wide else self.problem.places[::-1]
+        tensors = np.array([address(inputs[place]) for place in places])
+        sides["start"] += tensors + group * np.array(plan.channels) * sides["channel"]
+        sides["end"] += tensors
+        for side, blocks, (stage, panels) in zip(sides, (self.lanes, plan.scalars), ARENAS, strict=True):
+            side["stage"] = arena_address(stage, len(blocks) * int(side["staged"]) // 4)
+            side["panels"] = arena_address(panels, FACTORS * int(side["plane"]) // 4)
 
         def chunk(number: int, sums: Floats) -> bool:
             if not len(slabs):
                 sums[...] = 0
-            memset(int(rooms["zeros"][0]), 0, STAGED_LINE)
             low, end = (len(slabs) * at // plan.chunks for at in (number, number + 1))
             for first in range(low, end, self.batch):
                 if stop():
                     return False
-                run = row_of(ProductRun, begins=first == low, firsts=plan.firsts, sums=address(sums))
                 some = slabs[first : min(end, first + self.batch)]
-                add_products(micro_table(), run, sides, rooms, self.lanes, plan.scalars, some, plan.tiles)
+                add_products(micro_table(), sides, self.lanes, plan.scalars, some, address(sums), first == low)
             return True
 
         return chunk
@@ -195,11 +255,11 @@ class _Share:
         """Write the taps of one group and depth."""
         weights = self.weights.copy()
         weights["start"] = group * self.steps[0] + depth * self.steps[1]
-        taps = arena_address("taps", TAPS * TAPS * TAKEN_ROWS * STAGED_LINE // 4)
-        write_taps(self.lanes, self.blocks, weights, sums, taps, address(output))
+        taps = arena_address("taps", TAPS * TAPS * (self.plan.channels[1] + 1) * PAIR // 4)
+        write_taps(self.lanes, weights, sums, taps, address(output))
 
 
 @cached
-def _share(problem: ConvProblem, part: tuple[int, ...]) -> _Share:
+def _share(problem: ConvProblem, low: int, high: int) -> _Share:
     """Prepare a unit's tables once."""
-    return _Share(problem, part)
+    return _Share(problem, low, high)
