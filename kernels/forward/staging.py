@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.emit.brgemm import Batch, Element
+from kernels.emit.brgemm import Batch
 from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers, together
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STEP, TILE, TileSteps
 from kernels.emit.intrinsics import F32, address_of, call_entry, copy_panel, fill_zero, load, stack_array, stack_record
 from kernels.forward.gather import sum_block
-from kernels.forward.lists import MOST_ELEMENTS
+from kernels.forward.lists import list_room
 from kernels.forward.output import bring_bias, fill, write
-from kernels.forward.records import Call, GatherShare, Lists, Pass, Piece, Tables, Work
+from kernels.forward.records import Call, GatherShare, Pass, Tables, Work
 from kernels.pack.lines import SPLIT_BYTES, split_f16
 from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
@@ -114,10 +114,9 @@ class Magnitudes(Record):
     finite: bool
 
 
-BATCH, ELEMENT, MAGNITUDES, PACKED_BOX, PACKING = (
-    each.dtype for each in (Batch, Element, Magnitudes, PackedBox, Packing)
+BATCH, MAGNITUDES, PACKED_BOX, PACKING, TILE_STEPS, WORK = (
+    each.dtype for each in (Batch, Magnitudes, PackedBox, Packing, TileSteps, Work)
 )
-PIECE, TILE_STEPS, WORK = (each.dtype for each in (Piece, TileSteps, Work))
 
 
 @inlined
@@ -288,10 +287,8 @@ def gather_staged(
     The call's `source` holds a panel, its `sums` those of a band for a pair of blocks, twice, `products` a bias.
     """
     share, panel, one, call, segments = shares[0], staged.panels[0], passes[0], calls[0], staged.segments
-    dst, parts, blocks, block, most = one.dst, panel.parts, _blocks(one), share.panel.block_bytes, 1
-    for number in range(tables.phases.shape[0]):
-        most = max(most, tables.phases[number].taps)
-    lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+    dst, parts, blocks, block = one.dst, panel.parts, _blocks(one), share.panel.block_bytes
+    lists = list_room(tables, panel.depth)
     packed = PackedRows(
         stack_array(1, PACKING), np.zeros(panel.depth, PACKED_BOX), np.full((segments.shape[0], 7), -1)
     )  # fmt: skip
@@ -302,7 +299,7 @@ def gather_staged(
     batch.a_step, batch.b_step, batch.b_vector, batch.indirection = share.src.word, TILE_BYTES, block, address_of(more)
     more.a_part, more.b_part, more.a_tile, more.c_vector = size // parts, blocks * block, TILE_BYTES, ROW_BYTES
     bias = call.products + SPLIT_BYTES
-    work.place, work.start, work.block.packed, work.tile.blocks = call.sums, call.source, 1, 1
+    work.place, work.start, work.tile.blocks = call.sums, call.source, 1
     for item in range(failed.shape[0]):
         _lay_band(share, panel, work, first + item)
         for s in range(segments.shape[0]):
