@@ -15,6 +15,7 @@ from kernels.emit.intrinsics import (
     add_run,
     address_of,
     call_entry,
+    fill_zero,
     keep_alive,
     load,
     stack_array,
@@ -153,8 +154,11 @@ def scatter(
         begin = reach.low[2] + item % chunks * share.lines
         end = min(reach.high[2], begin + share.lines)
         if item % (chunks * depth) == 0:
-            bring_bias(kind, one, call, g, 0, out, call.products)
-            fill(F32, call.products, out, counts, acc, sums)
+            if call.bias == 0:  # data gradients: for three channels zeros at once are several times as fast
+                fill_zero(acc, sums[0])
+            else:
+                bring_bias(kind, one, call, g, 0, out, call.products)
+                fill(F32, call.products, out, counts, acc, sums)
         box[0], box[1], box[2], sizes[2] = n, d, begin, end - begin
         work.start = call.src + src.start + g * src.group
         for axis in range(4):
