@@ -40,7 +40,7 @@ from kernels.target import target
 
 __all__ = [
     "FLUSH", "FLUSH_FIRST", "MASKS", "MICRO", "ROWS", "SKIPS", "Batch", "Element", "cases", "micro_entries",
-    "micro_table", "over_vectors", "product", "rounded",
+    "micro_table", "over_vectors", "product", "rounded", "sum_elements", "write_sums",
 ]  # fmt: skip
 
 WIDTH = target().lanes
@@ -164,19 +164,35 @@ def rounded(builder: Any, kind: str, value: Any) -> Any:
     return simd.narrow(builder, value, "bf16")
 
 
+def sum_elements(builder: Any, batch: Any, sums: list[Any], add: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """Return the sums after all elements of a batch; `add` adds one of them."""
+
+    def element(carried: list[Any]) -> list[Any]:
+        place, *sums = carried
+        sums = add(simd.fields(builder, place, Element), sums)
+        return [builder.add(place, simd.I64(Element.dtype.itemsize)), *sums]
+
+    return simd.loop(builder, batch.count, [batch.elements, *sums], element, "element", rolled=True)[1:]
+
+
+def write_sums(builder: Any, batch: Any, kind: str, write: Callable[[int], None]) -> None:
+    """Emit what writes sums, given the bytes of each: 2 for products of bf16 where the batch `rounds` them, or 4."""
+    if kind not in ("dots", "pairs"):
+        write(4)
+        return
+    with builder.if_else(builder.icmp_signed("!=", batch.rounds, simd.I64(0))) as (rounds, plain):
+        with rounds:
+            write(2)
+        with plain:
+            write(4)
+
+
 class _Tile:
     """A tile of so many `rows` and `vectors`, emitted once."""
 
     def __init__(self, builder: Any, kind: str, rows: int, vectors: int, batch: Any) -> None:
         self.builder, self.kind, self.rows, self.vectors, self.batch = builder, kind, rows, vectors, batch
         self.places = [(m, j) for m in range(rows) for j in range(vectors)]
-
-    def _when(self, asked: Any, otherwise: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """Return what `make` emits where `asked` is not 0, or the values `otherwise`."""
-        here = self.builder.block
-        with self.builder.if_then(self.builder.icmp_signed("!=", asked, simd.I64(0))):
-            made, inside = make(), self.builder.block
-        return simd.join(self.builder, otherwise, here, made, inside)
 
     def _lines(self, *place: Any) -> list[Any]:
         """Return the addresses of the tile's lines, from the address of the first one and the bytes between rows."""
@@ -201,19 +217,18 @@ class _Tile:
         """Return the first values of the sums; sums that go on are their own second set, if there is one."""
         builder, batch = self.builder, self.batch
         together = builder.sub(simd.I64(1), batch.apart)
-        sums = self._when(together, [_ZERO] * len(self.places), self._start)
+        sums = simd.when(builder, together, [_ZERO] * len(self.places), self._start)
         goes_on = builder.icmp_signed("!=", batch.start_row, simd.I64(0))
         with builder.if_then(builder.and_(goes_on, builder.icmp_signed("!=", batch.totals, simd.I64(0)))):
             self._put_totals(self._start())
         return sums
 
-    def _add_start(self, sums: list[Any]) -> list[Any]:
-        return [self.builder.fadd(start, value) for start, value in zip(self._start(), sums, strict=True)]
-
-    def _add_totals(self, sums: list[Any]) -> list[Any]:
-        builder, lines = self.builder, self._lines(self.batch.totals, self.batch.totals_row)
-        totals = [simd.load(builder, line, _FLOATS) for line in lines]
-        return [builder.fadd(total, value) for total, value in zip(totals, sums, strict=True)]
+    def _add(self, sums: list[Any], first: Any) -> list[Any]:
+        """Return the second set of sums, or if this is the `first` time what they begin with, plus sums."""
+        builder, batch = self.builder, self.batch
+        places = (batch.start, batch.totals), (batch.start_row, batch.totals_row)
+        lines = self._lines(*(builder.select(first, *pair) for pair in places))
+        return [builder.fadd(simd.load(builder, line, _FLOATS), value) for line, value in zip(lines, sums, strict=True)]
 
     def _steps(self, element: Any, sums: list[Any], low: int, high: int) -> list[Any]:
         """Add the products of an element to the rows from `low` to `high`.
@@ -244,45 +259,24 @@ class _Tile:
         begin = [simd.nth(builder, a, batch.a_row, 3 * head) for head in heads]
         return simd.loop(builder, element.steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
 
-    def _element(self, carried: list[Any]) -> list[Any]:
-        """Add one element; give where the next one is listed, and the sums."""
+    def _element(self, element: Any, sums: list[Any]) -> list[Any]:
+        """Add one element to the sums."""
         builder = self.builder
-        place, *sums = carried
-        element = simd.fields(builder, place, Element)
         rows = cases(self.rows, min(SKIPS, self.rows - 1))
         joined = simd.switch(builder, element.case, [partial(self._steps, element, sums, *some) for some in rows])
 
-        def flush() -> list[Any]:
-            first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
-            with builder.if_else(first) as (begins, goes_on):
-                with begins:
-                    self._put_totals(self._add_start(joined))
-                with goes_on:
-                    sums = self._put_totals(self._add_totals(joined))
-            return sums
-
-        sums = self._when(element.flush, joined, flush)
-        return [builder.add(place, simd.I64(Element.dtype.itemsize)), *sums]
+        first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
+        return simd.when(builder, element.flush, joined, lambda: self._put_totals(self._add(joined, first)))
 
     def emit(self) -> list[Any]:
         """Emit the tile, which gives no values."""
         builder, batch = self.builder, self.batch
         for line in self._lines(batch.next, batch.c_row)[:: min(self.vectors, max(1, 64 // _LINE))]:
             simd.prefetch(builder, line, write=True)
-        start = [batch.elements, *self._begin()]
-        _, *sums = simd.loop(builder, batch.count, start, self._element, "element", rolled=True)
-        flushed = builder.icmp_signed("!=", batch.totals, simd.I64(0))
-        added = self._when(batch.totals, sums, lambda: self._add_totals(sums))
-        alone = builder.select(flushed, simd.I64(0), batch.apart)
-        sums = self._when(alone, added, lambda: self._add_start(sums))
-        if self.kind in ("dots", "pairs"):
-            with builder.if_else(builder.icmp_signed("!=", batch.rounds, simd.I64(0))) as (rounded, plain):
-                with rounded:
-                    self._write(sums, 2)
-                with plain:
-                    self._write(sums, 4)
-        else:
-            self._write(sums, 4)
+        sums = sum_elements(builder, batch, self._begin(), self._element)
+        unflushed = builder.icmp_signed("==", batch.totals, simd.I64(0))
+        whole = simd.when(builder, builder.or_(batch.totals, batch.apart), sums, lambda: self._add(sums, unflushed))
+        write_sums(builder, batch, self.kind, partial(self._write, whole))
         return []
 
     def _write(self, sums: list[Any], size: int) -> None:

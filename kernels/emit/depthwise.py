@@ -28,7 +28,7 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.brgemm import Batch, Element, over_vectors, product, rounded
+from kernels.emit.brgemm import Batch, over_vectors, product, rounded, sum_elements, write_sums
 from kernels.emit.compiler import Record, emitted_entry
 from kernels.emit.intrinsics import load_wide, size_of, store_narrow
 from kernels.target import target
@@ -110,17 +110,6 @@ class Tile:
         """Load a vector from the sum of some addresses and offsets."""
         return load_wide(self.builder, reduce(self.builder.add, address), self.dtype, self.width)
 
-    def _elements(self, sums: list[Any], add: Any) -> list[Any]:
-        """Return the sums after all elements; `add` adds one of them."""
-
-        def element(carried: list[Any]) -> list[Any]:
-            place, *sums = carried
-            sums = add(simd.fields(self.builder, place, Element), sums)
-            return [self.builder.add(place, simd.I64(Element.dtype.itemsize)), *sums]
-
-        start = [self.batch.elements, *sums]
-        return simd.loop(self.builder, self.batch.count, start, element, "element", rolled=True)[1:]
-
     def pixels(self, line: Any, rows: int) -> list[Any]:
         """Emit a tile of `rows` pixels; it returns no values."""
         sums = self._sum_lines(line, LINES, [simd.load(self.builder, self.batch.start, self.lane)] * rows, rows)
@@ -132,7 +121,9 @@ class Tile:
         """Return the sums of all lines of the kernel, by the code for one of `lines`."""
         builder, add = self.builder, partial(self._add_line, rows)
         kinds = [
-            partial(self._elements, sums, partial(add, taps, stride)) if taps in taken else lambda: sums
+            partial(sum_elements, builder, self.batch, sums, partial(add, taps, stride))
+            if taps in taken
+            else lambda: sums
             for stride, taken in lines.items()
             for taps in range(1, 1 + _LONGEST)
         ]
@@ -178,13 +169,7 @@ class Tile:
                 if not inside:
                     found = add(column, found)
                     continue
-                here, before = builder.block, found
-                with builder.if_then(reduce(builder.and_, inside)):
-                    after, block = add(column, found), builder.block
-                found = [
-                    old if old is new else simd.join(builder, [old], here, [new], block)[0]
-                    for old, new in zip(before, after, strict=True)
-                ]
+                found = simd.when(builder, reduce(builder.and_, inside), found, partial(add, column, found))
             return found
 
         if taps > 1:
@@ -223,22 +208,19 @@ class Tile:
             a = simd.opaque(builder, builder.add(a, batch.a_step))
             return [a, builder.add(b, batch.b_step), *sums, *following]
 
-        def flush(sums: list[Any]) -> None:
+        def flush(sums: list[Any]) -> list[Any]:
             for index, value in enumerate(sums):
                 to = simd.nth(builder, batch.c, batch.c_row, index % vectors)
                 simd.add_to(builder, value, builder.add(to, places[index // vectors]))
+            return zeros
 
         def add(element: Any, sums: list[Any]) -> list[Any]:
             a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
             begin = [a, b, *sums, *(value for m in first for value in load(a, columns[m]))]
             sums = simd.loop(builder, element.steps, begin, pixel, "pixel", rolled=True)[2 : 2 + len(zeros)]
-            here = builder.block
-            with builder.if_then(builder.icmp_signed("!=", element.flush, simd.I64(0))):
-                flush(sums)
-                flushed = builder.block
-            return simd.join(builder, sums, here, zeros, flushed)
+            return simd.when(builder, element.flush, sums, partial(flush, sums))
 
-        flush(self._elements(zeros, add))
+        flush(sum_elements(builder, batch, zeros, add))
         return []
 
 
@@ -289,11 +271,8 @@ class _Groups(Tile):
 
         begin = [_I32(0), b, *heads, *sums[:rows]]
         added, totals = simd.loop(builder, self.line.steps, begin, step, "step", rolled=True)[-rows:], sums[rows:]
-        here = builder.block
-        with builder.if_then(builder.icmp_signed("!=", element.flush, simd.I64(0))):
-            flushed, inside = self._total(added, totals), builder.block
         zeros = [simd.constant(totals[0].type, 0.0)] * rows
-        return simd.join(builder, [*added, *totals], here, [*zeros, *flushed], inside)
+        return simd.when(builder, element.flush, [*added, *totals], lambda: [*zeros, *self._total(added, totals)])
 
     def _total(self, sums: list[Any], totals: list[Any]) -> list[Any]:
         return [self.builder.fadd(total, value) for total, value in zip(totals, sums, strict=True)]
@@ -304,19 +283,14 @@ class _Groups(Tile):
         floats = ir.VectorType(simd.F32, self.width)
         begin = [simd.constant(floats, 0.0)] * rows + [simd.load(builder, batch.start, floats)] * rows
         sums = self._sum_lines(self.line, GROUP_LINES, begin, rows)
-        places = [simd.nth(builder, batch.c, batch.c_row, row) for row in range(rows)]
         sums = self._total(sums[:rows], sums[rows:])
-        if self.kind == "f32":
-            for place, value in zip(places, sums, strict=True):
-                simd.store(builder, value, place)
-            return []
-        with builder.if_else(builder.icmp_signed("!=", batch.rounds, simd.I64(0))) as (rounds, plain):
-            with rounds:
-                for place, value in zip(places, sums, strict=True):
-                    simd.store(builder, rounded(builder, self.kind, value), place, 2)
-            with plain:
-                for place, value in zip(places, sums, strict=True):
-                    simd.store(builder, value, place)
+
+        def write(size: int) -> None:
+            for row, value in enumerate(sums):
+                stored = rounded(builder, self.kind, value) if size == 2 else value
+                simd.store(builder, stored, simd.nth(builder, batch.c, batch.c_row, row), size)
+
+        write_sums(builder, batch, self.kind, write)
         return []
 
 

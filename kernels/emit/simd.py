@@ -156,11 +156,22 @@ def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: A
     """Return the values behind an optional block: those from `inside` it, or those from `before` it."""
     joined = []
     for old, new in zip(before, after, strict=True):
+        if old is new:
+            joined.append(old)
+            continue
         phi = builder.phi(old.type)
         phi.add_incoming(old, here)
         phi.add_incoming(new, inside)
         joined.append(phi)
     return joined
+
+
+def when(builder: Any, asked: Any, otherwise: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
+    """Return what `make` emits where `asked` is not 0, or the values `otherwise`."""
+    here = builder.block
+    with builder.if_then(builder.icmp_signed("!=", asked, asked.type(0))):
+        made, inside = make(), builder.block
+    return join(builder, otherwise, here, made, inside)
 
 
 def switch(builder: Any, number: Any, cases: Sequence[Callable[[], list[Any]]]) -> list[Any]:
@@ -290,10 +301,8 @@ def narrow(builder: Any, value: Any, kind: str) -> Any:
 
 def some(builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str) -> list[Any]:
     """Emit a `loop` that `count` may leave out."""
-    here = builder.block
-    with builder.if_then(builder.icmp_signed(">", count, I64(0))):
-        after, inside = loop(builder, count, carried, body, tag), builder.block
-    return join(builder, carried, here, after, inside)
+    asked = builder.icmp_signed(">", count, I64(0))
+    return when(builder, asked, carried, lambda: loop(builder, count, carried, body, tag))
 
 
 def runs(

@@ -273,7 +273,7 @@ class _Bands(Share):
             sums=values_of(
                 SumOrder, chunk=SUMS.batch_steps, group=1, within_line=True, flushes=False, most=SUMS.batch_steps
             ),
-            lanes=values_of(LaneGroups, lanewise=False, grouped=False, multiplier=1, count=LANES, pairs=1),
+            lanes=values_of(LaneGroups, lanewise=False, grouped=False, multiplier=1, step=LANES),
             lines=values_of(LineSums, kernel=0, pairs=0, width=0, ahead=False),
         )  # fmt: skip
 

@@ -23,15 +23,11 @@ from kernels.gradient import geometry
 from kernels.problem import Dims, wrapped
 
 __all__ = [
-    "AxisTable", "Ints", "axis_tables", "chain_tables", "merged", "numbers_of", "tables_of", "tap_numbers", "tap_runs",
+    "AxisTable", "Ints", "axis_tables", "chain_tables", "is_plain", "numbers_of", "plain", "tables_of", "tap_numbers",
+    "tap_runs",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
-
-
-def tap_step(dims: Dims, axis: int) -> int:
-    """Return the taps from one tap of a dst position to its next."""
-    return 1 if dims.gathers else dims.strides[axis] // gcd(dims.strides[axis], dims.dilations[axis])
 
 
 def tap_numbers(dims: Dims, axis: int) -> Ints:
@@ -39,8 +35,9 @@ def tap_numbers(dims: Dims, axis: int) -> Ints:
     taps = np.arange(dims.kernel[axis])
     if dims.gathers:
         return taps
+    step = dims.strides[axis] // gcd(dims.strides[axis], dims.dilations[axis])  # to the next tap of a dst position
     numbers = np.empty(len(taps), np.int64)
-    numbers[np.lexsort((-taps, taps % min(tap_step(dims, axis), len(taps))))] = taps
+    numbers[np.lexsort((-taps, taps % min(step, len(taps))))] = taps
     return numbers
 
 
@@ -71,7 +68,7 @@ def tap_runs(dims: Dims, axis: int) -> Records:
 class AxisTable:
     """One axis: sizes, the number of its taps, steps between positions of a phase, phases and taps.
 
-    A position meets at most `most` taps, and src positions that are at most `reach` apart.
+    It is `covered` if every dst position meets a tap.
     """
 
     dst: int
@@ -84,25 +81,24 @@ class AxisTable:
     covered: bool = True
 
     @property
-    def most(self) -> int:
-        """The largest number of taps of a phase."""
-        return int(self.phases["taps"].max(initial=0))
+    def begins(self) -> Ints:
+        """The src position, inside or outside, that the first position of each tap's phase meets."""
+        found: Ints = self.taps["src"] - self.taps["low"] * self.src_step
+        return found
 
     @property
     def reach(self) -> int:
         """The largest number of src positions that a dst position spans."""
         if not len(self.taps):
             return 0
-        begins = self.taps["src"] - self.taps["low"] * self.src_step
-        first = self.phases["first"]
+        begins, first = self.begins, self.phases["first"]
         spans = begins[first + self.phases["taps"] - 1] - begins[first] + 1
         return int(min(self.src, spans.max(initial=1)))
 
     @property
     def spread(self) -> int:
         """The number of src positions that the taps of all phases span, at dst positions side by side."""
-        begins = self.taps["src"] - self.taps["low"] * self.src_step
-        return int(np.ptp(begins)) + 1 if len(begins) else 0
+        return int(np.ptp(self.begins)) + 1 if len(self.taps) else 0
 
     def alone(self) -> AxisTable:
         """Return the axis with a phase for each tap, by their numbers."""
@@ -110,9 +106,7 @@ class AxisTable:
         order = np.argsort(self.taps["number"])
         phases = np.empty(len(order), Phase.dtype)
         phases["dst"], phases["first"], phases["taps"], phases["adjacent"] = lanes, np.arange(len(order)), 1, 1
-        return AxisTable(
-            self.dst, self.src, self.kernel, self.dst_step, self.src_step, phases[order], self.taps, self.covered
-        )
+        return replace(self, phases=phases[order])
 
     def sparse(self) -> tuple[AxisTable, int]:
         """Return the axis without src positions between those that its only tap meets, and the first of all."""
@@ -155,10 +149,10 @@ def _covers(taps: Records, count: int) -> bool:
 
 def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:
     """Return the tables of (n, d, h, w): images meet one tap, which is no other image's."""
-    return _plain(dims.n), *(axis_table(dims, axis) for axis in range(3))
+    return plain(dims.n), *(axis_table(dims, axis) for axis in range(3))
 
 
-def _plain(size: int) -> AxisTable:
+def plain(size: int) -> AxisTable:
     """Return an axis whose positions meet one tap each, at their own."""
     taps, phases = np.zeros(1, Tap.dtype), np.zeros(1, Phase.dtype)
     taps["high"], phases["taps"], phases["adjacent"] = size, 1, 1
@@ -166,14 +160,9 @@ def _plain(size: int) -> AxisTable:
 
 
 def is_plain(table: AxisTable) -> bool:
-    """Return whether a table is one of `_plain`."""
+    """Return whether a table is one of `plain`."""
     sizes = table.dst == table.src and table.kernel == table.dst_step == table.src_step == 1
     return sizes and table.taps.tolist() == [(0, 0, table.dst, 0)]
-
-
-def merged(one: AxisTable, other: AxisTable) -> tuple[AxisTable, AxisTable] | None:
-    """Return an axis of one position and one of all positions of two; None where they have more than one tap."""
-    return (_plain(1), _plain(one.dst * other.dst)) if is_plain(one) and is_plain(other) else None
 
 
 def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:

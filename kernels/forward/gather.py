@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import MICRO, ROWS, Batch, Element
+from kernels.emit.brgemm import MICRO, ROWS, Batch
 from kernels.emit.compiler import Rows, Vector, inlined, jit
 from kernels.emit.doubles import move, round_lines
 from kernels.emit.intrinsics import (
@@ -30,9 +30,9 @@ from kernels.emit.intrinsics import (
     store_value,
     touch,
 )
-from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lines, sum_lists
+from kernels.forward.lists import list_class, list_room, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write, write_rounded
-from kernels.forward.records import Axis, Band, Call, Data, GatherShare, Lists, Pass, Phase, Piece, Tables, Work
+from kernels.forward.records import Axis, Band, Call, Data, GatherShare, Lists, Pass, Phase, Tables, Work
 from kernels.pack.doubles import F64, Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels
@@ -47,9 +47,7 @@ WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
 PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 
-BATCH, CALL, ELEMENT, PANEL, PASS, PIECE, SHARE, WORK = (
-    each.dtype for each in (Batch, Call, Element, Panel, Pass, Piece, GatherShare, Work)
-)
+BATCH, CALL, PANEL, PASS, SHARE, WORK = (each.dtype for each in (Batch, Call, Panel, Pass, GatherShare, Work))
 
 
 @jit
@@ -150,27 +148,45 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
 
 @jit
-def _bring(share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector) -> bool:
-    """Pack the src that a band reaches, or by tap that its positions meet; return whether there is any."""
-    axes, phases, taps, source = tables.axes, tables.phases, tables.taps, work.block.source
-    strides, end, band, by_tap = stack_array(4, np.int64), call.src + one.src.nbytes, work.band, share.src.by_tap
-    for axis in range(4):
-        tap, step = taps[phases[work.part.phase[axis]].first], axes[axis].stride if by_tap else 1
-        strides[axis] = step * one.src.strides[axis]
-        if by_tap:
-            begin[axis], stop[axis] = max(begin[axis], tap.low), min(stop[axis], tap.high)
-            band.first[axis], band.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
-            source += (tap.src + (begin[axis] - tap.low) * step) * one.src.strides[axis]
-            if begin[axis] >= stop[axis]:
-                return False
-        else:
-            source += band.first[axis] * strides[axis]
+def _bring(share: GatherShare, one: Pass, call: Call, work: Work, source: int, strides: Vector) -> None:
+    """Pack a box of src positions, of which the first lies `source` bytes from position 0."""
     by_group = share.lanes.lanewise and not share.lanes.grouped  # the lanes of a packed position
-    src = Values(share.kind, source, strides, one.src.group if by_group else one.src.channel, end)
+    channel, place = one.src.group if by_group else one.src.channel, work.block.source + source
+    src = Values(share.kind, place, strides, channel, call.src + one.src.nbytes)
     if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
         bring_box(src, work.block.channels, share.src.pixel_bytes, work, call.source)
+
+
+@jit
+def _bring_band(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
+    """Pack the src that a band reaches, unless it is read in place or packed by tap."""
+    strides, first, source = one.src.strides, work.band.first, 0
+    if DOTS and share.micro == DOTS_PLACE:
+        bring_dots(share, one, call, work, least)
+    elif share.src.packed and not share.src.by_tap:
+        for axis in range(4):
+            source += first[axis] * strides[axis]
+        _bring(share, one, call, work, source, strides[:])
+
+
+@jit
+def _bring_tap(
+    share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector
+) -> bool:
+    """Pack the src that positions of a band meet with a tap, side by side; return whether there is any."""
+    strides, band, source = stack_array(4, np.int64), work.band, 0
+    for axis in range(4):
+        tap, step = tables.taps[tables.phases[work.part.phase[axis]].first], tables.axes[axis].stride
+        begin[axis], stop[axis] = max(begin[axis], tap.low), min(stop[axis], tap.high)
+        band.first[axis], band.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
+        source += (tap.src + (begin[axis] - tap.low) * step) * one.src.strides[axis]
+        strides[axis] = step * one.src.strides[axis]
+        if begin[axis] >= stop[axis]:
+            return False
+    _bring(share, one, call, work, source, strides)
+    work.start += work.block.shift
     return True
 
 
@@ -194,12 +210,10 @@ def sum_block(
 
     Where src is packed by tap, each tap is a phase of its own: the src that it meets is packed first, side by side.
     """
-    axes, phases, taps, pieces, elements = tables.axes, tables.phases, tables.taps, lists.pieces, lists.elements
+    axes, phases, taps, pieces, lines = tables.axes, tables.phases, tables.taps, lists.pieces, share.lines.kernel != 0
     loops, part, band, reading, per_axis = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4
     at, end, counts = part.at, part.end, part.counts
     begin, stop = stack_array(4, np.int64), stack_array(4, np.int64)
-    packed, lines = work.block.packed > 0, share.lines.kernel != 0
-    skips = work.tile.limit if lines else share.skips
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True
@@ -208,13 +222,10 @@ def sum_block(
             rest //= axes[axis].phases
             begin[axis], stop[axis] = _clip(axes[axis], phases[part.phase[axis]], band.low[axis], band.high[axis])
             some = some and begin[axis] < stop[axis]
-        if not some:
+        if not some or (
+            reading.packed and reading.by_tap and not _bring_tap(share, whole, call, tables, work, begin, stop)
+        ):
             continue
-        if reading.packed and (reading.by_tap or not packed) and share.micro != DOTS_PLACE:
-            if not _bring(share, whole, call, tables, work, begin, stop):
-                continue
-            work.start += work.block.shift
-            packed = True
         depth, at[loops[0]] = 0, begin[loops[0]]
         while depth >= 0:
             axis = loops[depth]
@@ -231,13 +242,13 @@ def sum_block(
                     part.repeat = left // rows
                 else:
                     rows, part.repeat, counts[axis] = list_rows(
-                        taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, skips, some_taps
+                        taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, share.skips, some_taps
                     )
                 batch.rows = rows
                 if counts[axis] > 0 and lines:
-                    sum_lines(share, axes, phases, taps, work, pieces, elements, batch)
+                    sum_lines(share, tables, work, lists, batch)
                 elif counts[axis] > 0:
-                    sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
+                    sum_lists(entry, share, tables, work, lists, batch)
                 at[axis] += rows * part.repeat
             else:
                 counts[axis], end[axis] = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)
@@ -246,16 +257,6 @@ def sum_block(
                     continue
                 depth += 1
                 at[loops[depth]] = begin[loops[depth]]
-
-
-@inlined
-def _room(tables: Tables) -> Lists:
-    """Return room for what a tile sums."""
-    axes, most = tables.axes, 1
-    for axis in range(4):
-        for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
-            most = max(most, tables.phases[number].taps)
-    return Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
 
 
 @jit
@@ -283,7 +284,7 @@ def gather_doubles(
     the packed weights and bias of all groups (0: none), of room for src, for f32 and for sums, and of dst, then the
     number of images, which follow each other, and the bytes of one of dst.
     """
-    band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], _room(tables)
+    band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], list_room(tables, 1)
     share, work, batch = stack_record(SHARE), stack_record(WORK), stack_record(BATCH)
     counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
     zeros = stack_array(WIDTH, np.int64)  # the bias where there is none
@@ -338,16 +339,16 @@ def gather(
     """
     share, one, call = shares[0], passes[0], calls[0]
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
-    blocks, lists = (one.channels + WIDTH - 1) // WIDTH, _room(tables)
     batch, work = stack_record(BATCH), stack_record(WORK)
     counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
     tile, block, panel, reading, flushes = work.tile, work.block, share.panel, share.src, share.sums.flushes
+    blocks, lists = (one.channels + WIDTH - 1) // WIDTH, list_room(tables, (panel.words - 1) // share.sums.chunk + 1)
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if share.rounds else 0
     stored, size = (share.kind, 2) if DOTS and share.rounds else (F32, 4)
     batch.a_step, batch.b_step = reading.word, panel.line
     batch.b_vector = panel.tap_bytes if share.lines.kernel != 0 else panel.block_bytes
-    step = share.lanes.count if lanewise else 2 * WIDTH * share.lanes.pairs
+    step, by_block = share.lanes.step, share.lanes.grouped and reading.packed
     for item in range(first, last):
         _cut_band(share, tables, work, counts, item)
         if not reading.packed and share.micro != DOTS_PLACE and not share.lines.ahead:
@@ -356,10 +357,8 @@ def gather(
             start, tile.micro = call.src + src.start + g * src.group, share.micro
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
-            work.start = start
+            work.start = begin = start
             block.source, block.channels = start, share.channels
-            if DOTS and share.micro == DOTS_PLACE and not lanewise:
-                bring_dots(share, one, call, work, least)
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
@@ -376,14 +375,15 @@ def gather(
                 tile.pair, tile.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * panel.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
-                block.packed, block.shift = channel, 0
-                if lanewise:
-                    batch.b, block.shift = call.panels + 4 * channel, channel * (4 if reading.packed else src.channel)
-                if share.lanes.grouped and reading.packed:  # few lanes at a time: positions lie close together
+                if by_block:  # few lanes at a time: positions lie close together
                     block.source, block.channels = start + channel * src.channel, valid
-                    block.packed = block.shift = 0
-                if DOTS and share.micro == DOTS_PLACE and lanewise and (reading.packed or channel == 0):
-                    bring_dots(share, one, call, work, least)
+                if by_block or channel == 0:
+                    _bring_band(share, one, call, work, least)
+                    begin = work.start
+                block.shift = 0
+                if lanewise:
+                    batch.b = call.panels + 4 * channel
+                    block.shift = 0 if by_block else channel * (4 if reading.packed else src.channel)
                 tile.limit = share.limits[wide - 1]
                 if DOTS and tile.micro == PAIRS:
                     tile.limit = PAIRS_ROWS
@@ -397,11 +397,10 @@ def gather(
                     work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
                 if not direct and (reading.by_tap or not share.covered):
                     fill(stored, batch.start, lanes, counts, call.sums, work.dst[:])
-                work.start += block.shift
+                work.start = begin + block.shift
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
                 sum_block(entry, share, tables, work, lists, batch, one, call)
-                work.start -= block.shift
                 if DOTS and share.rounds and not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
                     write_rounded(out, call.sums, lanes, valid, counts)

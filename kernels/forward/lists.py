@@ -7,18 +7,30 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
+import numpy as np
+
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, Batch, Element
-from kernels.emit.compiler import Rows, jit
+from kernels.emit.compiler import Rows, inlined, jit
 from kernels.emit.intrinsics import address_of, call_entry
-from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
+from kernels.forward.records import GatherShare, Lists, Phase, Piece, Tables, Tap, Work
 from kernels.target import target
 
-__all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lines", "sum_lists"]
+__all__ = ["list_class", "list_room", "list_rows", "sum_lines", "sum_lists"]
 
 WIDTH, PAIRS = target().lanes, MICRO["pairs"]
+ELEMENT, PIECE = Element.dtype, Piece.dtype
 
-MOST_ELEMENTS = 2048
-"""Elements of a batch at the most; the sums of longer ones are stored in between."""
+
+@inlined
+def list_room(tables: Tables, parts: int) -> Lists:
+    """Return room for what a tile sums, each tap in so many parts."""
+    axes, most, elements = tables.axes, 1, parts
+    for axis in range(4):
+        taps = 1
+        for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
+            taps = max(taps, tables.phases[number].taps)
+        most, elements = max(most, taps), elements * taps
+    return Lists(np.empty(4 * most, PIECE), np.empty(elements, ELEMENT))
 
 
 @jit
@@ -83,28 +95,19 @@ def list_rows(
 
 
 @jit
-def _sum_tiles(
-    entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
-) -> None:
+def _sum_tiles(entry: int, share: GatherShare, tables: Tables, work: Work, batch: Batch, begun: bool) -> None:
     """Add the batch to the tiles at hand."""
-    loops, part, tile, panel, src, dst = share.loops, work.part, work.tile, share.panel, work.src, work.dst
-    at, end = part.at, part.end
+    axes, loops, part, tile, panel = tables.axes, share.loops, work.part, work.tile, share.panel
+    at, end, src, dst = part.at, part.end, work.src, work.dst
     one, two, three, row = loops[0], loops[1], loops[2], loops[3]
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
     batch.a_row, batch.c_row = src[row] if work.line.taps > 1 else a_row, c_row
-    a_one, a_two, a_three = (
-        axes[one].src_step * src[one],
-        axes[two].src_step * src[two],
-        axes[three].src_step * src[three],
-    )
-    c_one, c_two, c_three = (
-        axes[one].dst_step * dst[one],
-        axes[two].dst_step * dst[two],
-        axes[three].dst_step * dst[three],
-    )
+    a_one, c_one = axes[one].src_step * src[one], axes[one].dst_step * dst[one]
+    a_two, c_two = axes[two].src_step * src[two], axes[two].dst_step * dst[two]
+    a_three, c_three = axes[three].src_step * src[three], axes[three].dst_step * dst[three]
     place, b, start = work.place, batch.b, batch.start
     for axis in range(4):
-        place += (phases[part.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
+        place += (tables.phases[part.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
     for i in range(end[one] - at[one]):
         for j in range(end[two] - at[two]):
             for k in range(end[three] - at[three]):
@@ -125,14 +128,12 @@ def _sum_tiles(
 
 
 @jit
-def sum_lines(
-    share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work, pieces: Rows[Piece],
-    elements: Rows[Element], batch: Batch,
-) -> None:  # fmt: skip
+def sum_lines(share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch) -> None:
     """Sum the tiles at hand line of taps by line of taps; the rows' axis is the last one with several taps."""
+    axes, taps, pieces, elements = tables.axes, tables.taps, lists.pieces, lists.elements
     src, counts, per_axis, loops, order = work.src, work.part.counts, pieces.shape[0] // 4, share.loops, share.sums
     two, three, row = loops[1], loops[2], loops[3]
-    phase, step, kernel = phases[work.part.phase[row]], axes[row].src_step, share.panel.kernel
+    phase, step, kernel = tables.phases[work.part.phase[row]], axes[row].src_step, share.panel.kernel
     at, width = work.part.at, share.lines.width
     one, count, last = phase.adjacent, 0, 0
     for place in range(phase.first, phase.first + phase.taps, one):
@@ -170,18 +171,16 @@ def sum_lines(
     if share.lines.ahead:
         line.ahead, line.ahead_row, line.ahead_lines = elements[count - 1].a + src[2], src[2], axes[2].src_step
     work.tile.last = share.lines.pairs if work.tile.micro == PAIRS else share.lines.kernel
-    _sum_tiles(work.tile.last, share, axes, phases, work, batch, False)
+    _sum_tiles(work.tile.last, share, tables, work, batch, False)
 
 
 @jit
-def sum_lists(
-    entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
-    elements: Rows[Element], batch: Batch,
-) -> None:  # fmt: skip
+def sum_lists(entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch) -> None:
     """Sum the tiles at hand over all combinations of their taps, which are `pieces` of each axis in turn.
 
-    Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
+    Sums begin with the batch's `start`, and with the sums so far where a batch may not have so many steps.
     """
+    pieces, elements = lists.pieces, lists.elements
     src, counts, per_axis, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
     words, kernel, group = panel.words, panel.kernel, order.group
     count, last, begun, start, totals, listed = 0, -1, share.src.by_tap, batch.start, batch.totals, 0
@@ -214,10 +213,9 @@ def sum_lists(
                         if order.flushes:
                             elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
                             batch.totals = totals
-                        full = order.most > 0 and listed + min(chunk, every - done) > order.most
-                        if full or count > MOST_ELEMENTS // 2:
+                        if order.most > 0 and listed + min(chunk, every - done) > order.most:
                             batch.count = count
-                            _sum_tiles(entry, share, axes, phases, work, batch, begun)
+                            _sum_tiles(entry, share, tables, work, batch, begun)
                             count, begun, listed = 0, True, 0
                     last = mark
                     element = elements[count]
@@ -228,5 +226,5 @@ def sum_lists(
                     listed += element.steps
                     count += 1
     batch.count = count
-    _sum_tiles(entry, share, axes, phases, work, batch, begun)
+    _sum_tiles(entry, share, tables, work, batch, begun)
     batch.start, batch.start_row, batch.totals = start, 0, totals

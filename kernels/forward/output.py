@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import Vector, inlined, jit
+from kernels.emit.compiler import Vector, jit
 from kernels.emit.intrinsics import (
     F32,
     copy_panel,
@@ -22,7 +22,7 @@ from kernels.emit.intrinsics import (
 )
 from kernels.forward.records import Call, Pass, Work
 from kernels.pack.lines import Pixels, pack_line
-from kernels.pack.panels import Values
+from kernels.pack.panels import Values, merged_runs
 
 STRIP = 128
 """Bytes of a channel's positions that are written at a time."""
@@ -68,17 +68,6 @@ def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector
                     put(kind, place + w * steps[3], line, count)
 
 
-@inlined
-def _runs(counts: Vector, steps: Vector) -> tuple[int, int, int]:
-    """Return positions of a run, runs of a plane, and planes: lines that follow each other in memory are one run."""
-    run, lines, planes = counts[3], counts[2], counts[1]
-    if steps[2] == run * steps[3]:
-        run, lines = run * lines, 1
-        if steps[1] == run * steps[3]:
-            run, planes = run * planes, 1
-    return run, lines, planes
-
-
 @jit
 def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer: int) -> None:
     """Write a dense box of sums [n][d][h][w][lanes] to dst; `buffer` has room for 64 f32.
@@ -86,7 +75,7 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
     Where dst has an `end`, that of the tensor, what is far from it is not kept in the caches.
     """
     kind, steps, lane_step, size = dst.kind, dst.steps, dst.channel, stored_size(dst.kind)
-    run, lines, planes = _runs(counts, steps)
+    run, lines, planes = merged_runs(counts, steps, steps)
     for n in range(counts[0]):
         for d in range(planes):
             for h in range(lines):
@@ -95,7 +84,7 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
                 if lane_step == size and kind == F32 and valid % 8 == 0:
                     copy_panel(F32, valid, place, steps[3], source, 4 * lanes, run)
                     continue
-                start, turns = 0, lane_step != size and steps[3] == size and run >= 8
+                turns = lane_step != size and steps[3] == size and run >= 8
                 whole, pixels, first = valid // 8 * 8 if turns else 0, STRIP // size, 0
                 streams = lane_step % 64 == 0 and place < dst.end - KEPT_BYTES
                 while whole > 0 and first < run:
@@ -114,9 +103,8 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
                             at = pixel + back
                             untranspose(kind, target + size * at, lane_step, origin + 4 * lanes * at, 1, 4 * lanes, 7)
                     first += count
-                if turns and whole == valid:
-                    start = run
-                while turns and start < run:
+                start = 0 if turns and whole < valid else run
+                while start < run:
                     start = min(start, run - 8)
                     target, origin = place + size * start, source + 4 * start * lanes
                     for first in range(whole, valid, 8):
@@ -124,8 +112,8 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
                         for lane in range(first, min(first + 8, valid)):
                             put(kind, target + lane * lane_step, buffer + 32 * (lane - first), 8)
                     start += 8
-                # what is left goes in the longest runs that lie together on both sides
-                pixels, values, count = run - start, valid, 1
+                # otherwise values go in the longest runs that lie together on both sides
+                pixels, values, count = 0 if turns else run, valid, 1
                 if lane_step == size:
                     values, count = 1, valid
                     if valid == lanes and steps[3] == valid * size:
@@ -141,7 +129,7 @@ def write(dst: Values, acc: int, lanes: int, valid: int, counts: Vector, buffer:
 def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector) -> None:
     """Write a dense box of sums [n][d][h][w][lanes] that have 16 bits to dst, whose positions are adjacent."""
     steps = dst.steps
-    run, lines, planes = _runs(counts, steps)
+    run, lines, planes = merged_runs(counts, steps, steps)
     for n in range(counts[0]):
         for d in range(planes):
             for h in range(lines):

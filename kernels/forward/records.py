@@ -199,15 +199,14 @@ class SumOrder(Record):
 class LaneGroups(Record):
     """What lanes are: dst channels, or with `lanewise` groups, or `multiplier` dst channels of each.
 
-    Lanewise, `count` lanes are summed at a time; they are `grouped` where src has the same lanes, because a group has
-    as many src as dst channels. Otherwise `pairs` of vectors are summed at a time, line by line.
+    At most `step` lanes are summed at a time, line by line. Lanes are `grouped` where src has the same ones, because a
+    group has as many src as dst channels.
     """
 
     lanewise: bool
     grouped: bool
     multiplier: int
-    count: int
-    pairs: int
+    step: int
 
 
 class LineSums(Record):
@@ -319,16 +318,11 @@ class MicroTile(Record):
 
 
 class LaneBlock(Record):
-    """A block of lanes: the `source` and the number of `channels` that its src is packed from, and its place in these.
-
-    The src may have been `packed` (not 0) for an earlier block, of which this one begins `shift` bytes behind the first
-    one.
-    """
+    """A block of lanes: `source` and number of `channels` of what is packed; its own src is `shift` bytes further."""
 
     source: int
     channels: int
     shift: int
-    packed: int
 
 
 class Work(Record):

@@ -18,13 +18,12 @@ from kernels.emit.intrinsics import (
     fill_zero,
     keep_alive,
     load,
-    put,
     stack_array,
     stack_record,
     store_value,
 )
 from kernels.forward.gather import bring_box
-from kernels.forward.output import bring_bias, write
+from kernels.forward.output import bring_bias, fill, write
 from kernels.forward.records import Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
 from kernels.pack.panels import Values
 from kernels.target import target
@@ -52,18 +51,6 @@ def pack_columns(shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Cal
             for k in range(channels):
                 value = load(share.kind, source + k * weights.src_channel) if inside else 0.0
                 store_value(place + 4 * WIDTH * k, np.float32(value))
-
-
-@jit
-def _begin(share: ScatterShare, one: Pass, call: Call, g: int, pixels: int) -> None:
-    """Begin the sums of some dst pixels with the bias."""
-    line = 4 * share.channels
-    if call.bias == 0:
-        fill_zero(call.sums, pixels * line)
-        return
-    bring_bias(share.kind, one, call, g, 0, share.channels, call.products)
-    for p in range(pixels):
-        put(F32, call.sums + p * line, call.products, share.channels)
 
 
 @jit
@@ -137,7 +124,7 @@ def scatter(
     kind, channels, src, dst, chunk = share.kind, share.src_channels, one.src, one.dst, share.chunk
     out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
-    counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
+    counts, sums, buffer = stack_array(4, np.int64), stack_array(4, np.int64), stack_array(64, np.float32)
     work, batch, live = stack_record(WORK), stack_record(BATCH), np.empty(planes.shape[0] * lines.shape[0], TAP_LINE)
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
     for number in range(elements.shape[0]):
@@ -153,7 +140,9 @@ def scatter(
     batch.totals = call.products + limit * used * 8 * WIDTH if channels > chunk else 0
     for axis in range(1, 4):
         counts[axis] = high[axis] - low[axis]
-    counts[0] = 1
+    counts[0], sums[3] = 1, 4 * out
+    for axis in range(2, -1, -1):
+        sums[axis] = sums[axis + 1] * counts[axis + 1]
     chunks = max(1, (reach.high[2] - reach.low[2] + share.lines - 1) // share.lines)
     depth = max(1, reach.high[1] - reach.low[1])
     left, width = reach.low[3], reach.high[3] - reach.low[3]
@@ -165,7 +154,11 @@ def scatter(
         begin = reach.low[2] + item % chunks * share.lines
         end = min(reach.high[2], begin + share.lines)
         if item % (chunks * depth) == 0:
-            _begin(share, one, call, g, counts[1] * counts[2] * counts[3])
+            if call.bias == 0:  # data gradients: for three channels zeros at once are several times as fast
+                fill_zero(acc, sums[0])
+            else:
+                bring_bias(kind, one, call, g, 0, out, call.products)
+                fill(F32, call.products, out, counts, acc, sums)
         box[0], box[1], box[2], sizes[2] = n, d, begin, end - begin
         work.start = call.src + src.start + g * src.group
         for axis in range(4):

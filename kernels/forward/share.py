@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import ceil, prod
 from typing import Literal
 
@@ -22,9 +21,8 @@ from kernels.emit.depthwise import (
     grouped,
     line_taps,
 )
-from kernels.forward.axes import AxisTable, axis_tables, merged, numbers_of, tables_of, tap_runs
+from kernels.forward.axes import AxisTable, axis_tables, is_plain, numbers_of, plain, tables_of, tap_runs
 from kernels.forward.gather import gather, pack_bias
-from kernels.forward.lists import MOST_ELEMENTS
 from kernels.forward.operands import Row, Share, Span
 from kernels.forward.records import (
     GatherShare,
@@ -65,91 +63,77 @@ WIDTH = target().lanes
 LANES = 2 * WIDTH
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """How a unit reads src and where its sums go, as `GatherShare` has it; words are of two bf16 with `dots`."""
-
-    words: int
-    packed: bool
-    by_tap: bool
-    direct: bool
-    pixel: int
-    """Words of a packed position: lines, where lanes are groups."""
-    dots: bool = False
-    joined: bool = False
-    rounds: bool = False
-    by_lines: bool = False
-
-
 class _Gather(Share):
     """Every dst pixel gathers its taps; lanes are dst channels or groups."""
 
+    dots = joined = rounds = by_lines = grouped = False
+
     def __init__(self, problem: ConvProblem, part: Sequence[int], *, lanewise: bool) -> None:
         super().__init__(problem, part)
-        dims, channels, self.lanewise, self.grouped = self.dims, self.dims.src_channels, lanewise, False
+        dims, channels, self.lanewise = self.dims, self.dims.src_channels, lanewise
+        self.many = dims.dst_channels if lanewise else 1
         self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
-        self.numbers = numbers_of(dims)
-        tables, taps, self.many = self._tables(), len(self.numbers), dims.dst_channels if self.lanewise else 1
-        self.reading = reading = self._read_groups(tables) if self.lanewise else self._read_channels(tables)
-        words, direct = reading.words, reading.direct
+        self.numbers, tables = numbers_of(dims), self._tables()
+        if lanewise:
+            self._read_groups(tables)
+        else:
+            self._read_channels(tables)
         self.tables = self._merge(tables)
-        cuts = self._cut_groups(4 * taps * channels * self.many) if self.lanewise else []
-        widest = max((end - first for first, end in cuts), default=1) * self.many
-        self.line = 4 * ceil(widest / WIDTH) * WIDTH
-        tap_bytes = self.line * words
+        words, taps = self.words, len(self.numbers)
+        self.line = 4 * ceil((self.g1 - self.g0) * self.many / WIDTH) * WIDTH if lanewise else 4 * WIDTH
+        self.block_bytes = self.line * words * taps
         kernel = [table.kernel for table in self.tables[1:]]
-        row = self._line_row() if reading.by_lines else self._row()
-        group, within_line = self._flushes(kernel[row - 1 if reading.by_lines else 2], words)
-        self.block_bytes = tap_bytes * taps
-        line = 4 * self.lanes // (1 + reading.dots) if self.grouped else self.line if self.lanewise else 4
-        pixel_bytes = reading.pixel * line
+        row = self._line_row() if self.by_lines else self._row()
+        group, within_line = self._flushes(kernel[row - 1 if self.by_lines else 2], words)
+        line = 4 * self.lanes // (1 + self.dots) if self.grouped else self.line if lanewise else 4
+        pixel_bytes = self.pixel * line
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
-        if reading.packed:
-            points = prod(grid) if reading.by_tap else self._points(grid)
+        if self.packed:
+            points = prod(grid) if self.by_tap else self._points(grid)
             self.floats["source"] = points * pixel_bytes // 4 + WIDTH * 4
-        self.floats["sums"] = 0 if direct else prod(grid) * self.lanes
+        self.floats["sums"] = 0 if self.direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
-        stored = "f32" if reading.packed else problem.dtype
-        micro = "dots" if reading.dots else "lanes" if self.lanewise else "f32"
-        rows = [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))]
-        if reading.by_lines:
-            rows = [GROUP_PIXELS["dots" if reading.dots else "f32"] if self.grouped else PIXELS, 0]
+        micro = "dots" if self.dots else "lanes" if lanewise else "f32"
+        rows, skips = [ROWS[micro][vectors] for vectors in ((1, 1) if lanewise else (1, 2))], SKIPS
+        if self.by_lines:
+            rows = [GROUP_PIXELS["dots" if self.dots else "f32"] if self.grouped else PIXELS, 0]
+            skips = rows[0]  # pixels that a line does not meet cost nothing
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         panel = values_of(
-            WeightPanel, words=words, line=self.line, tap_bytes=tap_bytes, block_bytes=self.block_bytes, kernel=kernel,
-            order=order,
+            WeightPanel, words=words, line=self.line, tap_bytes=self.line * words, block_bytes=self.block_bytes,
+            kernel=kernel, order=order,
         )  # fmt: skip
         src = values_of(
-            SrcReading, word=self.line if self.lanewise else 4, packed=reading.packed, by_tap=reading.by_tap,
-            joined=reading.joined, pixel_bytes=pixel_bytes, staged=False,
+            SrcReading, word=self.line if lanewise else 4, packed=self.packed, by_tap=self.by_tap, joined=self.joined,
+            pixel_bytes=pixel_bytes, staged=False,
         )  # fmt: skip
         sums = values_of(
             SumOrder, chunk=ceil(words / ceil(words / self.limit)), group=group, within_line=within_line,
             flushes=problem.dtype != "bf16" and taps * words > self.limit, most=0,
         )  # fmt: skip
-        in_lines = direct and not self.lanewise
+        together = STEPS.together_bytes // (2 * self.block_bytes) if self.direct and not lanewise else 1
         lanes = values_of(
-            LaneGroups, lanewise=self.lanewise, grouped=self.grouped, multiplier=self.many, count=self.lanes,
-            pairs=max(1, STEPS.together_bytes // (2 * self.block_bytes)) if in_lines else 1,
+            LaneGroups, lanewise=lanewise, grouped=self.grouped, multiplier=self.many,
+            step=self.lanes * max(1, together),
         )  # fmt: skip
         lines = values_of(
-            LineSums, kernel=self._line_entry(micro, stored) if reading.by_lines else 0,
-            pairs=self._line_entry("pairs", stored) if self.grouped and reading.dots else 0,
-            width=self.tables[row].src, ahead=reading.by_lines and not reading.packed and row == 3,
+            LineSums, kernel=self._line_entry(micro) if self.by_lines else 0,
+            pairs=self._line_entry("pairs") if self.grouped and self.dots else 0,
+            width=self.tables[row].src, ahead=self.by_lines and not self.packed and row == 3,
         )  # fmt: skip
         self.share = row_of(
             GatherShare, kind=self.kind, micro=MICRO[micro], limits=rows,
             loops=[*(axis for axis in range(4) if axis != row), row], channels=channels,
-            skips=SKIPS, direct=direct, rounds=direct or reading.rounds,
+            skips=skips, direct=self.direct, rounds=self.direct or self.rounds,
             covered=all(table.covered for table in tables),
             grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
-        self.axes = tables_of(self.tables, reading.by_tap)
-        self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
-        pairs = reading.dots and not self.lanewise
+        self.axes = tables_of(self.tables, self.by_tap)
+        self.parts = list(self._passes())
+        pairs = self.dots and not lanewise
         self.unfolds = pairs and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
         self.boxes = None
         if self.unfolds:
@@ -172,68 +156,49 @@ class _Gather(Share):
                 self.src = start + first * strides[axis], nbytes, group, steps, channel
         return tuple(tables)
 
-    def _read_channels(self, tables: Sequence[AxisTable]) -> _Reading:
-        """Choose how to read src where lanes are dst channels."""
+    def _read_channels(self, tables: Sequence[AxisTable]) -> None:
+        """Choose how to read src where lanes are dst channels, and where sums go (see `SrcReading`, `GatherShare`).
+
+        With `dots` words are of two bf16. A packed position has so many words (`pixel`).
+        """
         dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
         dots = DOTS and self.problem.dtype == "bf16"
         in_place = self.near and (channels % 2 == 0 if dots else f32)
         large = 4 * prod(table.reach for table in tables) * channels > SUMS.source_bytes
-        by_tap = large and not in_place
-        dots = dots and not by_tap
-        words = ceil(channels / 2) if dots else channels
-        few = words < FEW_WORDS
-        packed = not in_place or (few and dims.groups > 1 and not large)
-        pixel = spread(words) if dots else padded(channels)
-        whole, long = MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0, self._long(tables, words)
-        return _Reading(
-            dots=dots,
-            rounds=dots and not self.near_dst and not long,
-            words=words,
-            packed=packed,
-            by_tap=by_tap,
-            joined=few and (pixel == words if packed else dims.groups == 1),
-            direct=self.near_dst and (f32 or dots) and whole and not by_tap and not long,
-            pixel=pixel,
-        )
+        self.by_tap = large and not in_place
+        self.dots = dots = dots and not self.by_tap
+        self.words = words = ceil(channels / 2) if dots else channels
+        few, whole = words < FEW_WORDS, MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
+        self.packed = not in_place or (few and dims.groups > 1 and not large)
+        self.pixel = spread(words) if dots else padded(channels)
+        self.joined = few and (self.pixel == words if self.packed else dims.groups == 1)
+        self.direct = self.near_dst and (f32 or dots) and whole and not self.by_tap
+        self.rounds = dots and not self.near_dst
 
-    def _read_groups(self, tables: Sequence[AxisTable]) -> _Reading:
-        """Choose how to read src where lanes are groups, or dst channels of each."""
+    def _read_groups(self, tables: Sequence[AxisTable]) -> None:
+        """Choose the same where lanes are groups, or dst channels of each; a packed position has `pixel` lines."""
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
-        long, whole = self._long(tables, channels), dims.groups * self.many >= WIDTH
-        dots = DOTS and dtype == "bf16"
+        dots, whole = DOTS and dtype == "bf16", dims.groups * self.many >= WIDTH
         same = grouped(channels, dims.dst_channels, dots=dots)
-        lines = channels == 1 and not long and len(self.numbers) <= self.limit
+        lines = channels == 1 and len(self.numbers) <= self.limit
         read = dots if same else lines and dtype in DTYPES_IN_PLACE
         # the last vector may only be moved back into src where dst has the same lanes
         in_place = self.near and self.near_dst and (dtype == "f32" or read)
-        in_place = in_place and (channels * self.many == 1 or same) and whole and not long
+        in_place = in_place and (channels * self.many == 1 or same) and whole
         large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
-        by_tap = large and not in_place
-        self.grouped = same and not long and not by_tap
-        dots = dots and self.grouped
-        return _Reading(
-            dots=dots,
-            rounds=dots and not self.near_dst,
-            words=channels // 2 if dots else channels,
-            packed=not in_place,
-            by_tap=by_tap,
-            by_lines=self.grouped or (lines and not by_tap),
-            direct=self.near_dst
-            and (in_place or (dtype == "f32" and not self.grouped))
-            and whole
-            and not by_tap
-            and not long,
-            pixel=1 if self.grouped else channels,
-        )
+        self.packed, self.by_tap = not in_place, large and not in_place
+        self.grouped = same and not self.by_tap
+        self.dots = dots = dots and self.grouped
+        self.words, self.pixel = channels // 2 if dots else channels, 1 if self.grouped else channels
+        self.by_lines = self.grouped or (lines and not self.by_tap)
+        stored = in_place or (dtype == "f32" and not self.grouped)
+        self.direct = self.near_dst and stored and whole and not self.by_tap
+        self.rounds = dots and not self.near_dst
 
-    def _long(self, tables: Sequence[AxisTable], words: int) -> bool:
-        """Return whether the taps of a dst position may be more than a list of elements has room for."""
-        return prod(table.most for table in tables) * ceil(words / self.limit) > MOST_ELEMENTS // 2
-
-    def _line_entry(self, micro: str, stored: str) -> int:
+    def _line_entry(self, micro: str) -> int:
         """Return the micro-kernel of lines of taps."""
         if not self.grouped:
-            return depthwise_entry("pixels", stored)
+            return depthwise_entry("pixels", "f32" if self.packed else self.problem.dtype)
         one = micro == "dots" and self.many == WIDTH
         return depthwise_entry("groups", "f32" if micro == "lanes" else "one_dots" if one else micro)
 
@@ -245,7 +210,7 @@ class _Gather(Share):
         table = self.tables[row]
         for phase in table.phases:
             some = slice(int(phase["first"]), int(phase["first"] + phase["taps"]))
-            begins = table.taps["src"][some] - table.taps["low"][some] * table.src_step
+            begins = table.begins[some]
             follow = (np.diff(begins) == 1).all() and (np.diff(table.taps["number"][some]) == 1).all()
             one = line_taps(int(phase["taps"]), table.src_step, GROUP_LINES if self.grouped else LINES)
             if self.grouped:  # what is summed at once decides bits, so all positions meet some taps of it
@@ -260,20 +225,18 @@ class _Gather(Share):
         if not self.lanewise:
             return LANES
         lanes, most = (self.g1 - self.g0) * self.dims.dst_channels, STEPS.together_lanes
-        most = LANES if self.grouped and self.reading.packed else most
+        most = LANES if self.grouped and self.packed else most
         return max(1, min(most // WIDTH, ceil(lanes / WIDTH))) * WIDTH
 
     def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[AxisTable, ...]:
         """Merge adjacent axes that neither the taps nor the memory layout tell apart; update `spans` to match."""
         found, spans = list(tables), self.spans
         for axis in (2, 1, 0):
-            sizes, steps = (found[3].src, found[3].dst), [data[3] for data in (self.src, self.dst)]
-            dense = all(step[axis] == size * step[3] for step, size in zip(steps, sizes, strict=True))
-            joint = merged(found[axis], found[3])
-            if joint is None or spans[3] != (0, found[3].dst) or not dense:
-                break
             size = found[3].dst
-            found[axis], found[3] = joint
+            dense = all(data[3][axis] == size * data[3][3] for data in (self.src, self.dst))
+            if not (is_plain(found[axis]) and is_plain(found[3]) and dense) or spans[3] != (0, size):
+                break
+            found[axis], found[3] = plain(1), plain(found[axis].dst * size)
             spans[axis], spans[3] = (0, 1), (spans[axis][0] * size, spans[axis][1] * size)
         return tuple(found)
 
@@ -301,15 +264,14 @@ class _Gather(Share):
         """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
         dims = self.dims
         phases = prod(len(table.phases) for table in self.tables)
-        direct, packed = self.reading.direct, self.reading.packed
-        if direct and self.lanewise and not self.grouped and not packed and phases == 1:
+        if self.direct and self.lanewise and not self.grouped and not self.packed and phases == 1:
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
-        groups = 1 if self.lanewise or packed else dims.groups
+        groups = 1 if self.lanewise or self.packed else dims.groups
         src, dst = prod(table.src for table in self.tables), prod(table.dst for table in self.tables)
         per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return pixels if direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
+        return pixels if self.direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""
@@ -328,24 +290,13 @@ class _Gather(Share):
             pixels //= step
         return grid
 
-    def _cut_groups(self, each: int) -> list[Span]:
-        """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
-        groups, many = self.g1 - self.g0, self.many
-        step = WIDTH // many if self.grouped else WIDTH
-        vectors = max(1, groups // step)
-        count = min(vectors, ceil(groups * each / SUMS.weights_bytes))
-        firsts = [step * (vectors * i // count) for i in range(count)]
-        return list(zip(firsts, [*firsts[1:], groups], strict=True))
-
-    def _lane_passes(self, cuts: Sequence[Span]) -> Iterator[Records]:
-        """Yield a pass for each range of groups, which are lanes."""
-        self.floats["panels"] = (self.block_bytes + self.line) // 4
-        for first, end in cuts:
-            yield self.one_pass(first, 1, (end - first) * self.dims.dst_channels)
-
     def _passes(self) -> Iterator[Records]:
-        """Cut the share so that the packed weights of a pass have room."""
+        """Cut the share so that the packed weights of a pass have room; those of lanes have."""
         (low, high), groups = self.channels, self.g1 - self.g0
+        if self.lanewise:
+            self.floats["panels"] = (self.block_bytes + self.line) // 4
+            yield self.one_pass(0, 1, groups * self.many)
+            return
         # with one band every weight is read once, and soon: let it be while it is in a cache
         limit = SUMS.weights_bytes if self.bands > 1 else SUMS.weights_bytes // 8
         room = max(2, limit // max(1, self.block_bytes) // 2 * 2)
@@ -362,7 +313,7 @@ class _Gather(Share):
             least = 512
             if self.boxes is None:
                 pack_weights(self.share, part, call, self.numbers)
-                least = exponent_of(self.share, call) if self.reading.dots else least
+                least = exponent_of(self.share, call) if self.dots else least
             else:
                 least = pack_pairs(self.share, part, call, self.boxes, self.unfolds)
             if not pack_bias(self.share, part, call):
@@ -400,22 +351,11 @@ class _Scatter(Share):
         self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
         self.part = self.one_pass(0, groups, dims.wide_channels)
         self.share = row_of(
-            ScatterShare,
-            kind=self.kind,
-            packed=packed,
-            src_channels=channels,
-            channels=dims.wide_channels,
-            kernel=dims.kernel,
-            strides=self.strides,
-            wanted=_window(self.spans),
-            reach=_window(reach),
-            lines=lines,
-            pixel_bytes=4 * padded(channels),
-            blocks=used,
-            chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
-            limit=limit,
-            dense=dims.dilations[2] == 1,
-        )
+            ScatterShare, kind=self.kind, packed=packed, src_channels=channels, channels=dims.wide_channels,
+            kernel=dims.kernel, strides=self.strides, wanted=_window(self.spans), reach=_window(reach), lines=lines,
+            pixel_bytes=4 * padded(channels), blocks=used, chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
+            limit=limit, dense=dims.dilations[2] == 1,
+        )  # fmt: skip
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute some src lines after the other."""

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.emit.brgemm import Batch, Element
+from kernels.emit.brgemm import Batch
 from kernels.emit.compiler import Record, Rows, Table, Vector, inlined, jit, numbers, together
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STEP, TILE
 from kernels.emit.intrinsics import F32, call_entry, copy_panel, fill_zero, load, stack_array, stack_record
 from kernels.forward.gather import sum_block
-from kernels.forward.lists import MOST_ELEMENTS
+from kernels.forward.lists import list_room
 from kernels.forward.output import bring_bias, fill, write
-from kernels.forward.records import Call, GatherShare, Lists, Pass, Piece, Tables, Work
+from kernels.forward.records import Call, GatherShare, Pass, Tables, Work
 from kernels.pack.magnitudes import LEAST_BIAS, LEAST_SUM, SPECIAL, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes
 from kernels.pack.panels import Values
@@ -85,8 +85,7 @@ class Staged(NamedTuple):
     segments: Rows[Segment]
 
 
-BATCH, PACKED_BOX, PACKING, PIECE, WORK = (each.dtype for each in (Batch, PackedBox, Packing, Piece, Work))
-ELEMENT = Element.dtype
+BATCH, PACKED_BOX, PACKING, WORK = (each.dtype for each in (Batch, PackedBox, Packing, Work))
 
 
 @inlined
@@ -217,16 +216,14 @@ def gather_staged(
     bias.
     """
     share, panel, one, call, segments = shares[0], staged.panels[0], passes[0], calls[0], staged.segments
-    dst, blocks, block, bias, most = one.dst, _blocks(one), share.panel.block_bytes, call.products, 1
-    for number in range(tables.phases.shape[0]):
-        most = max(most, tables.phases[number].taps)
-    lists = Lists(np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT))
+    dst, blocks, block, bias = one.dst, _blocks(one), share.panel.block_bytes, call.products
+    lists = list_room(tables, panel.depth)
     boxes = np.zeros(panel.depth, PACKED_BOX)
     batch, work, exponents = stack_record(BATCH), stack_record(WORK), np.empty(failed.shape[1], np.int64)
     _weigh(share, one, call, exponents)
     size = panel.depth * panel.positions * ROW_BYTES
     batch.a_step, batch.b_step, batch.b_vector = share.src.word, TILE_BYTES, block
-    work.place, work.start, work.block.packed, work.tile.blocks = call.sums, call.source, 1, 1
+    work.place, work.start, work.tile.blocks = call.sums, call.source, 1
     for item in range(failed.shape[0]):
         _lay_band(share, panel, work, first + item)
         for s in range(segments.shape[0]):

@@ -91,10 +91,6 @@ class ForwardTiles:
         pairs = way == "gather" or (way == "lanes" and grouped(one.src_channels, one.dst_channels, dots=self.dots))
         return None if pairs or not self.dots else "groups are lanes, or products are scattered"
 
-    def gathers(self, problem: ConvProblem) -> bool:
-        """Whether each dst pixel is summed independently, so that any box of dst may be a unit."""
-        return _way(problem) == "gather"
-
     def speed(self, _: ConvProblem) -> int:
         """Return the speed, as a multiple of that on register tiles."""
         return 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import Record, Rows, Vector, jit, together
+from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
 from kernels.emit.intrinsics import (
     copy_panel,
     interleave2,
@@ -26,6 +26,7 @@ from kernels.emit.intrinsics import (
 __all__ = [
     "Panel",
     "Values",
+    "merged_runs",
     "pack_panels",
     "padded",
     "spread",
@@ -145,6 +146,17 @@ def _pack_run(src: Values, panel: Panel, line: int, step: int, place: int, run: 
             store_value(to + p * to_step + 4 * c, np.float32(0.0))
 
 
+@inlined
+def merged_runs(sizes: Vector, steps: Vector, others: Vector) -> tuple[int, int, int]:
+    """Return positions of a run, runs of a plane, and planes: lines that follow each other on both sides are a run."""
+    run, lines, planes = sizes[3], sizes[2], sizes[1]
+    if steps[2] == run * steps[3] and others[2] == run * others[3]:
+        run, lines = run * lines, 1
+        if steps[1] == run * steps[3] and others[1] == run * others[3]:
+            run, planes = run * planes, 1
+    return run, lines, planes
+
+
 @jit
 def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) -> None:
     """Pack a box of positions into f32 panels, one for each part of the channels.
@@ -153,11 +165,7 @@ def pack_panels(src: Values, panels: Rows[Panel], sizes: Vector, steps: Vector) 
     Lanes past the valid ones hold anything: the sums they would feed are dropped. With lanes that are no multiple of 8
     positions overlap and are written in rising order: up to 7 values past a panel are written, too.
     """
-    run, lines, planes, src_steps = sizes[3], sizes[2], sizes[1], src.steps
-    if src_steps[2] == run * src_steps[3] and steps[2] == run * steps[3]:
-        run, lines = run * lines, 1
-        if src_steps[1] == run * src_steps[3] and steps[1] == run * steps[3]:
-            run, planes = run * planes, 1
+    src_steps, (run, lines, planes) = src.steps, merged_runs(sizes, src.steps, steps)
     several = src.channel == stored_size(src.kind) and panels.shape[0] > 1
     strip = STRIP if several else max(run, 1)
     for n in range(sizes[0]):

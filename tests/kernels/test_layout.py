@@ -125,7 +125,7 @@ def test_tiles_sum_the_taps_of_their_rows(skips: int) -> None:
     for _ in range(100):
         dims = problem_of(random_case(rng, macs=50_000)).dims
         table, limit = axis_tables(dims)[3], int(rng.integers(1, 13))
-        pieces = np.empty(max(1, table.most), Piece.dtype)
+        pieces = np.empty(max(1, len(table.taps)), Piece.dtype)
         found: dict[int, list[tuple[int, int]]] = {}
         for phase in table.phases:
             at, end = 0, -(-(dims.dst[2] - int(phase["dst"])) // table.dst_step)
