@@ -131,12 +131,18 @@ def channels_first(tensor: npt.NDArray[Any], problem: ConvProblem, groups: int) 
 
 
 def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """For every kernel position give its flat index and the slices of narrow and wide pixels that meet in it.
+    """For every kernel position in which pixels meet give its flat index and the slices of narrow and wide pixels.
 
-    Positions that lie in the padding are left out, not multiplied by zero, so Inf and NaN meet only real data.
+    What lies in the padding is left out, not multiplied by zero, so Inf and NaN meet only real data.
     """
-    for index, position in enumerate(product(*map(range, dims.kernel))):
-        yield index, *tap_slices(dims, position)
+    axes = [
+        [(tap, *_axis_slices(dims, axis, tap)) for tap in np.flatnonzero(dims.meetings(axis)).tolist()]
+        for axis in range(3)
+    ]
+    _, height, width = dims.kernel
+    for position in product(*axes):
+        (z, y, x), narrow, wide = zip(*position, strict=True)
+        yield (z * height + y) * width + x, narrow, wide
 
 
 def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:

@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 
-import kernels.signed_sums  # noqa: F401 -- is compiled with all others, for `verify`
 from kernels.arena import arena_trim
 from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
