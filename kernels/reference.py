@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kernels.chains.boxes import Stored
 from kernels.chains.gradients import gradient_sums
-from kernels.chains.pixels import pixel_sums, write_pixels
+from kernels.chains.pixels import pixel_sums
 from kernels.chains.units import Part, arrange, units_of
 from kernels.dtypes import KINDS
 from kernels.emit.doubles import PARTS
@@ -69,37 +69,23 @@ def read(stored: Storage, dtype: str, change: Change | None, place: int) -> Arra
 
 
 def narrow(values: Array, dtype: str) -> Storage:
-    """Round float64 values to the storage of `dtype`, to nearest even.
-
-    f32 and f16 round once, f64 stays; NumPy has no bfloat16, so that one goes over an f32 rounded to odd, which keeps
-    the second rounding exact.
-    """
+    """Round float64 values to the storage of `dtype`, to nearest even, once; f64 stays."""
     if dtype == "f64":
         return values
-    if dtype == "f32":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float32)
-    if dtype == "f16":
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "f16":
             return values.astype(np.float16).view(np.uint16)
+        near = values.astype(np.float32)
+    if dtype == "f32":
+        return near
     if dtype != "bf16":
         raise KeyError(dtype)
-    return _round_bf16(values)
-
-
-def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        near = values.astype(np.float32)
-        toward_zero = np.where(
-            np.abs(near.astype(np.float64)) > np.abs(values), np.nextafter(near, np.float32(0)), near
-        )
-    bits = toward_zero.astype(np.float32).view(np.uint32)
-    inexact = (toward_zero.astype(np.float64) != values) & ~np.isnan(values)
-    bits = bits | inexact.astype(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    quiet = ((bits >> 16) | 0x40).astype(np.uint16)
-    chosen: npt.NDArray[np.uint16] = np.where(np.isnan(values), quiet, rounded)
-    return chosen
+    # NumPy has no bfloat16: of an f32 that is halfway between two of them, the rounding error decides
+    bits, nan = near.view(np.int32), np.isnan(near)
+    halfway = (bits & 0xFFFF == 0x8000) & ~nan
+    bits[halfway] += np.sign(np.abs(values[halfway]) - np.abs(near[halfway])).astype(np.int32)
+    chosen: npt.NDArray[np.int32] = np.where(nan, bits >> 16 | 0x40, bits + 0x7FFF + (bits >> 16 & 1) >> 16)
+    return chosen.astype(np.uint16)
 
 
 def add_products(sums: Array, rows: Array, columns: Array) -> None:
@@ -231,11 +217,6 @@ def forward(
     return np.moveaxis(channels, 2, -1) if problem.data_format == "NXC" else channels
 
 
-def _compiled(problem: ConvProblem) -> bool:
-    """Return whether compiled code computes dst."""
-    return target().compiles and problem.op != "BiasAdd"
-
-
 def _convolved(
     problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int, multiply_add: MultiplyAdd
 ) -> Array | None:
@@ -326,8 +307,6 @@ class ReferenceKernel:
             return False
         if output.size == 0:
             return True
-        if problem.forward and problem.dtype != "f64" and _compiled(problem):
-            return write_pixels(problem, range(*unit.part), *_stored(problem, inputs, None), box(output, unit), stop)
         if problem.dtype == "f64":
             exact = self.exact(problem, unit, inputs, stop)
             values = None if exact is None else exact[0]
@@ -415,7 +394,7 @@ class ReferenceKernel:
         assert unit.shape is not None
         if problem.forward:
             images = range(*unit.part)
-            if _compiled(problem):
+            if target().compiles and problem.op != "BiasAdd":
                 return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
             return forward(problem, inputs, images, stop, change, parts)
         part = Part.of(unit.part)
