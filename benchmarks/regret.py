@@ -50,7 +50,7 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
         def patch(name: str, value: Any) -> None:
             stack.enter_context(mock.patch(name, value))
 
-        CACHE.forget(lambda _: True)
+        CACHE.clear()
         refuse = "kernels.gradient.dots.unit.BwdDots.refuse"
         if choice in ROLES:
             patch("kernels.gradient.tiles.schedule.role_costs", lambda *_: {choice: 0.0})
@@ -67,7 +67,7 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
             patch("kernels.gradient.dots.unit.LEAST_USE", dict.fromkeys(_uses(), 0.0))
             patch("kernels.gradient.dots.unit.MOST_CYCLES", np.inf)
         yield
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
 
 
 def _uses() -> list[tuple[str, str]]:
