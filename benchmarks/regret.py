@@ -50,7 +50,7 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
         def patch(name: str, value: Any) -> None:
             stack.enter_context(mock.patch(name, value))
 
-        CACHE.forget(lambda _: True)
+        CACHE.clear()
         refuse = "kernels.gradient.dots.unit.BwdDots.refuse"
         if choice in ROLES:
             patch("kernels.gradient.tiles.schedule.role_costs", lambda *_: {choice: 0.0})
@@ -66,7 +66,7 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
         elif choice == "dots":
             patch("kernels.gradient.dots.unit.LEAST_USE", 0.0)
         yield
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
 
 
 def chosen(problem: ConvProblem) -> str:

@@ -197,7 +197,7 @@ class Preparer:
         entry = None if key is None else CACHE.find(key)
         if entry is None:
             return None
-        found: Prepared = entry.value
+        found: Prepared = entry[0]
         return found if options.deadline_ms is None else replace(found, options=options)
 
     def keep(self, attributes: object, metas: object, prepared: Prepared) -> Prepared:

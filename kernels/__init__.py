@@ -2,8 +2,7 @@
 
 from kernels.plan import Plan, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
-from kernels.registry import compute, explain, plan, run_unit
-from kernels.warmup import warmup
+from kernels.registry import compute, explain, plan, run_unit, warmup
 
 __all__ = [
     "ConvProblem",

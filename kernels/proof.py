@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.chains.units import Part, arrange
 from kernels.dtypes import DTYPES
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, MICRO, SKIPS, Batch, Element, micro_entries, micro_table
 from kernels.emit.brgemm import ROWS as MICRO_ROWS
@@ -31,9 +30,9 @@ from kernels.emit.depthwise import (
     depthwise_entry,
 )
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STAGED, TILE, dot_table
-from kernels.plan import Storage
+from kernels.plan import Storage, box
 from kernels.problem import ConvProblem
-from kernels.reference import bias_gradient, bias_of, forward, gradients, narrow, single, widen
+from kernels.reference import REFERENCE, bias_of, narrow, numpy_sums, single, widen
 from kernels.registry import compute
 from kernels.target import target
 
@@ -105,20 +104,15 @@ def _in_numpy(problem: ConvProblem, inputs: Sequence[Storage]) -> Storage:
     def multiply_add(sums: Sums, rows: Sums, columns: Sums) -> None:
         sums[0] += rows @ columns.transpose(0, 2, 1)
 
-    with np.errstate(invalid="ignore"):
-        if problem.computes == "diff_bias":
-            found = bias_gradient(problem, inputs[0], _never)
-        elif problem.forward:
-            found = forward(problem, inputs, range(problem.n), _never, multiply_add=multiply_add)
-            if problem.bias and found is not None:
+    output = np.empty(problem.output_shape, problem.output_dtype)
+    for unit in REFERENCE.units(problem, 1)[0]:
+        with np.errstate(invalid="ignore"):
+            found = numpy_sums(problem, unit, inputs, _never, multiply_add=multiply_add)
+            assert found is not None
+            if problem.bias:
                 found += bias_of(problem, widen(inputs[-1], problem.dtype))
-        else:
-            dims = problem.dims
-            whole = Part((0, dims.groups), (0, dims.wide_channels), (0, dims.narrow_channels))
-            found = gradients(problem, whole, inputs, _never, multiply_add=multiply_add)
-            found = None if found is None else arrange(found[0], problem)[None]
-    assert found is not None
-    return narrow(found[0], problem.dtype)
+        box(output, unit)[...] = narrow(found[0], problem.dtype)
+    return output
 
 
 def _never() -> bool:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kernels.chains.boxes import Stored
 from kernels.chains.gradients import gradient_sums
-from kernels.chains.pixels import pixel_sums, write_pixels
+from kernels.chains.pixels import pixel_sums
 from kernels.chains.units import Part, arrange, units_of
 from kernels.dtypes import KINDS
 from kernels.emit.doubles import PARTS
@@ -29,15 +29,10 @@ from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
 
-__all__ = ["REFERENCE", "bias_gradient", "bias_of", "forward", "gradients", "narrow", "single", "widen"]
+__all__ = ["REFERENCE", "bias_of", "narrow", "numpy_sums", "single", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
-_BLOCK = 1 << 14
-"""Values of a block: memory for its copies is at hand, where that for large ones is mapped each time."""
-
-_FEW = 4
-"""Sums of a group up to which all products of each are formed at once, where nothing compiles."""
 
 Change = Callable[[Array, int], Array]
 """Changes values of an input before they are summed, given which input it is; may write to its argument."""
@@ -69,56 +64,36 @@ def read(stored: Storage, dtype: str, change: Change | None, place: int) -> Arra
 
 
 def narrow(values: Array, dtype: str) -> Storage:
-    """Round float64 values to the storage of `dtype`, to nearest even.
-
-    f32 and f16 round once, f64 stays; NumPy has no bfloat16, so that one goes over an f32 rounded to odd, which keeps
-    the second rounding exact.
-    """
+    """Round float64 values to the storage of `dtype`, to nearest even, once; f64 stays."""
     if dtype == "f64":
         return values
-    if dtype == "f32":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float32)
-    if dtype == "f16":
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "f16":
             return values.astype(np.float16).view(np.uint16)
+        near = values.astype(np.float32)
+    if dtype == "f32":
+        return near
     if dtype != "bf16":
         raise KeyError(dtype)
-    return _round_bf16(values)
-
-
-def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        near = values.astype(np.float32)
-        toward_zero = np.where(
-            np.abs(near.astype(np.float64)) > np.abs(values), np.nextafter(near, np.float32(0)), near
-        )
-    bits = toward_zero.astype(np.float32).view(np.uint32)
-    inexact = (toward_zero.astype(np.float64) != values) & ~np.isnan(values)
-    bits = bits | inexact.astype(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    quiet = ((bits >> 16) | 0x40).astype(np.uint16)
-    chosen: npt.NDArray[np.uint16] = np.where(np.isnan(values), quiet, rounded)
-    return chosen
+    # NumPy has no bfloat16: of an f32 that is halfway between two of them, the rounding error decides
+    bits, nan = near.view(np.int32), np.isnan(near)
+    halfway = (bits & 0xFFFF == 0x8000) & ~nan
+    bits[halfway] += np.sign(np.abs(values[halfway]) - np.abs(near[halfway])).astype(np.int32)
+    chosen: npt.NDArray[np.int32] = np.where(nan, bits >> 16 | 0x40, bits + 0x7FFF + (bits >> 16 & 1) >> 16)
+    return chosen.astype(np.uint16)
 
 
 def add_products(sums: Array, rows: Array, columns: Array) -> None:
     """Add products of (groups, rows, terms) and (groups, columns, terms), summed over the last axis, to given sums.
 
-    The sums are (parts, groups, rows, columns), contiguous: one float64 each, to which that of all terms is added, or
-    the PARTS of an exact sum, to which each term is. The order of the sums is the same on every processor.
+    The sums are (parts, groups, rows, columns): one float64 each, to which that of all terms is added, or the PARTS of
+    an exact sum, to which each term is. The order of the sums is the same on every processor.
     """
-    exact, count, terms = len(sums) == PARTS, *rows.shape[1:]
-    if not exact and terms == 1:
-        sums[0] += rows * columns.transpose(0, 2, 1)
-    elif not exact and terms and count * columns.shape[1] <= _FEW:
-        sums[0] += np.add.accumulate(rows[:, :, None] * columns[:, None], -1)[..., -1]
-    else:
-        chains = sums if exact else np.zeros_like(sums)
-        for term in range(terms):
-            add_product(chains, rows[:, :, term, None], columns[:, None, :, term])
-        if not exact:
-            sums += chains
+    chains = sums if len(sums) == PARTS else np.zeros_like(sums)
+    for term in range(rows.shape[2]):
+        add_product(chains, rows[:, :, term, None], columns[:, None, :, term])
+    if chains is not sums:
+        sums += chains
 
 
 def channels_first(tensor: npt.NDArray[Any], problem: ConvProblem, groups: int) -> npt.NDArray[Any]:
@@ -131,12 +106,18 @@ def channels_first(tensor: npt.NDArray[Any], problem: ConvProblem, groups: int) 
 
 
 def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """For every kernel position give its flat index and the slices of narrow and wide pixels that meet in it.
+    """For every kernel position in which pixels meet give its flat index and the slices of narrow and wide pixels.
 
-    Positions that lie in the padding are left out, not multiplied by zero, so Inf and NaN meet only real data.
+    What lies in the padding is left out, not multiplied by zero, so Inf and NaN meet only real data.
     """
-    for index, position in enumerate(product(*map(range, dims.kernel))):
-        yield index, *tap_slices(dims, position)
+    axes = [
+        [(tap, *_axis_slices(dims, axis, tap)) for tap in np.flatnonzero(dims.meetings(axis)).tolist()]
+        for axis in range(3)
+    ]
+    _, height, width = dims.kernel
+    for position in product(*axes):
+        (z, y, x), narrow, wide = zip(*position, strict=True)
+        yield (z * height + y) * width + x, narrow, wide
 
 
 def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
@@ -153,38 +134,6 @@ def _axis_slices(dims: Dims, axis: int, tap: int) -> tuple[slice, slice]:
     return slice(low, high), slice(start, end + 1, dims.strides[axis])
 
 
-def gradients(
-    problem: ConvProblem, part: Part, inputs: Sequence[Storage], stop: Stop, change: Change | None = None,
-    parts: int = 1, multiply_add: MultiplyAdd = add_products,
-) -> Array | None:  # fmt: skip
-    """Compute a part of diff_weights as (parts, groups, taps, wide channels, narrow channels) with NumPy.
-
-    None when `stop` said so before one of the images, or of their kernel positions.
-    """
-    dims = problem.dims
-    wide, narrow = (high - low for low, high in (part.wide, part.narrow))
-    total = np.zeros((parts, part.groups[1] - part.groups[0], prod(dims.kernel), wide, narrow))
-    for image in range(dims.n):
-        whole = [
-            channels_first(inputs[place][image : image + 1], problem, dims.groups)[0][slice(*part.groups), slice(*some)]
-            for place, some in zip(problem.places, (part.wide, part.narrow), strict=True)
-        ]
-        for tap, *at in taps(dims):
-            if stop():
-                return None
-            sides = [each[:, :, *box] for each, box in zip(whole, at[::-1], strict=True)]
-            for some in _blocks(total.shape[1], max(each.size for each in sides)):
-                a, b = (
-                    read(side[some], problem.dtype, change, place)
-                    for side, place in zip(sides, problem.places, strict=True)
-                )
-                sums = total[:, some, tap].copy()
-                with np.errstate(invalid="ignore", over="ignore"):
-                    multiply_add(sums, *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
-                total[:, some, tap] = sums
-    return total
-
-
 def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | None) -> tuple[int, Stored]:
     """Return the kind of the inputs' values, for compiled code, and what gives them."""
 
@@ -196,101 +145,91 @@ def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | No
     return F64 if change is not None or problem.dtype == "f64" else KINDS[problem.dtype], stored
 
 
-def _blocks(groups: int, size: int) -> Iterator[slice]:
-    """Cut groups, which have so many values in all, so that copies of a block's values stay small."""
-    step = max(1, _BLOCK * groups // max(1, size))
-    return (slice(low, low + step) for low in range(0, groups, step))
-
-
-def forward(
-    problem: ConvProblem, inputs: Sequence[Storage], images: range, stop: Stop, change: Change | None = None,
+def numpy_sums(
+    problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, change: Change | None = None,
     parts: int = 1, multiply_add: MultiplyAdd = add_products,
 ) -> Array | None:  # fmt: skip
-    """Compute dst of a forward operation for some images as (parts, images, ..) with NumPy, no bias added.
-
-    None when `stop` said so before a kernel position.
-    """
-    found = []
-    for image in images:
-        src = read(inputs[0][image : image + 1], problem.dtype, change, 0)
-        src = channels_first(src, problem, problem.dims.groups)[0]
-        if problem.op == "BiasAdd":
-            result: Array | None = np.stack([src, *[np.zeros_like(src)] * (parts - 1)])
-        else:
-            result = _convolved(problem, src, read(inputs[1], problem.dtype, change, 1), stop, parts, multiply_add)
-        if result is None:
-            return None
-        found.append(result.reshape(parts, problem.dst_channels, *problem.dst_spatial))
-    channels = np.stack(found, 1)
-    return np.moveaxis(channels, 2, -1) if problem.data_format == "NXC" else channels
+    """Compute a unit's box with NumPy alone, (parts, ..), without a bias; None when `stop` said so."""
+    assert unit.shape is not None
+    if problem.forward:
+        found = _forward(problem, range(*unit.part), inputs, stop, change, parts, multiply_add)
+    else:
+        if problem.computes == "diff_bias":
+            problem, inputs, change = _as_gradient(problem, inputs[0], change)
+        sums = _gradients(problem, Part.of(unit.part), inputs, stop, change, parts, multiply_add)
+        found = None if sums is None else arrange(sums, problem)
+    return None if found is None else found.reshape(parts, *unit.shape)
 
 
-def _compiled(problem: ConvProblem) -> bool:
-    """Return whether compiled code computes dst."""
-    return target().compiles and problem.op != "BiasAdd"
-
-
-def _convolved(
-    problem: ConvProblem, src: Array, weights: Array, stop: Stop, parts: int, multiply_add: MultiplyAdd
-) -> Array | None:
-    """Compute ConvTranspose or Convolution of one image, without a bias; None when `stop` said so."""
-    dims, weights = problem.dims, weights.reshape(-1)
-    group, wide_step, narrow_step, tap_step = problem.weights_strides
-    out = np.zeros((parts, dims.groups, dims.dst_channels, *dims.dst))
-    channel_steps = (narrow_step, wide_step) if dims.gathers else (wide_step, narrow_step)
-    for index, at_narrow, at_wide in taps(dims):
-        if stop():
-            return None
-        at_src, at_dst = (at_wide, at_narrow) if dims.gathers else (at_narrow, at_wide)
-        w = np.lib.stride_tricks.as_strided(
-            weights[index * tap_step :],
-            (dims.groups, dims.dst_channels, dims.src_channels),
-            (group * 8, channel_steps[0] * 8, channel_steps[1] * 8),
-        )
-        part = src[(slice(None), slice(None), *at_src)]
-        with np.errstate(invalid="ignore", over="ignore"):
-            pixels = part.reshape(dims.groups, dims.src_channels, -1).transpose(0, 2, 1)
-            products = np.zeros((parts, dims.groups, dims.dst_channels, pixels.shape[1]))
-            multiply_add(products, w, pixels)
-            add(out[:, :, :, *at_dst], products.reshape(*products.shape[:3], *part.shape[2:]))
-    return out
-
-
-def bias_gradient(
-    problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None = None, parts: int = 1
-) -> Array | None:
-    """Compute diff_bias as (parts, channels) in float64, image by image; None when `stop` said so."""
-    if parts == PARTS and target().compiles:
-        return _products_with_one(problem, diff_dst, stop, change)
-    total = np.zeros((parts, problem.dst_channels))
-    for image in range(problem.n):
-        if stop():
-            return None
-        with np.errstate(invalid="ignore", over="ignore"):
-            values = channels_first(read(diff_dst[image : image + 1], problem.dtype, change, 0), problem, 1)
-            if parts == 1:
-                total[0] += np.add.accumulate(values.reshape(problem.dst_channels, -1), -1)[:, -1]
-            else:
-                lines = values.reshape(1, problem.dst_channels, -1)
-                add_products(total[:, None, None], np.ones_like(lines[:, :1]), lines)
+def _gradients(
+    problem: ConvProblem, part: Part, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int,
+    multiply_add: MultiplyAdd,
+) -> Array | None:  # fmt: skip
+    """Compute a part of diff_weights as (parts, groups, taps, wide channels, narrow channels)."""
+    dims, channels = problem.dims, (part.wide, part.narrow)
+    sizes = [high - low for low, high in (part.groups, *channels)]
+    total = np.zeros((parts, sizes[0], prod(dims.kernel), *sizes[1:]))
+    for image in range(dims.n):
+        sides = []
+        for place, some in zip(problem.places, channels, strict=True):
+            values = read(inputs[place][image : image + 1], problem.dtype, change, place)
+            sides.append(channels_first(values, problem, dims.groups)[0][slice(*part.groups), slice(*some)])
+        for tap, *at in taps(dims):
+            if stop():
+                return None
+            a, b = (each[:, :, *box] for each, box in zip(sides, at[::-1], strict=True))
+            with np.errstate(invalid="ignore", over="ignore"):
+                multiply_add(total[:, :, tap], *(each.reshape(*each.shape[:2], -1) for each in (a, b)))
     return total
 
 
-def _products_with_one(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None) -> Array | None:
-    """Compute diff_bias exactly, as the weight gradient of src that is one everywhere."""
-    pixels = prod(problem.dst_spatial)
+def _forward(
+    problem: ConvProblem, images: range, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int,
+    multiply_add: MultiplyAdd,
+) -> Array | None:  # fmt: skip
+    """Compute dst of a forward operation for some images as (parts, images, ..)."""
+    dims = problem.dims
+    src = read(inputs[0][images.start : images.stop], problem.dtype, change, 0)
+    src = channels_first(src, problem, dims.groups)
+    out = np.zeros((parts, len(images), dims.groups, dims.dst_channels, *dims.dst))
+    if problem.op == "BiasAdd":
+        out[0] = src
+    else:
+        weights = read(inputs[1], problem.dtype, change, 1)
+        group, wide, narrow, tap_step = (8 * step for step in problem.weights_strides)
+        channels = (narrow, wide) if dims.gathers else (wide, narrow)
+        sizes = dims.groups, prod(dims.kernel), dims.dst_channels, dims.src_channels
+        by_tap = np.lib.stride_tricks.as_strided(weights, sizes, (group, tap_step, *channels))
+        for tap, at_narrow, at_wide in taps(dims):
+            if stop():
+                return None
+            at_src, at_dst = (at_wide, at_narrow) if dims.gathers else (at_narrow, at_wide)
+            pixels = np.moveaxis(src[:, :, :, *at_src], (0, 2), (1, -1))  # groups, images, pixels, channels
+            products = np.zeros((parts, *sizes[::2], prod(pixels.shape[1:-1])))
+            with np.errstate(invalid="ignore", over="ignore"):
+                multiply_add(products, by_tap[:, tap], pixels.reshape(dims.groups, -1, dims.src_channels))
+                found = products.reshape(*products.shape[:3], *pixels.shape[1:-1])
+                add(out[:, :, :, :, *at_dst], np.moveaxis(found, 3, 1))
+    channels_last = problem.data_format == "NXC"
+    found = out.reshape(parts, len(images), problem.dst_channels, *problem.dst_spatial)
+    return np.moveaxis(found, 2, -1) if channels_last else found
+
+
+def _as_gradient(
+    problem: ConvProblem, diff_dst: Storage, change: Change | None
+) -> tuple[ConvProblem, list[Storage], Change | None]:
+    """Turn diff_bias into the weight gradient of one src channel that is one everywhere."""
+    pixels = (prod(problem.dst_spatial),)
     layer = replace(
-        problem, op="ConvolutionBackwardWeights", src_channels=1, groups=1, src_spatial=(pixels,),
-        dst_spatial=(pixels,), kernel=(1,), strides=(1,), dilations=(1,), pads_begin=(0,),
+        problem, op="ConvolutionBackwardWeights", src_channels=1, groups=1, src_spatial=pixels, dst_spatial=pixels,
+        kernel=(1,), strides=(1,), dilations=(1,), pads_begin=(0,),
     )  # fmt: skip
-    part = Part((0, 1), (0, 1), (0, problem.dst_channels))
+    ones: Any = np.broadcast_to(narrow(np.ones(1), problem.dtype), layer.src_shape)
 
-    def stored(place: int, images: slice) -> Storage:
-        return np.ones((images.stop - images.start, pixels)) if place == 0 else given(0, images)
+    def changed(values: Array, place: int) -> Array:
+        return change(values, 0) if change and place else values
 
-    kind, given = _stored(problem, [diff_dst], change)
-    found = gradient_sums(layer, part, kind, stored, stop, PARTS)
-    return None if found is None else found.reshape(PARTS, -1)
+    return layer, [ones, diff_dst.reshape(layer.dst_shape)], change and changed
 
 
 class ReferenceKernel:
@@ -320,8 +259,6 @@ class ReferenceKernel:
             return False
         if output.size == 0:
             return True
-        if problem.forward and problem.dtype != "f64" and _compiled(problem):
-            return write_pixels(problem, range(*unit.part), *_stored(problem, inputs, None), box(output, unit), stop)
         if problem.dtype == "f64":
             exact = self.exact(problem, unit, inputs, stop)
             values = None if exact is None else exact[0]
@@ -404,20 +341,17 @@ class ReferenceKernel:
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int
     ) -> Array | None:
         """Compute a unit's box with sums of so many float64, the first axis, without a bias."""
-        if problem.computes == "diff_bias":
-            return bias_gradient(problem, inputs[0], stop, change, parts)
         assert unit.shape is not None
+        if not target().compiles or problem.op == "BiasAdd":
+            return numpy_sums(problem, unit, inputs, stop, change, parts)
         if problem.forward:
-            images = range(*unit.part)
-            if _compiled(problem):
-                return pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
-            return forward(problem, inputs, images, stop, change, parts)
-        part = Part.of(unit.part)
-        if target().compiles:
-            found = gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
+            found = pixel_sums(problem, range(*unit.part), *_stored(problem, inputs, change), stop, parts)
         else:
-            found = gradients(problem, part, inputs, stop, change, parts)
-        return None if found is None else np.stack([arrange(each, problem) for each in found])
+            if problem.computes == "diff_bias":
+                problem, inputs, change = _as_gradient(problem, inputs[0], change)
+            sums = gradient_sums(problem, Part.of(unit.part), *_stored(problem, inputs, change), stop, parts)
+            found = None if sums is None else arrange(sums, problem)
+        return None if found is None else found.reshape(parts, *unit.shape)
 
     def terms(self, problem: ConvProblem) -> Array:
         """Return how many products each element of the result sums, in a shape that broadcasts to it."""

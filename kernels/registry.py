@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
 
-import kernels.signed_sums  # noqa: F401 -- is compiled with all others, for `verify`
 from kernels.arena import arena_trim
 from kernels.bias import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
+from kernels.emit.compiler import ENTRIES
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gpu.unit import GPU_KERNELS
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
@@ -20,7 +20,7 @@ from kernels.reference import REFERENCE
 from kernels.target import target
 from kernels.winograd.rules import refusals
 
-__all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit"]
+__all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit", "warmup"]
 
 KERNELS: tuple[Kernel, ...] = (
     (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, REFERENCE) if target().compiles else (REFERENCE,)
@@ -120,3 +120,12 @@ def compute(problem: ConvProblem, *inputs: Storage, reference: bool = False, wor
     for unit in chosen.units:
         run_unit(chosen, unit, inputs, output, scratch)
     return output
+
+
+def warmup() -> Iterator[tuple[int, int]]:
+    """Compile, or load from the cache, everything that a call may need, and yield (done, total) as it goes."""
+    entries = ENTRIES if target().compiles else []
+    for done, entry in enumerate(entries):
+        yield done, len(entries)
+        entry.make()
+    yield len(entries), len(entries)

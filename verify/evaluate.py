@@ -8,7 +8,6 @@ channels is laid out once for each tap, shifted, and one matrix product with the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 from math import ceil, prod
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from kernels.chains.units import arrange
 from kernels.plan import Stop, Storage, box
 from kernels.problem import ConvProblem, Dims
-from kernels.reference import REFERENCE, Change, channels_first, read, widen
+from kernels.reference import REFERENCE, Change, channels_first, read, taps, widen
 from verify.stopping import until
 
 __all__ = ["CHUNK", "evaluate", "evaluation_work", "gradients", "pixel_chunks"]
@@ -95,22 +94,6 @@ def _met(dims: Dims) -> int:
     return prod([int((dims.meetings(axis) > 0).sum()) for axis in range(3)])
 
 
-def _taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """Yield each tap in which pixels meet: its flat index, and its slices of narrow and wide pixels."""
-    axes = []
-    for axis, stride in enumerate(dims.strides):
-        each = []
-        for tap, (low, high) in enumerate(dims.tap_ranges(axis).tolist()):
-            first, last = (dims.wide_at(axis, tap, narrow) for narrow in (low, high - 1))
-            if low < high:
-                each.append((tap, slice(low, high), slice(first, last + 1, stride)))
-        axes.append(each)
-    _, height, width = dims.kernel
-    for (z, *at_z), (y, *at_y), (x, *at_x) in product(*axes):
-        narrow, wide = zip(at_z, at_y, at_x, strict=True)
-        yield (z * height + y) * width + x, narrow, wide
-
-
 def _of_images(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, change: Change | None) -> Array:
     """Return the gradient of some images as (groups, taps, wide channels, narrow channels)."""
     found = _all_taps(problem, tensors, stop, change)
@@ -129,7 +112,7 @@ def _all_taps(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, chan
     values = _by_channel(read(tensors[few], problem.dtype, change, few), problem)
     places, met = [], _met(dims)
     laid_out = np.zeros((*values.shape[:1], met, *values.shape[1:3], *(dims.narrow if few_wide else dims.wide)))
-    for row, (tap, at_narrow, at_wide) in enumerate(until(stop, _taps(dims))):
+    for row, (tap, at_narrow, at_wide) in enumerate(until(stop, taps(dims))):
         source, target = (at_wide, at_narrow) if few_wide else (at_narrow, at_wide)
         laid_out[:, row][:, :, :, *target] = values[:, :, :, *source]
         places.append(tap)
@@ -161,7 +144,7 @@ def _tap_by_tap(problem: ConvProblem, tensors: Sequence[Storage], stop: Stop, ch
     dims = problem.dims
     found = np.zeros((dims.groups, prod(dims.kernel), dims.wide_channels, dims.narrow_channels))
     a, b = (_by_channel(read(tensors[place], problem.dtype, change, place), problem) for place in problem.places)
-    for tap, at_narrow, at_wide in until(stop, _taps(dims)):
+    for tap, at_narrow, at_wide in until(stop, taps(dims)):
         a_part = a[:, :, :, *at_wide].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[:, :, :, *at_narrow].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):

@@ -30,7 +30,7 @@ from verify.evaluate import evaluate
 from verify.layout import along_channels, in_data_order, is_bias, pixel_axes
 from verify.model import EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
-from verify.signed import add_products, add_signed, meetings
+from verify.signed import add_products, add_signed
 from verify.stopping import until
 
 __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
@@ -46,9 +46,6 @@ Two exchanged channels, or images, are not seen by a projection in which they ha
 _POSITIONS = 256
 _BLOCK = 1 << 22
 """Values of a tensor that are projected at a time."""
-
-_PRODUCTS = 1 << 26
-"""Products of projections that are formed without a look at `stop`."""
 
 _KEPT = 1 << 20
 """Values of projected planes up to which a thread keeps their memory."""
@@ -137,8 +134,6 @@ class Projection:
         """Write the projected gradient of some images; that of the result with the first block."""
         one, count, places = self.original, self.count, prod(self.positions)
         exact = np.zeros((count + 1, places))
-        meet = meetings(one.dims)
-        step = max(1, _PRODUCTS // max(1, (count + 1) * one.groups * prod(one.dims.narrow)))
         found = [
             _room(name, (count + 1, one.groups, prod(size)))
             for name, size in (("src", one.src_spatial), ("dst", one.dst_spatial))
@@ -148,8 +143,7 @@ class Projection:
         for image in range(self.images(block).start, self.images(block).stop):
             for tensor, each, sums in zip(inputs, signs, found, strict=True):
                 add_signed(_lines(tensor[image], one), one.dtype, each, sums[:-1], sums[-1], fresh=True)
-            for first in until(stop, range(0, places, step)):
-                add_products(one.dims, wide, narrow, meet[first : first + step], first, exact)
+            add_products(one.dims, wide, narrow, exact, stop)
         slot[:] = 0
         rows = slot.reshape(2 * count + 3, places)
         rows[: count + 1] = exact

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.dtypes import DTYPES
-from kernels.emit.compiler import Records
+from kernels.emit.compiler import Records, row_of
 from kernels.gradient.geometry import Tensor
 from kernels.pack.doubles import Operand, packed_values
 from kernels.problem import Span, wrapped
 
-__all__ = ["Array", "Stored", "bytes_of", "cut", "operand", "records", "room_of", "together", "up"]
+__all__ = ["Array", "Stored", "cut", "operand", "room_of", "together", "up"]
 
 Array = npt.NDArray[np.float64]
 
@@ -64,40 +64,30 @@ def cut(sizes: Sequence[int], position_bytes: int, position_macs: int) -> list[t
     return boxes
 
 
-def bytes_of(kind: int) -> int:
-    """Return the bytes of a value."""
-    return list(DTYPES.values())[kind].size
-
-
 def operand(
-    tensor: Tensor, kind: int, count: int, part: tuple[Span, Span], width: int, sizes: Sequence[int], *,
-    lanewise: bool, turned: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the fields of an `Operand`: a part of the groups and of their channels, in boxes of at most `sizes`.
+    tensor: Tensor, kind: int, count: int, part: tuple[Span, Span], width: int, sizes: Sequence[int], *, lanewise: bool
+) -> Records:
+    """Return an `Operand`, a table of one: a part of the groups and of their channels, in boxes of at most `sizes`.
 
-    The whole tensor has `count` values. If it is `turned`, h and w change places when it is packed.
+    The whole tensor has `count` values.
     """
-    groups, some = part
-    size, many, channels = bytes_of(kind), groups[1] - groups[0], some[1] - some[0]
+    (low, high), (first, last) = part
+    size, many, channels = list(DTYPES.values())[kind].size, high - low, last - first
     channel, group = size * tensor.channel, size * tensor.group
-    steps = [prod(sizes), sizes[1] * sizes[2], *((1, sizes[1]) if turned else (sizes[2], 1))]
-    start = size * tensor.origin + groups[0] * group + some[0] * channel
+    start = size * tensor.origin + low * group + first * channel
     begin, *strides = wrapped([start, *(size * step for step in tensor.steps)]).tolist()
-    named = {"kind": kind, "start": begin, "nbytes": size * count, "group": group * (width if lanewise else 1)}
     if lanewise:
-        named |= {"groups": ceil(many / width), "channel": group, "channels": many, "width": width, "panel": channel}
+        lanes = {"group": group * width, "groups": ceil(many / width), "channel": group, "channels": many}
+        panels = {"panel": channel, "panels": channels}
     else:
-        named |= {"groups": many, "channel": channel, "channels": channels, "width": width, "panel": width * channel}
-    panels = channels if lanewise else ceil(channels / width)
-    lay = {"panels": panels, "lanewise": lanewise, "strides": strides, "steps": steps, "positions": prod(sizes)}
-    return named | lay
+        lanes = {"group": group, "groups": many, "channel": channel, "channels": channels}
+        panels = {"panel": width * channel, "panels": ceil(channels / width)}
+    return row_of(
+        Operand, kind=kind, start=begin, nbytes=size * count, width=width, lanewise=lanewise, strides=strides,
+        steps=[prod(sizes), sizes[1] * sizes[2], sizes[2], 1], positions=prod(sizes), **lanes, **panels,
+    )  # fmt: skip
 
 
-def records(operands: Sequence[dict[str, Any]]) -> Records:
-    """Return operands as a table."""
-    return np.array([tuple(each.values()) for each in operands], Operand.dtype)
-
-
-def room_of(operand: dict[str, Any]) -> int:
+def room_of(operand: Any) -> int:
     """Return the values of all panels of a group."""
-    return int(operand["panels"]) * packed_values(operand["positions"], operand["width"])
+    return int(operand["panels"] * packed_values(operand["positions"], operand["width"]))

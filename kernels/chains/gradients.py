@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
-from kernels.chains.boxes import Array, Stored, cut, operand, records, room_of, together, up
+from kernels.chains.boxes import Array, Stored, cut, operand, room_of, together, up
 from kernels.chains.units import Part
 from kernels.emit.doubles import CHAINS, EXACT, LANES, PARTS, SHAPES, WIDE, chain_table
 from kernels.gradient.geometry import geometry
@@ -32,9 +32,6 @@ _LEAST_ROWS = 4
 
 _ALONE = 1 << 62
 """Values of an image that shares a call with no other."""
-
-_BLOCK = 256
-"""Positions of a block: a panel of them takes as much as L1, and an image of 14 x 14 is one block."""
 
 
 @cached
@@ -80,42 +77,36 @@ class _Gradient:
             count = prod((problem.src_shape if is_wide != problem.transposed else problem.dst_shape)[1:])
             width = rows if is_wide == self.lines_wide and not lanewise else broad
             sides.append(operand(tensor, kind, count, (part.groups, some), width, room[is_wide], lanewise=lanewise))
-        (lines, columns), self.operands = sides, records(sides)
+        self.operands = np.concatenate(sides)
+        lines, columns = self.operands
         self.places = problem.places[:: 1 if self.lines_wide else -1]
-        rooms = [*map(room_of, sides)]
+        rooms = [*map(room_of, self.operands)]
         self.rooms, self.staging = (0, rooms[0], sum(rooms)), max(rooms)
-        unit, side, moved = (8 * lines["width"], lines, "scalar") if self.lines_wide else (1, columns, "line")
-        self.ranges = tap_ranges(axes, [unit * step for step in side["steps"][1:]], moved)
-        self.shape = lines["groups"], len(self.ranges), columns["panels"], self.lines | 1, parts, broad
-        depth, height, width = room[False]
-        down = max(1, _BLOCK // width)
-        deep = max(1, _BLOCK // (width * height)) if down >= height else 1
-        block = min(depth, deep), min(height, down), ceil(width / ceil(width / _BLOCK))
-        strides = (axis.stride for axis in axes)
-        self.facts = wrapped([parts, 8 * prod(self.shape[1:]), self.lines_wide, *strides, *block])
+        unit, side, moved = (8 * int(lines["width"]), lines, "scalar") if self.lines_wide else (1, columns, "line")
+        self.ranges = tap_ranges(axes, [unit * step for step in side["steps"][1:].tolist()], moved)
+        across = range(columns["panels"])
+        self.shape = int(lines["groups"]), len(self.ranges), len(across), self.lines | 1, parts, broad
+        self.facts = wrapped([parts, 8 * prod(self.shape[1:]), self.lines_wide, *(axis.stride for axis in axes)])
         firsts = np.arange(0, self.lines, rows)
         offsets = 8 * packed_values(lines["positions"], lines["width"]) * (firsts if lanewise else firsts // rows)
         self.tiles = row_tiles(parts * firsts, np.minimum(rows, self.lines - firsts), offsets)
         self.ranges["last"], self.ranges["row"] = len(firsts), np.arange(len(self.ranges)) * prod(self.shape[2:5])
         panel, sums = 8 * packed_values(columns["positions"], broad), 8 * prod(self.shape[3:])
-        across = range(columns["panels"])
         self.blocks = np.array([(0, 0, SHAPES[shape][1], 0, sums * c, panel * c) for c in across], Block.dtype)
-        # all positions are one block
-        self.block_sums = parts == 1 and len(slabs) == 1 and prod(room[False]) <= _BLOCK
+        self.image_sums = parts == 1 and len(slabs) == 1
         values = prod(problem.src_shape[1:]) + prod(problem.dst_shape[1:])
-        several = len(slabs) > 1 or (parts == 1 and not self.block_sums)  # each image is then summed by itself
         macs = many * wide * narrow * len(self.ranges) * prod(axis.size for axis in axes)
-        self.image = _ALONE if several else values, macs
+        self.image = _ALONE if len(slabs) > 1 else values, macs
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros(self.shape)
-        adds = self.parts == 1 and not self.block_sums  # an image has a sum of its own, but for exact sums
+        adds = self.parts == 1 and not self.image_sums  # an image has a sum of its own, but for exact sums
         chains = np.zeros(self.shape) if adds else totals
         room = arena_address("panels", 2 * self.rooms[2] + self.staging)
         for images in together(range(n), *self.image):
             sides = [stored(place, images) for place in self.places]  # rows and columns
             rooms, count = (room + 8 * at for at in self.rooms), images.stop - images.start
-            call = np.array([*map(address, sides), *rooms, address(chains), self.block_sums, count])
+            call = np.array([*map(address, sides), *rooms, address(chains), self.image_sums, count])
             for slab in self.slabs:
                 if stop():
                     return None

@@ -48,7 +48,8 @@ class Part:
 def units_of(problem: ConvProblem, workers: int) -> list[Unit]:
     """Cut a weight gradient by channels and a forward operation by images."""
     if problem.computes == "diff_bias":
-        return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())]
+        # its part is that of the weight gradient of a src of ones
+        return [Unit(0, 0, (0,), problem.output_shape, problem.macs, (0, 1, 0, 1, 0, problem.dst_channels))]
     if problem.forward:
         return _image_units(problem, workers)
     units: list[Unit] = []
@@ -101,12 +102,13 @@ def _even(count: int, pieces: int, multiple: int) -> Iterator[tuple[int, int]]:
 
 
 def arrange(gradient: Array, problem: ConvProblem) -> Array:
-    """Bring (groups, taps, wide, narrow) into the order of the weights."""
-    groups, _, wide, narrow = gradient.shape
-    letters, whole = problem.letters, problem.whole_axis
-    axes = {"X": [1], letters[0]: [2], letters[1]: [3]}
-    axes[whole].insert(0, 0)
+    """Bring (.., groups, taps, wide, narrow) into the order of the weights."""
+    *more, groups, _, wide, narrow = gradient.shape
+    letters, whole, first = problem.letters, problem.whole_axis, len(more)
+    axes = {"X": [first + 1], letters[0]: [first + 2], letters[1]: [first + 3]}
+    axes[whole].insert(0, first)
     order = [axis for letter in problem.weights_format for axis in axes[letter]]
     sizes = {"X": problem.kernel, letters[0]: (wide,), letters[1]: (narrow,)}
     sizes[whole] = (groups * sizes[whole][0],)
-    return gradient.transpose(order).reshape([size for letter in problem.weights_format for size in sizes[letter]])
+    shape = [size for letter in problem.weights_format for size in sizes[letter]]
+    return gradient.transpose(*range(first), *order).reshape(*more, *shape)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 from numba.core import config
-from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
@@ -49,7 +49,6 @@ __all__ = [
     "emitted_entry",
     "inlined",
     "jit",
-    "limit_vectors",
     "needs",
     "numbers",
     "row_of",
@@ -103,24 +102,6 @@ def _cached_here() -> Iterator[None]:
             yield
         finally:
             vars(config)["CACHE_DIR"] = before
-
-
-def limit_vectors(module: Any) -> None:
-    """Have LLVM split vectors that are too wide for the target: it does so only in functions with this attribute."""
-    for function in module.functions:
-        if function.blocks:  # `add` of llvmlite refuses attributes that it does not know
-            set.add(function.attributes, f'"min-legal-vector-width"="{target().vector_bits}"')
-
-
-if target().vector_bits < 512:
-    _library: Any = CPUCodeLibrary
-    _add_module = _library.add_ir_module
-
-    def _add_limited(library: Any, module: Any) -> None:
-        limit_vectors(module)
-        _add_module(library, module)
-
-    _library.add_ir_module = _add_limited
 
 
 Records = npt.NDArray[np.void]

@@ -25,13 +25,10 @@ from llvmlite import ir
 from kernels.emit import simd
 from kernels.emit.brgemm import Batch, Element
 from kernels.emit.compiler import emitted, emitted_entry
-from kernels.emit.intrinsics import by_kind
 from kernels.emit.simd import I64
 from kernels.target import target
 
-__all__ = [
-    "CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "move", "round_lines", "widen_run",
-]  # fmt: skip
+__all__ = ["CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "move", "widen_run"]
 
 LANES = target().lanes // 2
 """Float64 values of a vector."""
@@ -196,35 +193,3 @@ def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
 def move(builder: Any, source: Any, to: Any) -> None:
     """Copy a float64 from one address to another."""
     simd.store(builder, simd.load(builder, source, ir.DoubleType(), 8), to, 8)
-
-
-@by_kind
-def round_lines(builder: Any, kind: str, to: Any, source: Any, bias: Any, count: Any) -> None:
-    """Round `count` adjacent lines of two vectors to f32, after the line `bias` was added to each.
-
-    To nearest even, or to odd if they become 16 bits of another `kind`: as if that were the only rounding. NaN becomes
-    NumPy's.
-    """
-    width = 2 * LANES
-    lane, ints = ir.VectorType(ir.DoubleType(), width), ir.VectorType(ir.IntType(32), width)
-    floats, added = ir.VectorType(simd.F32, width), simd.load(builder, bias, lane, 8)
-
-    def line(carried: list[Any]) -> list[Any]:
-        to, source = carried
-        value = builder.fadd(simd.load(builder, source, lane, 8), added)
-        nan = builder.fcmp_unordered("uno", value, value)
-        value = builder.select(nan, simd.constant(lane, float("nan")), value)
-        single = builder.fptrunc(value, floats)
-        if kind != "f32":
-            near, bits = builder.fpext(single, lane), builder.bitcast(single, ints)
-            positive = builder.fcmp_ordered(">", value, simd.constant(lane, 0.0))
-            above = builder.fcmp_ordered(">", near, value)
-            below = builder.fcmp_ordered("<", near, value)
-            far = builder.select(positive, above, below)  # away from zero
-            bits = builder.sub(bits, builder.zext(far, ints))
-            bits = builder.or_(bits, builder.zext(builder.or_(above, below), ints))
-            single = builder.bitcast(bits, floats)
-        simd.store(builder, single, to)
-        return [builder.add(to, I64(4 * width)), builder.add(source, I64(8 * width))]
-
-    simd.loop(builder, count, [to, source], line, "round")

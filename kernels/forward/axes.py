@@ -182,11 +182,8 @@ def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
     return Tables(axes, np.concatenate(phases), np.concatenate(taps))
 
 
-def chain_tables(axes: Sequence[geometry.Axis], gathers: bool, *, alone: bool) -> Tables:
-    """Return the tables of (n, d, h, w) for one image, whose taps keep their numbers, which rise in each phase.
-
-    Taps `alone` are phases of their own.
-    """
+def chain_tables(axes: Sequence[geometry.Axis], gathers: bool) -> Tables:
+    """Return the tables of (n, d, h, w) for one image, whose taps keep their numbers, which rise in each phase."""
     rows, phases, taps = [(0, 1, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
     for axis in axes:
         step, first, found = min(axis.stride, max(1, axis.wide)), len(phases), []
@@ -197,7 +194,7 @@ def chain_tables(axes: Sequence[geometry.Axis], gathers: bool, *, alone: bool) -
             elif low < high:
                 at = wide // step
                 found.append((wide % step, (number, at, at + high - low, low)))
-        for (dst, _), some in groupby(sorted(found), lambda each: (each[0], alone and each[1][0])):
+        for dst, some in groupby(sorted(found), lambda each: each[0]):
             begin = len(taps)
             taps += [tap for _, tap in some]
             phases.append((dst, begin, len(taps) - begin, 1))

@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.doubles import move, round_lines
+from kernels.emit.doubles import move
 from kernels.emit.intrinsics import (
     F32,
     address_of,
@@ -33,7 +33,7 @@ from kernels.emit.intrinsics import (
 from kernels.forward.lists import list_class, list_room, list_rows, sum_lines, sum_lists
 from kernels.forward.output import bring_bias, fill, lay_out, write, write_rounded
 from kernels.forward.records import Axis, Band, Call, Data, GatherShare, Lists, Pass, Phase, Tables, Work
-from kernels.pack.doubles import F64, Operand, pack_doubles, packed
+from kernels.pack.doubles import Operand, pack_doubles, packed
 from kernels.pack.magnitudes import LEAST_BIAS
 from kernels.pack.panels import Panel, Values, pack_panels
 from kernels.target import target
@@ -277,30 +277,28 @@ def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, cou
 def gather_doubles(
     table: Vector, facts: Vector, operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int, call: Vector,
 ) -> None:  # fmt: skip
-    """Compute one band of dst of each image with sums of float64; to sums that are rounded a bias is added.
+    """Compute one band of dst of each image with sums of float64, each tap a chain of its own.
 
-    `facts` has the rows of the tallest tile, the values of a sum, whether taps are phases of their own, whether each
-    ends a chain, and the kernel's sizes. `operands` are src, weights, bias and dst. `call` has the addresses of src, of
-    the packed weights and bias of all groups (0: none), of room for src, for f32 and for sums, and of dst, then the
-    number of images, which follow each other, and the bytes of one of dst.
+    `facts` has the rows of the tallest tile, the values of a sum, and the kernel's sizes. `operands` are src, weights
+    and dst. `call` has the addresses of src, of the packed weights of all groups, of room for src, for f32 and for
+    sums, and of dst, then the number of images, which follow each other, and the bytes of one of dst.
     """
-    band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[3], list_room(tables, 1)
-    share, work, batch = stack_record(SHARE), stack_record(WORK), stack_record(BATCH)
-    counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
-    zeros = stack_array(WIDTH, np.int64)  # the bias where there is none
-    parts, positions, panel, reading, order, lanewise = facts[1], 1, share.panel, share.src, share.sums, src.lanewise
-    panel.words = order.chunk = src.panels if lanewise else src.channels
+    band, src, weights, dst, lists = bands[number], operands[0], operands[1], operands[2], list_room(tables, 1)
+    share, work, batch, counts = stack_record(SHARE), stack_record(WORK), stack_record(BATCH), stack_array(4, np.int64)
+    parts, positions, panel, word, lanewise = facts[1], 1, share.panel, 8, src.lanewise
+    if lanewise:
+        word *= packed(src.positions, src.width)
+    panel.words = share.sums.chunk = src.panels if lanewise else src.channels
     panel.line, panel.tap_bytes = 8 * dst.width, 8 * dst.width * panel.words
     for axis in range(4):
         share.loops[axis] = axis
         if axis < 3:
-            panel.kernel[axis] = facts[4 + axis]
-    reading.word, reading.by_tap = 8 * packed(src.positions, src.width) if lanewise else 8, facts[2] != 0
-    order.group, order.within_line, order.flushes = 1, True, facts[3] != 0
-    batch.apart, batch.a_step, batch.b_step, batch.b_vector = facts[3], reading.word, panel.line, 4 * WIDTH
+            panel.kernel[axis] = facts[2 + axis]
+    share.src.word, share.sums.group, share.sums.within_line, share.sums.flushes = word, 1, True, True
+    batch.apart, batch.a_step, batch.b_step, batch.b_vector = 1, word, panel.line, 4 * WIDTH
     work.tile.limit, work.tile.blocks, work.tile.last = facts[0], 1, table[0]
-    work.start, work.place = call[3], call[5]
-    result = call[6] + dst.start
+    work.start, work.place = call[2], call[4]
+    result = call[5] + dst.start
     for axis in range(3, -1, -1):
         work.band.low[axis], work.band.high[axis] = band.low[axis], band.high[axis]
         work.src[axis], work.dst[axis] = 8 * src.width * src.steps[axis], parts * panel.line * positions
@@ -309,22 +307,16 @@ def gather_doubles(
         work.start -= band.first[axis] * work.src[axis]
         work.place -= band.low[axis] * work.dst[axis]
         result += band.low[axis] * dst.strides[axis]
-    for item in range(call[7] * src.groups):
+    for item in range(call[6] * src.groups):
         image, g = item // src.groups, item % src.groups
-        pack_doubles(src, call[0] + image * src.nbytes, g, band.first[:], band.sizes[:], call[3], call[4])
+        pack_doubles(src, call[0] + image * src.nbytes, g, band.first[:], band.sizes[:], call[2], call[3])
         for c in range(weights.panels):
-            place, to = g * weights.panels + c, result + image * call[8] + g * dst.group + c * dst.panel
+            place, to = g * weights.panels + c, result + image * call[7] + g * dst.group + c * dst.panel
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
             batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
-            fill_zero(call[5], positions * work.dst[3])
+            fill_zero(call[4], positions * work.dst[3])
             sum_block(table[0], share, tables, work, lists, batch, stack_record(PASS), stack_record(CALL))
-            if dst.kind == F64:
-                _write_doubles(dst, call[5], to, parts, valid, counts)
-            else:
-                bias = call[2] + 8 * place * packed(1, dst.width) if call[2] != 0 else address_of(zeros)
-                round_lines(dst.kind, call[4], call[5], bias, positions)
-                values = Values(dst.kind, to, dst.strides[:], dst.channel, 0)
-                write(values, call[4], dst.width, valid, counts, address_of(buffer))
+            _write_doubles(dst, call[4], to, parts, valid, counts)
 
 
 @jit

@@ -95,9 +95,9 @@ def pack_doubles(side: Operand, base: int, group: int, first: Vector, sizes: Vec
 
 
 @jit
-def pack_groups(operands: Rows[Operand], place: int, base: int, sizes: Vector, to: int, spare: int) -> None:
-    """Pack all positions of all groups of one operand, those of each group after the other's."""
-    side, first = operands[place], stack_array(4, np.int64)
+def pack_groups(operands: Rows[Operand], base: int, sizes: Vector, to: int, spare: int) -> None:
+    """Pack all positions of all groups of an operand, those of each group after the other's."""
+    side, first = operands[0], stack_array(4, np.int64)
     for g in range(side.groups):
         at = to + 8 * g * side.panels * packed(side.positions, side.width)
         pack_doubles(side, base, g, first, sizes, at, spare)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
@@ -103,35 +103,17 @@ def _allowed(features: frozenset[str], text: str) -> frozenset[str]:
     return features - optional | frozenset().union(*(FEATURE_WORDS[word] for word in words))
 
 
-def _numba(host: Target, features: frozenset[str], settings: Mapping[str, str]) -> Target:
-    """Follow Numba's own settings, so that the choice of paths and the compiler agree."""
-    name, flags = settings.get("NUMBA_CPU_NAME") or "", settings.get("NUMBA_CPU_FEATURES")
-    if name.lower() == "generic" and not flags:
-        return best(host.arch, "", min((t.features for t in KNOWN if t.arch == host.arch), key=len))
-    if not flags:
-        known = [target for target in KNOWN if target.name == name]
-        return _named("NUMBA_CPU_NAME", name, features) if known else replace(host, cpu=name)
-    on = frozenset(word[1:] for word in _words(flags) if word.startswith("+"))
-    if missing := on - features:
-        raise ValueError(f"NUMBA_CPU_FEATURES: this processor does not have {_listed(missing)}")
-    if on & {"avx2", "fma", "f16c"}:
-        on |= {"avx"}  # which LLVM adds
-    return replace(host, name=name or host.name, cpu=name or host.cpu, features=on, flags=flags)
-
-
 @cache
 def target() -> Target:
     """Choose the target once for this process: the processor's widest, unless a setting narrows it.
 
-    `CONVGRAD_TARGET` names one; `CONVGRAD_CPU_FEATURES` lists the optional features to use; `NUMBA_CPU_NAME` and
-    `NUMBA_CPU_FEATURES` are followed. Raises ValueError, which lists what there is, for a name or feature that is
-    unknown or that this processor does not have.
+    `CONVGRAD_TARGET` names one; `CONVGRAD_CPU_FEATURES` lists the optional features to use. Raises ValueError, which
+    lists what there is, for a name or feature that is unknown or that this processor does not have.
     """
     settings = os.environ
     imitated = _words(settings.get(IMITATE, ""))
     if name := settings.get(BUILD):
-        known = next(known for known in KNOWN if known.name == name)
-        return replace(known, flags=settings.get("NUMBA_CPU_FEATURES") or None)
+        return next(known for known in KNOWN if known.name == name)
     features, _ = host_features()
     if name := settings.get(NAME):
         chosen = _named(NAME, name, features)
@@ -143,8 +125,6 @@ def target() -> Target:
         chosen = (
             replace(widest, name=f"{widest.name}-custom", features=allowed) if allowed != widest.features else widest
         )
-    elif settings.get("NUMBA_CPU_NAME") or settings.get("NUMBA_CPU_FEATURES"):
-        chosen = _numba(host_target(), features, settings)
     else:
         chosen = host_target()
     return replace(chosen, imitated=imitated)

@@ -44,8 +44,7 @@ class Target:
     """A processor as a value: kernels are laid out, compiled and cached for exactly what it says.
 
     `cpu` is LLVM's name, `features` are what the compiler may emit and `imitated` those whose paths run on plain
-    instructions. `flags` is the compiler's feature string where a user has set it. Vectors have `vector_bits` at the
-    most, even if features allow wider ones.
+    instructions.
     """
 
     name: str
@@ -53,19 +52,16 @@ class Target:
     cpu: str
     features: frozenset[str]
     imitated: frozenset[str] = frozenset()
-    flags: str | None = None
-    vector_bits: int = 512
 
     @cached_property
     def lanes(self) -> int:
         """Number of f32 in a vector; whatever is imitated has 16."""
-        wide = self.features >= {"avx512f", "avx512bw"} and self.vector_bits == 512
-        return 16 if self.imitated or wide else 8
+        return 16 if self.imitated or self.features >= {"avx512f", "avx512bw"} else 8
 
     @cached_property
     def registers(self) -> int:
         """Number of vectors in registers: without AVX and on Arm, where a register has 4 lanes, two make a vector."""
-        if self.lanes == 16 or "avx512vl" in self.features:
+        if self.lanes == 16:
             return 32
         return 16 if self.arch == "aarch64" or "avx" in self.features else 8
 
@@ -115,17 +111,13 @@ class Target:
 
     def llvm_features(self, known: frozenset[str]) -> str:
         """Return the compiler's feature string, in which all of `known` but ours is off, whatever `cpu` implies."""
-        if self.flags is not None:
-            return self.flags
-        words = [("+" if name in self.features else "-") + name for name in sorted(known | self.features)]
-        return ",".join(words if self.vector_bits == 512 else [*words, f"+prefer-{self.vector_bits}-bit"])
+        return ",".join(("+" if name in self.features else "-") + name for name in sorted(known | self.features))
 
     @property
     def digest(self) -> str:
         """A short name for what decides the code: all of the above."""
-        words = self.cpu, self.flags or "", *sorted(self.features), "/", *sorted(self.imitated)
-        text = " ".join((self.arch, str(self.vector_bits), *words))
-        return sha256(text.encode()).hexdigest()[:12]
+        words = self.arch, self.cpu, *sorted(self.features), "/", *sorted(self.imitated)
+        return sha256(" ".join(words).encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
         """Return the name, and what is imitated."""
@@ -143,7 +135,6 @@ KNOWN = (
     _x86("haswell", _AVX2),
     _x86("znver2", _AVX2),
     _x86("znver3", _AVX2),
-    replace(_x86("skylake-avx512", _AVX512), name="avx10-256", vector_bits=256),
     _x86("skylake-avx512", _AVX512),
     _x86("cooperlake", _BF16),
     _x86("znver4", _BF16),
@@ -153,10 +144,7 @@ KNOWN = (
     Target("neoverse-n1", "aarch64", "neoverse-n1", _NEON | {"lse"}),
     Target("neoverse-v1", "aarch64", "neoverse-v1", _NEON | {"lse", "sve"}),
 )
-"""From the plainest to the widest. Those with the same features differ in how LLVM schedules their instructions; one
-whose vectors are narrower than its features allow is used only where it is named."""
-
-_WIDE = tuple(target for target in KNOWN if target.vector_bits == 512)
+"""From the plainest to the widest. Those with the same features differ in how LLVM schedules their instructions."""
 
 _SLOW_DOTS = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d"})
 """Processors on which VDPBF16PS is no faster than multiply-adds: with it forward operations of bf16 take 1.6 to 1.9
@@ -176,7 +164,7 @@ def best(arch: str, name: str, features: frozenset[str]) -> Target:
         place, family = KNOWN.index(target), _family(target.name) == _family(name)
         return target.path, len(target.features), target.name == name, family, place if family else -place
 
-    fitting = [target for target in _WIDE if target.arch == arch and target.features <= features]
+    fitting = [target for target in KNOWN if target.arch == arch and target.features <= features]
     if name in _SLOW_DOTS:
         fitting = [target for target in fitting if target.dots != "avx512bf16"]
     if not fitting:
@@ -190,7 +178,7 @@ def narrower(target: Target) -> Target:
     plain = replace(target, imitated=frozenset())
     fitting = [
         other
-        for other in _WIDE
+        for other in KNOWN
         if other.arch == target.arch and other.features <= plain.features and other.path < target.path
         if other.dots != "avx512bf16" or target.name not in _SLOW_DOTS
     ]

@@ -1,7 +1,7 @@
 """Record calls of compiled kernels, and build the image that replays them on an emulated processor.
 
     record.py calls OUT COUNT SEED    run problems here on imitated instructions and write each call's memory
-    record.py objects FOLDER PATH     compile the same functions for Sapphire Rapids, with a table of them in C
+    record.py objects FOLDER PATH FEATURES    compile the same functions for Sapphire Rapids, with a table of them in C
 
 The two run in separate processes, because the path is chosen when the kernels are imported.
 """
@@ -177,8 +177,12 @@ def _replace(function: Any, other: Any) -> None:
                 setattr(module, key, other)
 
 
-def objects(folder: Path, path: str) -> None:
-    """Compile everything for the emulated processor; write the object files and their table."""
+def objects(folder: Path, path: str, features: str) -> None:
+    """Compile everything for the emulated processor, with LLVM's features; write the object files and their table."""
+    from numba.core import codegen
+
+    generator: Any = codegen.JITCPUCodegen  # exists as soon as the kernels are imported
+    generator._customize_tm_features = lambda _: features
     functions = _functions()
     from kernels import warmup
     from kernels.target import target
@@ -212,4 +216,4 @@ if __name__ == "__main__":
     if command == "calls":
         record(Path(place), int(rest[0]), int(rest[1]))
     else:
-        objects(Path(place), rest[0])
+        objects(Path(place), *rest)

@@ -52,8 +52,6 @@ def _compile(tables: bool) -> int:
 
     if target().arch != host_arch():
         _emit_for(target().arch, target().cpu, target().llvm_features(frozenset()))
-    if target().vector_bits < 512:
-        _refuse("zmm")
     if tables:
         ENTRIES[:] = [entry for entry in ENTRIES if entry.function is None]
     started, failures = time.monotonic(), []
@@ -70,21 +68,6 @@ def _compile(tables: bool) -> int:
             break
     print(f"{len(ENTRIES):4} entries {time.monotonic() - started:6.1f} s", *failures, sep="  ")
     return 1 if failures else 0
-
-
-def _refuse(register: str) -> None:
-    """Let code that uses a register fail to compile."""
-    from numba.core import codegen
-
-    library: Any = codegen.CPUCodeLibrary
-    optimize = library._optimize_final_module
-
-    def checked(self: Any) -> None:
-        optimize(self)
-        if register in str(self._codegen._tm.emit_assembly(self._final_module)):
-            raise ValueError(f"{self.name} uses {register}")
-
-    library._optimize_final_module = checked
 
 
 def _emit_for(arch: str, cpu: str, features: str) -> None:

@@ -23,9 +23,9 @@ COMPILED = {"strip_positions", "ahead_bytes", "kept_bytes", "panel_ahead_bytes"}
 def _sized(**sizes: int) -> Iterator[None]:
     with small_units(), pytest.MonkeyPatch.context() as patch:
         resize(patch, **sizes)
-        CACHE.forget(lambda _: True)
+        CACHE.clear()
         yield
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
 
 
 def test_a_size_has_one_name() -> None:

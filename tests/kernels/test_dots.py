@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from inspect import unwrap
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kernels import ConvProblem, explain, plan
+from kernels.cache import CACHE
 from kernels.gradient.dots import unit as bwd_dots
 from kernels.gradient.dots.schedule import dot_schedule
 from kernels.target import target
@@ -49,13 +51,13 @@ def test_special_values_and_workers(monkeypatch: pytest.MonkeyPatch, dtype: str)
     inputs["diff_dst"][0, 33, 13, 13] = np.nan
     assert_same_bits(compute(case, inputs), case.expected(inputs), case)
     case = replace(LAYER, dtype=dtype)
-    plan.cache_clear()
+    CACHE.clear()
     assert plan(problem_of(case), workers=8).stages == 2, "the workers share out the pixels"
     floats = case.floats()
     floats["src"][0, 47, 3, 3] = -np.inf
     one = compute(case, floats)
     assert one.tobytes() == compute(case, floats, workers=8).tobytes()
-    plan.cache_clear()
+    CACHE.clear()
 
 
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
@@ -80,24 +82,22 @@ def test_packing(
         pads_begin=(3, 1), pads_end=(3, 1), data_format=layout[0], weights_format=layout[1],
     )  # fmt: skip
     try:
-        plan.cache_clear()
+        CACHE.clear()
         assert plan(problem_of(case)).kernel == f"bwd_weights_{target().dots}"
         inputs = case.inputs()
         for workers in (1, 3):
             assert_same_bits(compute(case, inputs, workers=workers), case.expected(inputs), case)
     finally:
-        plan.cache_clear()
+        CACHE.clear()
 
 
 @pytest.fixture
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let these instructions take every problem that they can, however many zeros they multiply."""
     monkeypatch.setattr(bwd_dots, "LEAST_USE", 0.0)
-    for cached in (plan, bwd_dots._part):
-        cached.cache_clear()
+    CACHE.clear()
     yield
-    for cached in (plan, bwd_dots._part):
-        cached.cache_clear()
+    CACHE.clear()
 
 
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
@@ -106,7 +106,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """With many slabs of unequal sizes along every axis, data left by one slab does not reach the next one."""
     resize(monkeypatch, dot_slab_bytes=2048)
-    small: Any = lru_cache(dot_schedule.__wrapped__)
+    small: Any = lru_cache(unwrap(dot_schedule))
     monkeypatch.setattr(bwd_dots, "dot_schedule", small)
     rng = np.random.default_rng([74, block])
     slabs = 0

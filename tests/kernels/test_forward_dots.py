@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from inspect import unwrap
 from math import ceil, prod
 from typing import Any
 
@@ -36,9 +37,9 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr("kernels.forward.amx.MOST_CYCLES", np.inf)
     else:
         monkeypatch.setattr("kernels.forward.tiles._way", lambda _: "gather")
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
     yield
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
 
 
 def _random(seed: int, count: int, **limits: Any) -> Iterator[Case]:
@@ -70,7 +71,7 @@ def test_small_bands(monkeypatch: pytest.MonkeyPatch, joined: int) -> None:
     from kernels.forward import amx
 
     resize(monkeypatch, staged_positions=24, panel_bytes=4096, line_positions=4, unit_macs=2000, band_batch_macs=10_000)
-    small: Any = lru_cache(amx.layout.__wrapped__)
+    small: Any = lru_cache(unwrap(amx.layout))
     monkeypatch.setattr(amx, "layout", small)
     monkeypatch.setattr(amx, "JOINED", amx.JOINED[joined : joined + 1])
     bands = 0
@@ -84,9 +85,9 @@ def test_small_bands(monkeypatch: pytest.MonkeyPatch, joined: int) -> None:
             assert_same_bits(compute(case, inputs, workers=workers), expected, case)
         with monkeypatch.context() as patch:
             resize(patch, weights_bytes=2 * layout.block_bytes)
-            amx._share.cache_clear()
+            CACHE.clear()
             assert_same_bits(compute(case, inputs, workers=2), expected, case)
-        amx._share.cache_clear()
+        CACHE.clear()
     assert bands > 300
 
 
@@ -144,7 +145,7 @@ def test_the_last_channel_is_the_last(op: str, weights_format: str, channels: in
 def test_a_band_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """Bands that fall back to other instructions spoil no weights, pixels and sums of those after them."""
     resize(monkeypatch, band_batch_macs=1, band_bytes=4096)  # every band has its own call
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
     sizes = [(30, 33), (60, 66)]
     src, dst = sizes if op == "ConvTranspose" else reversed(sizes)
     case = replace(LAYERS[op], dtype="bf16", n=9, src_spatial=src, dst_spatial=dst)
@@ -153,7 +154,7 @@ def test_a_band_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: 
     expected = case.expected(inputs)
     for workers in (1, 3):
         assert_same_bits(compute(case, inputs, workers=workers), expected, case)
-    CACHE.forget(lambda _: True)
+    CACHE.clear()
 
 
 @pytest.mark.parametrize("op", LAYERS)

@@ -11,7 +11,7 @@ import pytest
 from kernels.target import KNOWN, NAME, REFERENCE, SETTING, Target, best, host_features, narrower, target
 from kernels.target.host import BUILD, IMITATE, _amx_granted
 
-SETTINGS = (NAME, SETTING, IMITATE, BUILD, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
+SETTINGS = (NAME, SETTING, IMITATE, BUILD)
 BY_NAME = {known.name: known for known in KNOWN}
 X86 = [known for known in KNOWN if known.arch == "x86_64"]
 
@@ -72,7 +72,7 @@ def machine() -> Iterator[Machine]:
     machine.forget()
 
 
-@pytest.mark.parametrize("known", [known for known in KNOWN if known.vector_bits == 512], ids=str)
+@pytest.mark.parametrize("known", KNOWN, ids=str)
 def test_a_known_processor_takes_its_own_target(machine: Machine, known: Target) -> None:
     """Each known processor takes its own target."""
     machine.has(known.arch, known.cpu, known.features)
@@ -96,20 +96,6 @@ def test_other_processors_take_the_widest_that_fits(machine: Machine, name: str,
     assert (machine.target().lanes, machine.target().dots) == (8, "")
     with pytest.raises(ValueError, match="no kernels for riscv64 processors like sifive"):
         best("riscv64", "sifive", frozenset())
-
-
-def test_narrower_vectors_are_taken_by_name_alone(machine: Machine) -> None:
-    """256-bit vectors with the registers of AVX-512 have to be asked for; what is narrower than that is AVX2."""
-    machine.has("x86_64", "skylake-avx512", BY_NAME["skylake-avx512"].features)
-    assert (machine.target().lanes, machine.target().registers) == (16, 32)
-    machine.set(NAME, "avx10-256")
-    chosen = machine.target()
-    assert (chosen.lanes, chosen.registers, chosen.dots) == (8, 32, "")
-    assert "+avx512vl" in chosen.llvm_features(frozenset())
-    assert "+prefer-256-bit" in chosen.llvm_features(frozenset())
-    assert narrower(chosen).name == "haswell"
-    assert narrower(BY_NAME["skylake-avx512"]).lanes == 8
-    assert "avx512f" not in narrower(BY_NAME["skylake-avx512"]).features
 
 
 def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
@@ -156,9 +142,8 @@ def test_a_target_can_be_named(machine: Machine) -> None:
     [
         ("", SETTING, "avx512f,axv2", "axv2 is unknown; known are amx-bf16, amx-tile, avx2"),
         ("haswell", SETTING, "avx512f,avx2", r"can't run avx512f.*it can run avx2, f16c, fma"),
-        ("", NAME, "znver9", "znver9 is not a known target; this processor can run avx10-256, cooperlake"),
+        ("", NAME, "znver9", "znver9 is not a known target; this processor can run cooperlake, haswell"),
         ("haswell", NAME, "znver4", "znver4 needs features that this processor does not have"),
-        ("", "NUMBA_CPU_FEATURES", "+avx512fp16", "does not have avx512fp16"),
     ],
 )
 def test_wrong_settings(machine: Machine, processor: str, setting: str, value: str, message: str) -> None:
@@ -168,17 +153,6 @@ def test_wrong_settings(machine: Machine, processor: str, setting: str, value: s
     machine.set(setting, value)
     with pytest.raises(ValueError, match=message):
         machine.target()
-
-
-def test_numbas_own_settings_are_followed(machine: Machine) -> None:
-    """Numba's own settings apply to the choice of paths, too."""
-    machine.set("NUMBA_CPU_NAME", "generic")
-    assert machine.target() == BY_NAME["x86-64"]
-    machine.set("NUMBA_CPU_NAME", "haswell")
-    assert machine.target() == BY_NAME["haswell"]
-    machine.set("NUMBA_CPU_FEATURES", "+avx2,-fma")
-    chosen = machine.target()
-    assert (chosen.cpu, chosen.fused, chosen.llvm_features(frozenset({"fma"}))) == ("haswell", False, "+avx2,-fma")
 
 
 def test_every_target_has_narrower_ones_down_to_the_reference() -> None:
@@ -195,6 +169,7 @@ def test_every_target_has_narrower_ones_down_to_the_reference() -> None:
     assert [s.dots for s in steps[:3]] == ["amx", "", ""]
     assert [s.lanes for s in steps[1:3]] == [16, 8]
     assert narrower(BY_NAME["znver5"]).dots == ""
+    assert narrower(BY_NAME["skylake-avx512"]).name == "haswell"
 
 
 def test_the_digest_tells_targets_apart() -> None:

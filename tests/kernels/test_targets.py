@@ -28,9 +28,7 @@ def _others() -> dict[str, Target]:
 
 @pytest.mark.heavy
 @pytest.mark.skipif(inside(), reason="tests another path")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.release if name == "avx10-256" else ()) for name in _others()]
-)
+@pytest.mark.parametrize("name", _others())
 def test_tables_compile_for(name: str) -> None:
     """No register tile or product contains an instruction that the target does not have."""
     command = [sys.executable, "-m", "tests.kernels.targets", "--tables", name]

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from kernels import plan
-from kernels.reference import taps
 from tests.kernels.harness import check, problem_of
 from tests.kernels.special import assert_propagates
 from tests.problems import FORMATS, Case, fit, real_layers
 from tests.traps import TRAPS
-from verify.signed import meetings
 
 SMALL = 2_000_000  # larger ones are tested once, not in all their variants
 MACS = 2_000_000
@@ -118,17 +116,3 @@ def test_extreme_attributes(name: str, data_format: str, size: int) -> None:
     case = replace(_cases(size)[name], data_format=data_format)
     for each in (case, case.mirrored(), replace(case.mirrored(), op="ConvTranspose")):
         check(each)
-
-
-@pytest.mark.parametrize("name", _cases(HUGE))
-@pytest.mark.parametrize("size", [10_000, 2**40, HUGE], ids=["1e4", "2^40", "2^61"])
-def test_where_projected_planes_meet(name: str, size: int) -> None:
-    """The pixels that meet in a tap are those of the reference; where none do, no position is far outside."""
-    for case in (_cases(size)[name], _cases(size)[name].mirrored()):
-        dims = problem_of(case).dims
-        for (_, narrow, wide), meet in zip(taps(dims), meetings(dims), strict=True):
-            counts = [part.stop - part.start for part in narrow]
-            assert meet["counts"].tolist() == counts
-            assert meet["narrow"].tolist() == [part.start for part in narrow]
-            starts = [part.start if count else 0 for part, count in zip(wide, counts, strict=True)]
-            assert meet["wide"].tolist() == starts

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from kernels import plan
+from kernels.cache import CACHE
 from kernels.registry import by_name
 from kernels.target import target
 from tests.kernels.harness import Tensor, compute, problem_of
@@ -54,9 +55,9 @@ def small_units(*, by_channels: bool = False) -> Iterator[None]:
         for module, constants in (item for each in every for item in each.items()):
             for name, value in constants.items():
                 patch.setattr(f"{module}.{name}", value)
-        plan.cache_clear()
+        CACHE.clear()
         yield
-    plan.cache_clear()
+    CACHE.clear()
 
 
 def large_case(rng: np.random.Generator, dtype: str, *, forward: bool = False) -> Case:

@@ -264,9 +264,9 @@ def add_doubles(
     """Add what one slab of each image gives to sums of float64.
 
     `facts` has the values of a sum, the bytes of a group's sums, whether rows of tiles are channels of the wide tensor,
-    and strides and sizes of a block along (d, h, w). `operands` are rows and columns. `call` has the addresses of both
-    tensors, of room for panels of each and for f32, and of the sums, whether the sums of a block are formed apart
-    (otherwise they are one chain), and the number of images, which follow each other.
+    and strides along (d, h, w). `operands` are rows and columns. `call` has the addresses of both tensors, of room for
+    panels of each and for f32, and of the sums, whether the sums of an image are formed apart (otherwise they are one
+    chain), and the number of images, which follow each other.
     """
     slab, rows, columns, share = slabs[0], operands[0], operands[1], stack_record(SHARE)
     batch, group, unit = stack_record(BATCH), stack_record(GROUP), 8 * rows.width
@@ -274,7 +274,7 @@ def add_doubles(
     scalar, vector = share.scalar, share.vector
     for axis in range(4):
         stride = facts[2 + axis] if axis > 0 else 1
-        share.block[axis] = facts[5 + axis] if axis > 0 else 1
+        share.block[axis] = slab.high[axis] - slab.low[axis]
         vector.steps[axis], vector.moves[axis] = columns.steps[axis], columns.steps[axis]
         scalar.moves[axis] = unit * rows.steps[axis]
         group.scalars -= slab.scalar.first[axis] * scalar.moves[axis]

@@ -193,7 +193,7 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     """Make planning wait, until the end of the test at the latest."""
     slow = Slow()
-    CACHE.forget(lambda _: True)  # an earlier test may have planned the call
+    CACHE.clear()  # an earlier test may have planned the call
     monkeypatch.setattr(prepare, "plan_call", slow.plan_call)
     with slow.pool:
         yield slow
