@@ -68,7 +68,7 @@ def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, me
         tiles = ceil(count / tile_rows(count, vectors))
         # two multiply-adds a cycle
         total += blocks * times * (max(count * vectors / 2, tiles * COSTS.latency) + tiles * COSTS.tile)
-    return total
+    return round(total, 6)  # equal costs are equal
 
 
 def _groups_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
