@@ -158,7 +158,9 @@ def _list(visit: Visit, segment: int, line: int, elements: Rows[Element], first:
         same &= shape[k] == listed[k]
     if same or visit.first == visit.last:
         return
-    listed[: COLUMNS + 1], listed[COLUMNS + 1] = shape, line
+    listed[COLUMNS + 1] = line
+    for k in range(COLUMNS + 1):
+        listed[k] = shape[k]
     for i in range(shape[0]):
         for j in range(shape[1]):
             done = 0
