@@ -24,6 +24,10 @@ RARE = ["ivybridge", "nehalem", *(["skylake-avx512"] if target().dots else [])]
 """Paths that releases test: of processors without AVX2, and the own one without products of bf16."""
 
 
+PRODUCTS = "dots or exact or special_values or subnormals or proof"
+"""Tests of products of bf16: all that differs from the own path where these are imitated."""
+
+
 @pytest.mark.heavy(minutes=2)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
@@ -32,6 +36,8 @@ RARE = ["ivybridge", "nehalem", *(["skylake-avx512"] if target().dots else [])]
 def test_path(path: str) -> None:
     """Each compiled function of the path passes its proof, and the marked tests pass."""
     tests = ["-m", "pytest", "-q", "-x", "--all", "-m", "path", "-p", "no:cacheprovider", "tests/kernels"]
+    if path not in narrower_paths():
+        tests += ["-k", PRODUCTS]
     for command in (["-m", "kernels.prepare", "--jobs", "1"], tests):
         variables = {**os.environ, **PATHS[path]}
         done = subprocess.run(

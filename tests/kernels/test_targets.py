@@ -26,9 +26,15 @@ def _others() -> dict[str, Target]:
     return {known.name: known for known in found.values() if known not in run}
 
 
+RARE = ["aarch64", "neoverse-n1"]
+"""Targets that releases compile: others of their kind have more features."""
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(inside(), reason="tests another path")
-@pytest.mark.parametrize("name", _others())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.release if name in RARE else ()) for name in _others()]
+)
 def test_tables_compile_for(name: str) -> None:
     """No register tile or product contains an instruction that the target does not have."""
     command = [sys.executable, "-m", "tests.kernels.targets", "--tables", name]

@@ -18,7 +18,7 @@ pytestmark = needs_triton
 
 COUNT = 3 if INTERPRETED else 125
 MACS = 2_000 if INTERPRETED else 60_000
-BLOCKS = 4 if INTERPRETED else 16
+BLOCKS = 2 if INTERPRETED else 16
 
 
 def cases(block: int, count: int = COUNT) -> list[Case]:
