@@ -108,7 +108,7 @@ def sum_planes(
 ) -> None:
     """Add the `count` values of some planes to the sums of their channels; the `first` is counted through all images.
 
-    There are as many channels as `sums`, whose planes are `step` bytes apart in each image.
+    Each image has as many channels as there are `sums`; their planes are `step` bytes apart.
     """
     image, channel = first // len(sums), first % len(sums)
     for _ in range(planes):
@@ -130,9 +130,9 @@ def sum_rows(kind: int, source: int, count: int, sums: Doubles) -> None:
 def add_to_planes(
     kind: int, target: int, source: int, step: int, first: int, planes: int, count: int, bias: Floats
 ) -> None:
-    """Add its bias to the `count` values of each plane; planes are `step` bytes apart, the `first` is that of `bias`.
+    """Add its channel's bias to the `count` values of each plane; planes are `step` bytes apart.
 
-    The bias of a plane follows that of the one before it, and the first the last.
+    They are numbered through all images, from the `first` on, and there is a bias for each channel.
     """
     channel = first % len(bias)
     for plane in range(planes):
@@ -149,7 +149,7 @@ def add_to_rows(kind: int, target: int, source: int, count: int, bias: Floats) -
 
 
 class _View:
-    """A data tensor as rows of `count` values, the channels, or as planes of so many, the pixels of one channel.
+    """A data tensor in rows or planes of `count` values: a row has all channels of a pixel, a plane a channel's pixels.
 
     With one pixel an image the two are the same: rows are faster.
     """

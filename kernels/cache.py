@@ -123,7 +123,7 @@ def in_passing() -> Iterator[None]:
 
 
 def cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Let a function of hashable arguments remember what it gave: in `CACHE`, or `in_passing` until the end of that."""
+    """Remember what a function of hashable arguments returns: in `CACHE`, or inside `in_passing` until its end."""
 
     @wraps(make)
     def remembered(*given: P.args, **named: P.kwargs) -> T:

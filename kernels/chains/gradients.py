@@ -100,7 +100,7 @@ class _Gradient:
 
     def run(self, stored: Stored, n: int, stop: Stop) -> Array | None:
         totals = np.zeros(self.shape)
-        adds = self.parts == 1 and not self.image_sums  # an image has a sum of its own, but for exact sums
+        adds = self.parts == 1 and not self.image_sums  # each image is summed by itself, unless sums are exact
         chains = np.zeros(self.shape) if adds else totals
         room = arena_address("panels", 2 * self.rooms[2] + self.staging)
         for images in together(range(n), *self.image):

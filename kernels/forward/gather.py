@@ -277,7 +277,7 @@ def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, cou
 def gather_doubles(
     table: Vector, facts: Vector, operands: Rows[Operand], tables: Tables, bands: Rows[Band], number: int, call: Vector,
 ) -> None:  # fmt: skip
-    """Compute one band of dst of each image with sums of float64, each tap a chain of its own.
+    """Compute one band of dst for each image in float64; each tap is summed by itself.
 
     `facts` has the rows of the tallest tile, the values of a sum, and the kernel's sizes. `operands` are src, weights
     and dst. `call` has the addresses of src, of the packed weights of all groups, of room for src, for f32 and for

@@ -23,7 +23,7 @@ ELEMENT, PIECE = Element.dtype, Piece.dtype
 
 @inlined
 def list_room(tables: Tables, parts: int) -> Lists:
-    """Return room for what a tile sums, each tap in so many parts."""
+    """Return room for the list of a tile, in which each tap has up to `parts` elements."""
     axes, most, elements = tables.axes, 1, parts
     for axis in range(4):
         taps = 1
@@ -178,7 +178,7 @@ def sum_lines(share: GatherShare, tables: Tables, work: Work, lists: Lists, batc
 def sum_lists(entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch) -> None:
     """Sum the tiles at hand over all combinations of their taps, which are `pieces` of each axis in turn.
 
-    Sums begin with the batch's `start`, and with the sums so far where a batch may not have so many steps.
+    Sums begin with the batch's `start`. A batch has a limit of steps; the next one goes on with the sums so far.
     """
     pieces, elements = lists.pieces, lists.elements
     src, counts, per_axis, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums

@@ -159,7 +159,7 @@ class _Gather(Share):
     def _read_channels(self, tables: Sequence[AxisTable]) -> None:
         """Choose how to read src where lanes are dst channels, and where sums go (see `SrcReading`, `GatherShare`).
 
-        With `dots` words are of two bf16. A packed position has so many words (`pixel`).
+        With `dots` a word is two bf16; a packed position has `pixel` words.
         """
         dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
         dots = DOTS and self.problem.dtype == "bf16"

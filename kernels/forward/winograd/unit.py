@@ -221,7 +221,7 @@ class _Share:
     def _elements(self, taps: Sequence[int], panels: int) -> Records:
         """List what a product sums: the src channels of each tap in the first axis, in parts of `SUMS.flush_steps`.
 
-        Each tap has so many bytes of `panels`.
+        `panels` are the bytes of a tap.
         """
         channels = self.problem.dims.src_channels
         parts = ceil(channels / SUMS.flush_steps)

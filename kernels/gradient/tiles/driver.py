@@ -54,7 +54,7 @@ MOST_ELEMENTS = 1024
 """Elements of all taps that are visited together, or more if one tap has more: 56 KiB."""
 
 PAGE = 4096
-"""Bytes of memory beyond whose end hardware prefetches nothing, and whose place takes a look at a table of its own."""
+"""Bytes of a page of memory: hardware prefetches nothing beyond its end, and looks up the place of each page."""
 
 COLUMNS = 2 + 2 * SKIPS
 """Place of the positions of a line in the shape of a `Visit`."""
@@ -336,7 +336,7 @@ def add_slabs(
 
 @together
 class AccRows(NamedTuple):
-    """So many rows of sums, `line` bytes apart in the accumulators and `step` elements in the output."""
+    """Rows of sums: their number, the bytes between them in the accumulators, and the elements in the output."""
 
     rows: int
     line: int
@@ -345,7 +345,7 @@ class AccRows(NamedTuple):
 
 @jit
 def _store_lines(kind: int, acc: int, line: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
-    """Transpose `lanes` (whole eights) of at least 8 `rows`, `line` bytes apart, to rows that are adjacent in `out`."""
+    """Transpose at least 8 `rows`, `line` bytes apart, of a multiple of 8 `lanes`; in `out` the rows are adjacent."""
     size = stored_size(kind)
     for start in range(0, rows, 64):
         # few rows at a time, 8 lanes after 8: whole cache lines are written, though lanes may lie at powers of two

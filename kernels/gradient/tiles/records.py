@@ -130,8 +130,8 @@ class Source(Record):
 
     `lane` leads from one lane of a line to the next, `strides` from one of its own positions to the next. `steps` do
     the same in what is packed, in lines; `moves` are for a narrow position, in panel lines for the vector tensor, in
-    bytes for the scalar one. A tensor that is read `in_place` is its own panel, of which position 0 is the first line;
-    from a group's panels to the next ones it is so many bytes (`panels`).
+    bytes for the scalar one. A tensor that is read `in_place` is its own panel, of which position 0 is the first line.
+    The panels of the next group are `panels` bytes on.
     """
 
     start: int
