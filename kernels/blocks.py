@@ -85,8 +85,11 @@ class Sums:
 
     # chunks of both kinds of weight gradients: what is added up by itself, and may be shared out
 
-    chunks: int = 8
+    chunks: int = 32
     """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
+
+    large_chunks: int = 8
+    """Those where a cache does not hold the accumulators: each level of the tree has some of its own."""
 
     chunk_macs: int = 10_000_000
     """Multiply-adds of a chunk at the least: below it nobody shares it out."""
@@ -214,6 +217,9 @@ class Steps:
 
     shared_sums_bytes: int = 1 << 20
     """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them."""
+
+    most_shared_bytes: int = 64 << 20
+    """Partial sums of larger ones, where their channels alone are fewer than the workers."""
 
     join_bytes: int = 1 << 20
     """Partial sums that make adding them up worth one more unit."""

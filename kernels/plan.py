@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, storage_dtype
 
-__all__ = ["Device", "Kernel", "Plan", "Runs", "Stop", "Storage", "Task", "Unit", "algorithm_of", "box"]
+__all__ = [
+    "Device",
+    "Kernel",
+    "Plan",
+    "Runs",
+    "Stop",
+    "Storage",
+    "Task",
+    "Unit",
+    "algorithm_of",
+    "box",
+    "macs_of",
+    "work_of",
+]
 
 Storage = npt.NDArray[Any]
 Stop = Callable[[], bool]
@@ -35,6 +49,10 @@ class Unit:
     macs: int
     part: tuple[int, ...] = ()
     images: int | None = None
+
+
+BYTE_MACS = 5
+"""Multiply-adds that take as long as moving a byte from or to memory: depthwise operations wait for that."""
 
 
 class Task(Protocol):
@@ -85,6 +103,17 @@ class Plan:
     def algorithm(self) -> Literal["direct", "winograd"]:
         """How the kernel sums, which is part of its name."""
         return "winograd" if "winograd" in self.kernel else "direct"
+
+
+def macs_of(problem: ConvProblem, shape: Sequence[int]) -> int:
+    """Return the nominal multiply-adds of a box of the output."""
+    return problem.macs * prod(shape) // max(1, prod(problem.output_shape))
+
+
+def work_of(problem: ConvProblem) -> int:
+    """Return the multiply-adds that take as long as the problem, which may have to wait for memory."""
+    shapes = *problem.input_shapes, problem.output_shape
+    return max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * sum(map(prod, shapes)))
 
 
 def algorithm_of(plans: Sequence[Plan]) -> Literal["direct", "winograd"]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, prod
+from operator import sub
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from kernels.costs import COSTS
 from kernels.emit.depthwise import grouped
 from kernels.forward.operands import Share
 from kernels.forward.share import LANES, Way, share
-from kernels.plan import Stop, Storage, Unit
+from kernels.plan import Stop, Storage, Unit, macs_of, work_of
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
 
@@ -28,6 +29,9 @@ __all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "FORWARD_DOTS", "ForwardTiles", "cut
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
+
+WAITING = 1.1
+"""Times as long as with the best order of axes that the longest units may take, before that one is taken."""
 
 
 def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
@@ -99,28 +103,27 @@ class ForwardTiles:
         """Share out images, dst lines, groups, then lane blocks; lanes first where weights are the larger tensor.
 
         Units of images or lines pack all weights each, units of lanes all of src. So where the weights are not small,
-        each worker gets one unit, or a few large ones between which those of other calls run.
+        each worker gets one unit, or a few large ones between which those of other calls run. Another order is taken
+        where in this one some workers would wait for others.
         """
         sizes, steps = self.grid(problem)
-        cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
-        cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])  # the last vector of groups is a whole one
-        wanted = int(max(1, min(4 * workers, problem.macs // (STEPS.unit_macs * self.speed(problem)))))
+        wanted = int(max(1, min(4 * workers, work_of(problem) // (STEPS.unit_macs * self.speed(problem)))))
         weights, src = prod(problem.weights_shape), prod(problem.src_shape)
-        lines_first = wanted * weights < src and _way(problem) == "gather"
-        if not lines_first:
+        small, gathers = wanted * weights < src, _way(problem) == "gather"
+        if not (small and gathers):
             turns = max(1, ceil(problem.macs / (workers * STEPS.most_forward_macs)))
             wanted = min(wanted, workers * turns)
-        lanes_first = weights > src and cells[1] * cells[2] >= wanted
-        counts, left = [1] * 6, wanted
-        for some in (
-            ([1, 2], [3, 4, 5]) if lanes_first else ([0], [3, 4, 5], [1, 2]) if lines_first else ([0, 1, 2], [3, 4, 5])
-        ):
-            if some[0] == 3:
-                some = [next((axis for axis in some if cells[axis] >= 2 * left), 5)]
-            for axis in some:
-                counts[axis] = min(left, max(1, cells[axis]))
-                left = ceil(left / counts[axis])
-        return cut_units(problem, sizes, steps, cells, counts), 0
+        wanted -= wanted % workers if wanted > workers else 0
+        lanes, lines, cells = (1, 2), (3, 4, 5), _cells(sizes, steps)
+        orders = [((0,), lines, lanes), ((0, *lanes), lines), (lines, (0, *lanes))]
+        if weights > src and cells[1] * cells[2] >= wanted:
+            orders.insert(0, (lanes, lines))
+        elif not (small and (gathers or problem.data_format == "NXC")):
+            orders.insert(0, orders[1])
+        cuts = [_counts(cells, order, wanted) for order in orders]
+        times = [_longest(sizes, steps, counts, workers) for counts in cuts]
+        chosen = 0 if times[0] <= WAITING * min(times) else times.index(min(times))
+        return cut_units(problem, sizes, steps, cuts[chosen]), 0
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of (n, groups, a group's dst channels, d, h, w), and the steps in which units are cut."""
@@ -141,16 +144,44 @@ class ForwardTiles:
         return _share(problem, unit)
 
 
-def cut_units(
-    problem: ConvProblem, sizes: Sequence[int], steps: Sequence[int], cells: Sequence[int], counts: Sequence[int]
-) -> list[Unit]:
-    """Cut dst into `counts` parts along each axis of `ForwardTiles.grid`, as equal as whole `cells` allow."""
+def _cells(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """Count the steps along each axis of `ForwardTiles.grid`; the last vector of groups is a whole one."""
+    cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
+    cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])
+    return cells
+
+
+def _counts(cells: Sequence[int], order: Sequence[Sequence[int]], wanted: int) -> list[int]:
+    """Cut into at least `wanted` parts if there are as many `cells`: axes in an `order`, one of d, h and w."""
+    counts = [1] * len(cells)
+    for axes in order:
+        lines = next((axis for axis in axes if cells[axis] >= 2 * wanted), 5)
+        for axis in (lines,) if axes[0] == 3 else axes:
+            counts[axis] = min(wanted, max(1, cells[axis]))
+            wanted = ceil(wanted / counts[axis])
+    return counts
+
+
+def _edges(size: int, step: int, cells: int, count: int) -> list[int]:
+    """Cut an axis into parts as equal as whole cells allow."""
+    return [*(step * (cells * i // count) for i in range(count)), size]
+
+
+def _longest(sizes: Sequence[int], steps: Sequence[int], counts: Sequence[int], workers: int) -> float:
+    """Return the share of dst that one worker may have to compute, if units are as large as the largest."""
+    edges = map(_edges, sizes, steps, _cells(sizes, steps), counts)
+    largest = prod(max(map(sub, each[1:], each)) / max(1, each[-1]) for each in edges)
+    return float(ceil(prod(counts) / workers) * largest)
+
+
+def cut_units(problem: ConvProblem, sizes: Sequence[int], steps: Sequence[int], counts: Sequence[int]) -> list[Unit]:
+    """Cut dst into `counts` parts along each axis of `ForwardTiles.grid`."""
+    edges = list(map(_edges, sizes, steps, _cells(sizes, steps), counts))
     units: list[Unit] = []
     for index in np.ndindex(*counts):
-        part: list[int] = []
-        for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
-            part += step * (many * i // count), size if i + 1 == count else step * (many * (i + 1) // count)
-        units.append(Unit(len(units), 0, *_box(problem, part), problem.macs // prod(counts), tuple(part)))
+        part = [edge for each, i in zip(edges, index, strict=True) for edge in each[i : i + 2]]
+        offset, shape = _box(problem, part)
+        units.append(Unit(len(units), 0, offset, shape, macs_of(problem, shape), tuple(part)))
     return units
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -67,6 +68,25 @@ def test_workers_pack_large_tensors_once(size: int) -> None:
                  kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1), op="Convolution")  # fmt: skip
     turns = {8: 1, 28: 4}[size]
     assert [len(plan(problem_of(layer), workers=workers).units) for workers in (1, 2)] == [turns, max(2, turns)]
+
+
+def test_no_worker_waits_for_others() -> None:
+    """On up to 16 workers the layers of a network take little longer than if all of them were always busy."""
+    waits: dict[tuple[int, str], list[float]] = {}
+    for case in real_layers():
+        family = case.op.removesuffix("BackwardWeights")
+        for op, workers in product((case.op, family), (2, 3, 4, 8, 16)):
+            problem = problem_of(replace(case, op=op))
+            if problem.macs < workers * 60_000_000:
+                continue
+            loads = [0] * workers
+            for unit in plan(problem, workers=workers).units:
+                loads[loads.index(min(loads))] += 0 if unit.stage else unit.macs
+            waits.setdefault((workers, op), []).append(max(loads) * workers / sum(loads))
+    for key, found in waits.items():
+        assert len(found) > 5, key
+        assert np.exp(np.mean(np.log(found))) < 1.25, (key, found)
+        assert max(found) <= 2, (key, found)
 
 
 def test_units_of_a_stage_run_in_any_order() -> None:

@@ -47,11 +47,17 @@ FORWARD: Constants = {"kernels.forward.amx": {"MOST_CYCLES": np.inf, "SPEED": 1}
 
 @contextmanager
 def small_units(*, by_channels: bool = False) -> Iterator[None]:
-    """Make units, slabs and chunks small; split gradients `by_channels`, or by pixels where they are small."""
+    """Make units, slabs and chunks small; split gradients `by_channels`, or by pixels where they are small.
+
+    With `by_channels` forward operations are split in the first order of axes, channels before lines, though workers
+    wait.
+    """
     every = [DOTS] if target().dots else []
     every += [FORWARD] if target().dots == "amx" else []
     with pytest.MonkeyPatch.context() as patch:
         resize(patch, **SMALL, shared_sums_bytes=0 if by_channels else 1 << 20)
+        if by_channels:
+            patch.setattr("kernels.forward.tiles.WAITING", np.inf)
         for module, constants in (item for each in every for item in each.items()):
             for name, value in constants.items():
                 patch.setattr(f"{module}.{name}", value)

@@ -113,7 +113,7 @@ def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
         wanted, order = min(wanted, workers), (1, 2, 0)
     for axis in order:
         counts[axis] = max(1, min(cells[axis], ceil(wanted / prod(counts))))
-    return cut_units(problem, sizes, steps, cells, counts)
+    return cut_units(problem, sizes, steps, counts)
 
 
 class _FilterShare:

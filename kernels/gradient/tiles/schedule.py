@@ -203,7 +203,7 @@ def _slab_shape(problem: ConvProblem, roles: Roles, packed: int) -> Four:
     shape = [axis.size for axis in axes]
     least = max(2 * SUMS.block_positions, prod(shape) // MOST_SLABS)
     macs = problem.macs / max(1, prod(shape))
-    limit = min(SUMS.slab_macs, max(SUMS.least_slab_macs, problem.macs // (2 * SUMS.chunks)))
+    limit = min(SUMS.slab_macs, max(SUMS.least_slab_macs, problem.macs // (2 * SUMS.large_chunks)))
 
     def over(byte_limit: int) -> bool:
         points = prod(shape)
@@ -272,7 +272,8 @@ def schedule(problem: ConvProblem) -> Schedule:
     slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
     large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
     least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
-    chunks = chunks_of(min(prod(map(len, slab_cuts)), points // least, problem.macs // SUMS.chunk_macs))
+    most = SUMS.large_chunks if large else SUMS.chunks
+    chunks = chunks_of(min(most, prod(map(len, slab_cuts)), points // least, problem.macs // SUMS.chunk_macs))
     return Schedule(
         **vars(roles),
         vector=vectors,

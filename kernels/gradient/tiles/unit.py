@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -26,7 +27,7 @@ from kernels.emit.depthwise import depthwise_entry
 from kernels.gradient.tiles.driver import WIDTH, add_slabs, store
 from kernels.gradient.tiles.records import Line, Place, Source, TileCall, TileShare, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
-from kernels.plan import Stop, Storage, Unit
+from kernels.plan import Stop, Storage, Unit, macs_of, work_of
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import sum_chunks, sum_tree
 
@@ -36,8 +37,8 @@ Floats = npt.NDArray[np.float32]
 Cut = tuple[int, int, int, int]
 Shape = tuple[int, ...]
 
-BYTE_MACS = 5
-"""Multiply-adds that take as long as reading a byte from memory: depthwise gradients wait for that."""
+IDLE = 1.15
+"""How much longer than in more shares a gradient may take in few of them."""
 
 
 class BwdWeights:
@@ -62,17 +63,21 @@ class BwdWeights:
         return _part(problem, unit)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Share out small gradients by pixels (partial sums, then tiles) and large ones by groups and channels."""
+        """Share out small gradients by pixels (partial sums, then tiles), large ones by groups and channels.
+
+        Where either alone leaves workers without a unit, they are shared out by both.
+        """
         plan = self.schedule(problem)
+        box = partial(_box, problem, plan)
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
-        values = sum(prod(shape) for shape in problem.input_shapes)
-        work = max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * values)
+        cells = plan.groups * (1 if plan.lanes_are_groups else len(plan.blocks))
         unit, more = (macs * self.speed(problem) for macs in (STEPS.unit_macs, STEPS.more_macs))
-        wanted = max(1, min(workers, work // unit), min(4 * workers, problem.macs // more))
-        parts, slabs = 1, len(plan.slabs)
-        while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= STEPS.shared_sums_bytes:
-            if 2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts:
-                break  # some would have one slab and others two
+        wanted = max(1, min(workers, work_of(problem) // unit), min(4 * workers, problem.macs // more))
+        parts, slabs, small = 1, len(plan.slabs), acc_bytes <= STEPS.shared_sums_bytes
+        while 2 * parts <= min(wanted, plan.chunks):
+            few = parts * cells < min(wanted, workers) and 2 * parts * acc_bytes <= STEPS.most_shared_bytes
+            if not (small or few) or (2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts):
+                break  # also where some would have one slab and others two
             parts *= 2
         if parts == 1:
             if not plan.scalars_in_place:
@@ -80,16 +85,24 @@ class BwdWeights:
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
             least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // STEPS.most_unit_macs) + 1
-            shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
-            return units_of(problem, shares, partial(_box, problem, plan)), 0
+            shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1), 1, workers)
+            return units_of(problem, shares, box), 0
         ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
-        whole = (0, plan.groups, 0, len(plan.blocks))
+        each = list(product(enumerate(ends), _shares(plan, 1, parts, workers if wanted >= workers else parts)))
         first = [
-            Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
-            for i, end in enumerate(ends)
+            Unit(
+                i,
+                0,
+                None,
+                None,
+                macs_of(problem, box(share)[1]) // parts,
+                (*share, part, parts),
+                _images(problem, plan, end),
+            )
+            for i, ((part, end), share) in enumerate(each)
         ]
-        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
-        return first + units_of(problem, shares, partial(_box, problem, plan), parts), parts * acc_bytes
+        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)), 1, 1)
+        return first + units_of(problem, shares, box, parts, len(first)), parts * acc_bytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -106,7 +119,7 @@ class BwdWeights:
         plan = part.plan
         if part.index < 0:
             assert scratch is not None
-            part.write(part.join(scratch.view(np.float32)), output)
+            part.write(np.ascontiguousarray(sum_tree(part.of_chunks(scratch))).reshape(-1), output)
             return True
         low, high = part.index * plan.chunks // part.parts, (part.index + 1) * plan.chunks // part.parts
         total = part.sum(inputs, low, high, stop)
@@ -114,7 +127,7 @@ class BwdWeights:
             return False
         if unit.offset is None:
             assert scratch is not None
-            scratch.view(np.float32)[part.index * part.floats : (part.index + 1) * part.floats] = total
+            part.of_chunks(scratch)[part.index] = total.reshape(-1, part.group_floats)
         else:
             part.write(total, output)
         return True
@@ -161,14 +174,12 @@ class Part(ABC):
 
         return sum_chunks(low, high, self.floats, chunk)
 
-    def join(self, sums: Floats) -> Floats:
-        """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
+    def of_chunks(self, scratch: Storage) -> Floats:
+        """Return this share's partial sums, of each part of the pixels and each group, in the shared scratch."""
         plan = self.plan
-        whole = plan.rows * plan.lanes
-        first = plan.rows * self.first_lane
-        pieces = sums[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
-        pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
-        return np.ascontiguousarray(sum_tree(pieces)).reshape(-1)
+        first, sums = plan.rows * self.first_lane, scratch.view(np.float32)
+        pieces = sums[: self.parts * plan.groups * plan.rows * plan.lanes].reshape(self.parts, plan.groups, -1)
+        return pieces[:, self.g0 : self.g1, first : first + self.group_floats]
 
     def _layout(self) -> Records:
         """Return where in the output the accumulators belong."""
@@ -286,12 +297,19 @@ def _part(problem: ConvProblem, unit: Unit) -> Part:
     return TilePart(problem, schedule(problem), unit)
 
 
-def _shares(plan: Schedule, wanted: int) -> list[Cut]:
-    """Cut the output by groups, then by lane blocks."""
-    groups, blocks = plan.groups, len(plan.blocks)
-    by_group = min(groups, wanted)
-    by_block = min(blocks, -(-wanted // by_group)) if by_group == groups and not plan.lanes_are_groups else 1
-    return cut_shares(by_group, by_block, groups, blocks)
+def _shares(plan: Schedule, least: int, parts: int, workers: int) -> list[Cut]:
+    """Cut the output by groups, then by lane blocks, in at least so many shares if it has them.
+
+    In more, where otherwise some of the `workers` would wait for others. Each share has a unit for each of some `parts`
+    of the pixels.
+    """
+    groups, blocks = plan.groups, 1 if plan.lanes_are_groups else len(plan.blocks)
+    cuts = [(min(groups, n), min(blocks, -(-n // groups))) for n in range(least, least + workers)]
+    longest = [
+        -(-parts * i * j // workers) * -(-groups // i) * -(-blocks // j) for i, j in cuts
+    ]  # units of the busiest worker, times groups and blocks of the largest unit
+    by_group, by_block = next(cut for cut, time in zip(cuts, longest, strict=True) if time <= IDLE * min(longest))
+    return cut_shares(by_group, by_block, groups, len(plan.blocks))
 
 
 def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[Cut]:
@@ -304,13 +322,20 @@ def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[C
 
 
 def units_of(
-    problem: ConvProblem, shares: Sequence[Cut], box: Callable[[Cut], tuple[Shape, Shape]], parts: int = 1
-) -> list[Unit]:
-    """Return a unit for each share: it computes its `box` of the output, or joins partial sums of several `parts`."""
+    problem: ConvProblem, shares: Sequence[Cut], box: Callable[[Cut], tuple[Shape, Shape]], parts: int = 1,
+    first: int = 0,
+) -> list[Unit]:  # fmt: skip
+    """Return a unit for each share: it computes its `box` of the output, or joins partial sums of several `parts`.
+
+    They are numbered from the `first` on.
+    """
     if parts == 1:
-        macs = problem.macs // len(shares)
-        return [Unit(i, 0, *box(share), macs, (*share, 0, 1)) for i, share in enumerate(shares)]
-    return [Unit(parts + i, 1, *box(share), 0, (*share, -1, parts)) for i, share in enumerate(shares)]
+        boxes = [box(share) for share in shares]
+        return [
+            Unit(i, 0, *each, macs_of(problem, each[1]), (*share, 0, 1))
+            for i, (share, each) in enumerate(zip(shares, boxes, strict=True))
+        ]
+    return [Unit(first + i, 1, *box(share), 0, (*share, -1, parts)) for i, share in enumerate(shares)]
 
 
 def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]:

@@ -166,7 +166,7 @@ class BwdWinograd(WinogradKernel):
             wanted = max(wanted, -(-each // STEPS.winograd_sums_bytes) * groups)
         by_group = min(groups, wanted)
         by_block = -(-wanted // groups) if by_group == groups else 1  # a box is of several groups or a part of one
-        units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts)
+        units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts, parts)
         if parts == 1:
             return units, 0
         macs = problem.macs // parts
