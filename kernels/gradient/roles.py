@@ -1,7 +1,8 @@
-"""Who is the vector and who the scalar: register tiles of each choice, and an estimate of their cycles."""
+"""Who is the vector and who the scalar in a weight gradient, and an estimate of the cycles of each choice."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -9,13 +10,57 @@ import numpy as np
 from kernels.costs import COSTS
 from kernels.emit.brgemm import ROWS
 from kernels.emit.compiler import Records
-from kernels.gradient.geometry import Geometry, Tensor
+from kernels.gradient.geometry import Axis, Geometry, Tensor
 from kernels.gradient.tiles.records import Block
 from kernels.gradient.tiles.tables import MERGED_TAPS
 from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["channel_blocks", "lane_blocks", "lines_cost", "merges", "role_costs", "tile_rows"]
+__all__ = ["Roles", "Sum", "channel_blocks", "lane_blocks", "lines_cost", "merges", "role_costs", "tile_rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Who is the vector and who the scalar, and how both are read."""
+
+    geo: Geometry
+    vector_is_wide: bool
+    channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
+    taps: int
+    tap_step: int  # accumulator rows from one tap to the next, and from one channel to the next
+    channel_step: int
+    lanes_are_groups: bool = False
+    in_place: bool = False  # the vector tensor is its own panel
+    scalars_in_place: bool = False
+    merged: bool = False  # taps of a kernel line share register tiles
+    direct: bool = False  # lanes are groups, and both tensors are read where they lie
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis, Axis]:
+        """The axes (n, d, h, w)."""
+        return self.geo.axes
+
+    @property
+    def lane_tensor(self) -> Tensor:
+        """The tensor whose channels, or groups, are lanes."""
+        return self.geo.wide if self.vector_is_wide else self.geo.narrow
+
+    @property
+    def row_tensor(self) -> Tensor:
+        """The tensor whose channels and taps are accumulator rows."""
+        return self.geo.narrow if self.vector_is_wide else self.geo.wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(Roles):
+    """What units are cut from, however products are formed: accumulators, and slabs of pixels."""
+
+    groups: int  # convolution groups, or groups of lanes of them
+    blocks: Records  # of lanes
+    rows: int  # accumulator rows of a group
+    lanes: int
+    slabs: Records  # narrow positions that are packed at a time
+    chunks: int
 
 
 def tile_rows(count: int, vectors: int) -> int:

@@ -16,7 +16,7 @@ from kernels import cache, plan
 from kernels.cache import Cache, cached, in_passing, measure
 from kernels.forward.tiles import _share
 from kernels.gradient.tiles.schedule import schedule
-from kernels.gradient.tiles.unit import BWD_WEIGHTS, _part
+from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from tests.kernels.harness import problem_of
 from tests.problems import Case
 
@@ -138,9 +138,9 @@ def test_units_with_their_tables_stay_within_the_bound(monkeypatch: pytest.Monke
     for i in range(4):
         problem = problem_of(hostile(i))
         unit = plan(problem).units[0]
-        part = _part(problem, unit)
+        part = BWD_WEIGHTS.part(problem, unit)
         assert bound.nbytes <= bound.limit
-        assert _part(problem, unit) is part
+        assert BWD_WEIGHTS.part(problem, unit) is part
         assert measure(part) > 10 << 20
         assert schedule(problem) is part.plan
         forward = problem_of(Case(op="ConvTranspose", src_spatial=(9 + i,), dst_spatial=(11 + i,), kernel=(3,)))

@@ -20,7 +20,7 @@ from kernels.gradient.geometry import Axis, geometry
 from kernels.gradient.tiles.driver import MOST_ELEMENTS
 from kernels.gradient.tiles.schedule import MOST_SLABS, Schedule, schedule
 from kernels.gradient.tiles.tables import MOST_RANGES
-from kernels.gradient.tiles.unit import _part
+from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from kernels.problem import Dims
 from kernels.target import target
 from tests.kernels.harness import check, problem_of
@@ -80,9 +80,9 @@ def test_no_step_for_each_slab(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Axis, "windows", counted)
     monkeypatch.setattr(Axis, "window", lambda *_: pytest.fail("one by one"))
-    part = _part(problem, plan(problem).units[0])
+    part = BWD_WEIGHTS.part(problem, plan(problem).units[0])
     assert isinstance(part.plan, Schedule)
-    assert len(part.slabs) >= 1 << 15
+    assert len(part.plan.slabs) >= 1 << 15
     assert len(calls) <= 8
 
 

@@ -22,7 +22,7 @@ from kernels.emit.compiler import Records
 from kernels.emit.dots import STAGED, STEP, TILE
 from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
-from kernels.gradient.roles import lane_blocks
+from kernels.gradient.roles import Sum, lane_blocks
 from kernels.problem import ConvProblem, wrapped
 from kernels.reduction import chunks_of
 
@@ -103,10 +103,9 @@ def _line(axis: Axis, size: int) -> _Line | None:
     return _Line(axis, size, max(size + most - first, end - least, size, end - first), taps)
 
 
-@dataclass(frozen=True)
-class DotSchedule:
-    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one, or where `vector_is_wide`
-    the other way round.
+@dataclass(frozen=True, kw_only=True)
+class DotSchedule(Sum):
+    """Everything that the compiled driver reads; `a` is the tensor of rows, `b` that of lanes.
 
     `tap_table` has the `live` taps, which meet data, then the same as tiles take them, with rows of `tile_channels`
     channels or one, `row_bytes` and `row_sums` apart. `offsets` are those of the accumulators' rows, the taps of a
@@ -114,44 +113,20 @@ class DotSchedule:
     `b`.
     """
 
-    axes: tuple[Axis, Axis, Axis, Axis]
-    groups: int
-    blocks: Records  # of b, as `kernels.gradient.tiles.unit` cuts them
-    rows: int
-    lanes: int
-    a: Tensor
-    b: Tensor
     a_steps: Ints
     b_steps: Ints
     panel_steps: Ints
     a_planes: int
     a_plane: int
     positions: int
-    taps: int
     live: int
     tap_table: Records
     tile_channels: int
     row_bytes: int
     row_sums: int
     offsets: Ints
-    slabs: Records
     boxes: Records
-    chunks: int
     use: float
-    scalars_in_place: bool = False
-    vector_is_wide: bool = False
-    lanes_are_groups: bool = False
-    tap_step: int = 1
-
-    @property
-    def channels(self) -> int:
-        """Channels of a group of a."""
-        return self.a.channels
-
-    @property
-    def channel_step(self) -> int:
-        """Accumulator rows from one channel to the next."""
-        return self.taps
 
 
 def _odd_lines(positions: int) -> int:
@@ -249,7 +224,7 @@ def _boxes(
 @cached
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
-    geo = geometry(problem)
+    unswapped = geo = geometry(problem)
     swapped = _swaps(geo)
     if swapped:
         geo = Geometry(geo.narrow, geo.wide, geo.axes)
@@ -308,13 +283,11 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     large = 4 * rows * TILE * b_blocks * problem.groups > SUMS.cached_sums_bytes
     most = SUMS.large_chunks if large else SUMS.chunks
     return DotSchedule(
-        axes=geo.axes,
+        geo=unswapped,
         groups=problem.groups,
         blocks=lane_blocks(geo.narrow.channels),
         rows=rows,
         lanes=TILE * b_blocks,
-        a=geo.wide,
-        b=geo.narrow,
         a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
         b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
@@ -322,6 +295,9 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         a_plane=a_plane,
         positions=positions,
         taps=taps,
+        channels=channels,
+        tap_step=1,
+        channel_step=taps,
         live=len(live),
         tap_table=np.concatenate([live, tap_rows]),
         tile_channels=tile_channels,

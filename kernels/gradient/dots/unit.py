@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kernels.arena import address, arena_address
 from kernels.cache import cached
@@ -30,30 +29,30 @@ time."""
 class DotPart(Part):
     """One unit's share: some groups and blocks of b's channels, over some chunks of the pixels."""
 
-    plan: DotSchedule  # type: ignore[assignment]  # the sums read what both kinds of schedule have
+    plan: DotSchedule
 
     faster = BATCH
 
     def __init__(self, problem: ConvProblem, plan: DotSchedule, unit: Unit) -> None:
-        super().__init__(problem, plan, unit)  # type: ignore[arg-type]  # as above
+        super().__init__(problem, plan, unit)
         self.share = self._share(int(self.blocks["valid"].sum()))
         self.panels = (plan.a_planes * plan.a_plane + 2 * self.width * plan.positions + STAGE_BYTES) // 4
 
     def _share(self, channels: int) -> Records:
         """Return what is packed and summed, of b so many `channels`."""
-        plan = self.plan
+        plan, a, b = self.plan, self.plan.row_tensor, self.plan.lane_tensor
         a_source, a_group, b_source, b_group = wrapped(
             2 * step
             for step in (
-                plan.a.origin + self.g0 * plan.a.group, plan.a.group,
-                plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
+                a.origin + self.g0 * a.group, a.group,
+                b.origin + self.g0 * b.group + self.first_lane * b.channel, b.group,
             )
         )  # fmt: skip
-        a = row_of(
+        rows = row_of(
             Packing, channels=plan.channels, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
             target=0, planes=plan.a_planes, plane=plan.a_plane, steps=plan.panel_steps, pairs=False,
         )  # fmt: skip
-        b = row_of(
+        lanes = row_of(
             Packing, channels=channels, source=b_source, channel=plan.b_steps[4], strides=plan.b_steps[:4],
             target=plan.a_planes * plan.a_plane, planes=self.width // TILE, plane=2 * TILE * plan.positions,
             steps=plan.panel_steps, pairs=True,
@@ -71,8 +70,8 @@ class DotPart(Part):
             tile_channels=plan.tile_channels,
             row_bytes=plan.row_bytes,
             row_sums=plan.row_sums,
-            a=tuple(a[0]),
-            b=tuple(b[0]),
+            a=tuple(rows[0]),
+            b=tuple(lanes[0]),
         )
 
     def add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
@@ -85,14 +84,7 @@ class DotPart(Part):
             DotCall, a=address(a), b=address(b), panels=place, acc=address(acc), offsets=address(plan.offsets),
             rows=len(plan.offsets),
         )  # fmt: skip
-        add_dots(dot_table(), self.share, call, self.slabs[some], plan.boxes[some].reshape(-1), plan.tap_table)
-
-
-@cached
-def _part(problem: ConvProblem, unit: Unit) -> DotPart:
-    plan = dot_schedule(problem)
-    assert plan is not None
-    return DotPart(problem, plan, unit)
+        add_dots(dot_table(), self.share, call, plan.slabs[some], plan.boxes[some].reshape(-1), plan.tap_table)
 
 
 class BwdDots(BwdWeights):
@@ -117,13 +109,16 @@ class BwdDots(BwdWeights):
         """Return the estimated speed, as a multiple of that on f32 tiles."""
         return BATCH
 
-    def schedule(self, problem: ConvProblem) -> Any:
+    def schedule(self, problem: ConvProblem) -> DotSchedule:
         """Lay out the sum."""
-        return dot_schedule(problem)
+        plan = dot_schedule(problem)
+        assert plan is not None
+        return plan
 
+    @cached
     def part(self, problem: ConvProblem, unit: Unit) -> Part:
         """Prepare a unit."""
-        return _part(problem, unit)
+        return DotPart(problem, self.schedule(problem), unit)
 
 
 BWD_DOTS = BwdDots()

@@ -189,63 +189,71 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
     blocks, ranges, tiles, visits, elements = (
         tables.blocks, tables.ranges, tables.tiles, tables.visits, tables.elements
     )  # fmt: skip
-    at, room, origin = group.at, elements.shape[0] // visits.shape[0], address_of(elements)
-    zero, low, high, sizes = 0, slab.low, slab.high, share.block
-    positions = sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    at, low, high, sizes, ends = group.at, slab.low, slab.high, share.block, False
+    zero, positions, room, origin = 0, 1, elements.shape[0] // visits.shape[0], address_of(elements)
     for axis in range(4):
         zero += slab.vector.first[axis] * share.vector.steps[axis]
+        positions *= sizes[axis]
+        at[axis] = low[axis]
     zero *= LINE if share.lanewise else 1
-    for at[0] in range(low[0], high[0], sizes[0]):
-        for at[1] in range(low[1], high[1], sizes[1]):
-            for at[2] in range(low[2], high[2], sizes[2]):
-                for at[3] in range(low[3], high[3], sizes[3]):
-                    following = 0
-                    while following < ranges.shape[0]:
-                        # all taps, or one line of the kernel where its scalars fill L1 by themselves
-                        begin, first = following, following % visits.shape[0]
-                        following = _clip(at[:], share, slab, ranges, tiles, begin, zero, visits)
-                        last = first + following - begin
-                        most, vectors, calls = 0, 0, 0
-                        for i in range(first, last):
-                            some = visits[i].last - visits[i].first
-                            most, calls = max(most, some), calls + some
-                        for b in range(blocks.shape[0] if calls > 0 else 0):
-                            block = blocks[b]
-                            line = LINE * block.vectors
-                            move = 1 if share.lanewise else line
-                            if block.vectors != vectors:
-                                vectors = block.vectors
-                                batch.b_step = move * share.vector.moves[3]
-                                for i in range(first, last):
-                                    _list(visits[i], share.segment, move, elements, i * room)
-                            if not share.lanewise:
-                                batch.c_row = batch.totals_row = share.acc_step * line
-                            panel, sums = group.panels + block.panel, group.acc + block.acc
-                            if begin == 0 and share.vector.in_place and not share.lanewise:
-                                # the next block's pages: hardware prefetches their lines, but not the first ones
-                                place = visits[first].line + positions * share.vector.moves[3]
-                                ahead = (group.panels + (place + b * positions) * line) // PAGE * PAGE
-                                for page in range(0, positions * line, PAGE):
-                                    touch(ahead + page)
-                                    touch(ahead + page + 64)
-                            for step in range(most):
-                                for i in range(first, last):
-                                    visit = visits[i]
-                                    if visit.first + step >= visit.last:
-                                        continue
-                                    tile = tiles[visit.first + step]
-                                    batch.elements, batch.count = origin + i * room * ELEMENT_BYTES, visit.elements
-                                    batch.b = panel + visit.line * move
-                                    batch.a, batch.c = group.scalars + visit.scalar, sums
-                                    batch.rows = tile.rows
-                                    if share.lanewise:
-                                        batch.indirection = address_of(tile.offsets)
-                                        call_entry(table[0], address_of(batch))
-                                        continue
-                                    batch.a += tile.offsets[0]
-                                    batch.c += (visit.row + tile.row) * line
-                                    batch.next = batch.totals = batch.c
-                                    call_entry(table[F32_PLACE + vectors - 1], address_of(batch))
+    while not ends:
+        following = 0
+        while following < ranges.shape[0]:
+            # all taps, or one line of the kernel where its scalars fill L1 by themselves
+            begin, first = following, following % visits.shape[0]
+            following = _clip(at[:], share, slab, ranges, tiles, begin, zero, visits)
+            last, most, vectors = first + following - begin, 0, 0
+            for i in range(first, last):
+                most = max(most, visits[i].last - visits[i].first)
+            for b in range(blocks.shape[0] if most > 0 else 0):
+                block = blocks[b]
+                line = LINE * block.vectors
+                move = 1 if share.lanewise else line
+                if block.vectors != vectors:
+                    vectors = block.vectors
+                    batch.b_step = move * share.vector.moves[3]
+                    for i in range(first, last):
+                        _list(visits[i], share.segment, move, elements, i * room)
+                if not share.lanewise:
+                    batch.c_row = batch.totals_row = share.acc_step * line
+                panel, sums = group.panels + block.panel, group.acc + block.acc
+                if begin == 0 and share.vector.in_place and not share.lanewise:
+                    # the next block's pages: hardware prefetches their lines, but not the first ones
+                    place = visits[first].line + positions * share.vector.moves[3]
+                    ahead = (group.panels + (place + b * positions) * line) // PAGE * PAGE
+                    for page in range(0, positions * line, PAGE):
+                        touch(ahead + page)
+                        touch(ahead + page + 64)
+                for step in range(most):
+                    for i in range(first, last):
+                        visit = visits[i]
+                        if visit.first + step >= visit.last:
+                            continue
+                        tile = tiles[visit.first + step]
+                        batch.elements, batch.count = origin + i * room * ELEMENT_BYTES, visit.elements
+                        batch.b = panel + visit.line * move
+                        batch.a, batch.c = group.scalars + visit.scalar, sums
+                        batch.rows = tile.rows
+                        if share.lanewise:
+                            batch.indirection = address_of(tile.offsets)
+                            call_entry(table[0], address_of(batch))
+                            continue
+                        batch.a += tile.offsets[0]
+                        batch.c += (visit.row + tile.row) * line
+                        batch.next = batch.totals = batch.c
+                        call_entry(table[F32_PLACE + vectors - 1], address_of(batch))
+        ends = _step(at[:], low[:], high[:], sizes[:])
+
+
+@inlined
+def _step(at: Vector, low: Vector, high: Vector, sizes: Vector) -> bool:
+    """Lead to the next block of a slab, the last axis fastest; whether there is none, so that `at` is the first."""
+    for axis in range(3, -1, -1):
+        at[axis] += sizes[axis]
+        if at[axis] < high[axis]:
+            return False
+        at[axis] = low[axis]
+    return True
 
 
 @inlined

@@ -7,7 +7,7 @@ For each tap only the pixels for which it is inside are visited, so padding is n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, prod
@@ -20,7 +20,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.depthwise import DTYPES_IN_PLACE, TAPS
 from kernels.gradient.geometry import Axis, Geometry, Tensor, combined, cut, geometry
-from kernels.gradient.roles import lane_blocks, merges, role_costs, tile_rows
+from kernels.gradient.roles import Roles, Sum, lane_blocks, merges, role_costs, tile_rows
 from kernels.gradient.tiles.driver import PAGE
 from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
@@ -73,85 +73,38 @@ class Operand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
-    """Who is the vector and who the scalar, and how both are read."""
-
-    geo: Geometry
-    lanes_are_groups: bool
-    vector_is_wide: bool
-    in_place: bool  # the vector tensor is its own panel
-    scalars_in_place: bool
-    merged: bool  # taps of a kernel line share register tiles
-    direct: bool  # lanes are groups, and both tensors are read where they lie
-    channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
-    taps: int
-    tap_step: int  # accumulator rows from one tap to the next, and from one channel to the next
-    channel_step: int
-
-    @property
-    def axes(self) -> tuple[Axis, Axis, Axis, Axis]:
-        """The axes (n, d, h, w)."""
-        return self.geo.axes
-
-    @property
-    def lane_tensor(self) -> Tensor:
-        """The tensor whose channels, or groups, are lanes."""
-        return self.geo.wide if self.vector_is_wide else self.geo.narrow
-
-    @property
-    def row_tensor(self) -> Tensor:
-        """The tensor whose channels and taps are accumulator rows."""
-        return self.geo.narrow if self.vector_is_wide else self.geo.wide
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule(Roles):
+class Schedule(Sum):
     """Everything that the compiled driver reads, as tables (`kernels.gradient.tiles.records`)."""
 
     vector: Operand
     scalar: Operand
-    groups: int  # convolution groups, or groups of lanes of them
     packed_groups: int  # that are packed at a time
-    blocks: Records
-    lanes: int
     lay: Callable[[], Tables]  # makes the tables below
     scalar_lines: Records
-    cuts: tuple[Ints, ...]  # of each axis: low and high of its parts; a slab is a part of each
     block: Ints
-    chunks: int
     segment: int  # positions that are summed in registers
     scalar_row: int  # bytes of scalars from one row of a tile to the next
-
-    @property
-    def rows(self) -> int:
-        """Accumulator rows of one group."""
-        return self.channels * self.taps
 
     @cached_property
     def tables(self) -> Tables:
         """Ranges and tiles: large tables, which only computing needs."""
         return self.lay()
 
-    @cached_property
-    def slabs(self) -> Records:
-        """Narrow positions that are packed at a time, and the boxes of both tensors that they need."""
-        spans = combined(self.cuts)
-        slabs = np.zeros(len(spans[0]), Slab.dtype)
-        slabs["low"], slabs["high"] = np.stack(spans, axis=1).transpose(2, 0, 1)
-        for name, operand in (("vector", self.vector), ("scalar", self.scalar)):
-            boxes = slabs[name]
-            boxes["first"], boxes["sizes"] = self._boxes(operand)
-        return slabs
 
-    def _boxes(self, operand: Operand) -> Ints:
-        """Give, for each slab and axis, the first position of a tensor's box, and its size."""
+def _slabs(axes: Sequence[Axis], cuts: Sequence[Ints], vector: Operand, scalar: Operand) -> Records:
+    """Return narrow positions that are packed at a time, and the boxes of both tensors that they need."""
+    spans = combined(cuts)
+    slabs = np.zeros(len(spans[0]), Slab.dtype)
+    slabs["low"], slabs["high"] = np.stack(spans, axis=1).transpose(2, 0, 1)
+    for name, operand in (("vector", vector), ("scalar", scalar)):
         columns = []
-        for axis, parts in zip(self.axes, self.cuts, strict=True):
+        for axis, parts in zip(axes, cuts, strict=True):
             low, high = parts.T
             if operand.is_wide:
                 low, high = axis.windows(low, high)
             columns.append(np.column_stack([low, high - low]))
-        return np.stack(combined(columns), axis=1).transpose(2, 0, 1)
+        slabs[name]["first"], slabs[name]["sizes"] = np.stack(combined(columns), axis=1).transpose(2, 0, 1)
+    return slabs
 
 
 def _roles(problem: ConvProblem) -> Roles:
@@ -279,12 +232,13 @@ def schedule(problem: ConvProblem) -> Schedule:
         vector=vectors,
         scalar=scalars,
         groups=ceil(problem.groups / target().lanes) if by_group else problem.groups,
+        rows=channels * taps,
+        slabs=_slabs(axes, slab_cuts, vectors, scalars),
         packed_groups=_packed_groups(problem, roles),
         blocks=blocks,
         lanes=lanes,
         lay=tables,
         scalar_lines=_scalar_lines(problem, roles, scalars, cuts),
-        cuts=slab_cuts,
         block=np.array(block, np.int64),
         chunks=chunks,
         segment=_segment(points // chunks),

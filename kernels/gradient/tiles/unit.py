@@ -24,6 +24,7 @@ from kernels.dtypes import KINDS
 from kernels.emit.brgemm import micro_table
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.depthwise import depthwise_entry
+from kernels.gradient.roles import Sum
 from kernels.gradient.tiles.driver import WIDTH, add_slabs, store
 from kernels.gradient.tiles.records import Line, Place, Source, TileCall, TileShare, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
@@ -54,13 +55,14 @@ class BwdWeights:
         """Return the estimated speed, as a multiple of that on f32 tiles."""
         return 1
 
-    def schedule(self, problem: ConvProblem) -> Schedule:
+    def schedule(self, problem: ConvProblem) -> Sum:
         """Lay out the sum."""
         return schedule(problem)
 
+    @cached
     def part(self, problem: ConvProblem, unit: Unit) -> Part:
-        """Prepare a unit."""
-        return _part(problem, unit)
+        """Prepare a unit's tables once: a service sees the same shapes again and again."""
+        return TilePart(problem, schedule(problem), unit)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out small gradients by pixels (partial sums, then tiles), large ones by groups and channels.
@@ -139,7 +141,9 @@ class Part(ABC):
     faster = 1
     """Times as much work between two looks at whether to stop: it is done in less time."""
 
-    def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
+    plan: Sum
+
+    def __init__(self, problem: ConvProblem, plan: Sum, unit: Unit) -> None:
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
         mine = plan.blocks[self.b0 : self.b1]
@@ -149,7 +153,6 @@ class Part(ABC):
         self.blocks["acc"] = 4 * (mine["lane"] - self.first_lane) * plan.rows
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
-        self.slabs: npt.NDArray[Any] = plan.slabs
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
         self.batch = max(1, self.faster * STEPS.batch_macs // max(1, macs))
         self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
@@ -161,7 +164,7 @@ class Part(ABC):
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, stop: Stop) -> Floats | None:
         """Sum some chunks; None when `stop` ended that early."""
-        count, chunks = len(self.slabs), self.plan.chunks
+        count, chunks = len(self.plan.slabs), self.plan.chunks
 
         def chunk(number: int, acc: Floats) -> bool:
             acc[...] = 0
@@ -212,6 +215,8 @@ class Part(ABC):
 
 class TilePart(Part):
     """A share that is summed on register tiles."""
+
+    plan: Schedule
 
     def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
         super().__init__(problem, plan, unit)
@@ -281,23 +286,17 @@ class TilePart(Part):
             scalar=values_of(Place, tensor=address(scalar), panels=arena_address("scalar", self.arenas[1])),
             acc=address(acc),
         )  # fmt: skip
-        add_slabs(self.table, self.share, call, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
+        add_slabs(self.table, self.share, call, self.plan.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
 
 
-def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
+def _images(problem: ConvProblem, plan: Sum, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
     outermost = next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
     end = int(plan.slabs["high"][slabs - 1, outermost])
     return -(-end * problem.n // plan.axes[outermost].size)
 
 
-@cached
-def _part(problem: ConvProblem, unit: Unit) -> Part:
-    """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return TilePart(problem, schedule(problem), unit)
-
-
-def _shares(plan: Schedule, least: int, parts: int, workers: int) -> list[Cut]:
+def _shares(plan: Sum, least: int, parts: int, workers: int) -> list[Cut]:
     """Cut the output by groups, then by lane blocks, in at least so many shares if it has them.
 
     In more, where otherwise some of the `workers` would wait for others. Each share has a unit for each of some `parts`
@@ -338,7 +337,7 @@ def units_of(
     return [Unit(first + i, 1, *box(share), 0, (*share, -1, parts)) for i, share in enumerate(shares)]
 
 
-def _box(problem: ConvProblem, plan: Schedule, part: Cut) -> tuple[Shape, Shape]:
+def _box(problem: ConvProblem, plan: Sum, part: Cut) -> tuple[Shape, Shape]:
     """Return offset and shape, in the weights' axes, of some groups and lane blocks."""
     if not plan.lanes_are_groups:
         return box_of(problem, plan.blocks, plan.vector_is_wide, part)
