@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.arena import arena_trim
 from kernels.bias import BIAS_ADD, BIAS_SUMS
-from kernels.cache import cached, in_passing
+from kernels.cache import cached
 from kernels.emit.compiler import ENTRIES
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gpu.unit import GPU_KERNELS
@@ -79,15 +79,14 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False, dev
     if problem.algorithm == "winograd" and not reference and (broken := refusals(problem)):
         raise ValueError("; ".join(str(each) for each in broken))
     reasons: list[str] = []
-    with in_passing():  # who plans need not be who computes
-        exact = reference or problem.dtype == "f64"
-        for kernel in candidates(exact) if device == "cpu" else (GPU_KERNELS[exact],):
-            reason = kernel.refuse(problem)
-            if reason is None:
-                units, scratch_bytes = kernel.units(problem, workers)
-                stages = max(unit.stage for unit in units) + 1
-                return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(reasons))
-            reasons.append(f"{kernel.name}: {reason}")
+    exact = reference or problem.dtype == "f64"
+    for kernel in candidates(exact) if device == "cpu" else (GPU_KERNELS[exact],):
+        reason = kernel.refuse(problem)
+        if reason is None:
+            units, scratch_bytes = kernel.units(problem, workers)
+            stages = max(unit.stage for unit in units) + 1
+            return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(reasons))
+        reasons.append(f"{kernel.name}: {reason}")
     raise AssertionError(f"no kernel takes {problem}: {reasons}")
 
 
