@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 
 from kernels.arena import address
-from kernels.blocks import STEPS, SUMS
+from kernels.blocks import SUMS
 from kernels.dtypes import KINDS
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, Floats, jit
@@ -203,7 +203,7 @@ class BiasSums:
             ]
             join = Unit(chunks, 1, (0,), (channels,), 0, (-1, 0, channels))
             return [*first, join], 8 * chunks * channels
-        parts = 1 if view.in_rows else max(1, min(channels, 4 * workers, problem.macs // STEPS.bias_unit))
+        parts = 1 if view.in_rows else max(1, min(channels, 4 * workers, problem.macs // (2 * SUMS.bias_chunk)))
         cuts = [channels * part // parts for part in range(parts + 1)]
         return [
             Unit(i, 0, (low,), (high - low,), problem.macs // parts, (0, low, high))
@@ -260,7 +260,7 @@ class BiasAdd:
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut by images, then by what comes next in memory: channels, or lines of pixels."""
         shape, view = problem.output_shape, _View(problem)
-        wanted = max(1, min(4 * workers, problem.macs // STEPS.bias_unit))
+        wanted = max(1, min(4 * workers, problem.macs // (2 * SUMS.bias_chunk)))
         by_image = min(max(1, shape[0]), wanted)
         whole = problem.rank == 0 or (view.in_rows and problem.data_format == "NCX")  # a row is not cut
         by_next = 1 if whole else min(shape[1], ceil(wanted / by_image))

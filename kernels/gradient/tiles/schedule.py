@@ -267,7 +267,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     elif roles.merged:
         tables = partial(merged_tables, rows, spatial, steps)
     else:
-        tiles_a_walk = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
+        tiles_a_walk = STEPS.band_bytes // (4 * limit * max(1, prod(block)))
         tables = partial(tap_tables, rows, spatial, steps, roles.vector_is_wide, tiles_a_walk)
     slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
     large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
@@ -310,7 +310,7 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
         size, lanes = (storage_dtype(problem.dtype).itemsize, problem.groups) if roles.direct else (4, target().lanes)
         strides = prod(axis.stride for axis in axes)
         channels = roles.lane_tensor.channels + scalar.channels * strides
-        return max(1, SUMS.region_bytes // (size * lanes * channels))
+        return max(1, SUMS.slab_bytes // (size * lanes * channels))
     step = 4 * axes[3].stride
     if not roles.scalars_in_place and not roles.vector_is_wide:
         line = min(128, step * min(scalar.channels, 6))

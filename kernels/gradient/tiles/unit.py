@@ -67,8 +67,8 @@ class BwdWeights:
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
         values = sum(prod(shape) for shape in problem.input_shapes)
         work = max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * values)
-        unit, more = (macs * self.speed(problem) for macs in (STEPS.unit_macs, STEPS.more_macs))
-        wanted = max(1, min(workers, work // unit), min(4 * workers, problem.macs // more))
+        unit = STEPS.unit_macs * self.speed(problem)
+        wanted = max(1, min(workers, work // unit), min(4 * workers, problem.macs // (2 * unit)))
         parts, slabs = 1, len(plan.slabs)
         while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= STEPS.shared_sums_bytes:
             if 2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts:
@@ -79,7 +79,7 @@ class BwdWeights:
                 # every unit packs the scalars anew
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
-            least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // STEPS.most_unit_macs) + 1
+            least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // (4 * STEPS.batch_macs)) + 1
             shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
             return units_of(problem, shares, partial(_box, problem, plan)), 0
         ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
@@ -88,7 +88,7 @@ class BwdWeights:
             Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
             for i, end in enumerate(ends)
         ]
-        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
+        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.shared_sums_bytes)))
         return first + units_of(problem, shares, partial(_box, problem, plan), parts), parts * acc_bytes
 
     def run(

@@ -74,7 +74,7 @@ class Layout:
 
 def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
     """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
-    return chunks_of(min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes)))
+    return chunks_of(min(slabs, tiles // (2 * SUMS.winograd_tiles), SUMS.winograd_chunked_sums // (rows * lanes)))
 
 
 @cached
@@ -159,11 +159,11 @@ class BwdWinograd(WinogradKernel):
         each = 4 * plan.sums_of(plan.lanes)  # bytes of a group and depth of the kernel
         nbytes = each * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
-        parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
+        parts = chunks_of(min(wanted, plan.chunks)) if 9 * nbytes <= 16 * STEPS.shared_sums_bytes else 1
         if parts > 1:
-            wanted = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
-        elif each > STEPS.winograd_sums_bytes:
-            wanted = max(wanted, -(-each // STEPS.winograd_sums_bytes) * groups)
+            wanted = max(1, min(wanted, parts * nbytes // STEPS.shared_sums_bytes))
+        elif each > STEPS.unit_sums_bytes:
+            wanted = max(wanted, -(-each // STEPS.unit_sums_bytes) * groups)
         by_group = min(groups, wanted)
         by_block = -(-wanted // groups) if by_group == groups else 1  # a box is of several groups or a part of one
         units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts)
