@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -114,6 +115,27 @@ def test_inf_and_nan_arrive(monkeypatch: pytest.MonkeyPatch, forward: bool) -> N
         kept += bool((found == plain)[finite].any())
     assert spoiled > 0.6 * count
     assert kept > 0.6 * count or not forward
+
+
+@each_way
+def test_inf_and_nan_take_no_other_way(monkeypatch: pytest.MonkeyPatch, forward: bool) -> None:
+    """Where values are not finite, each unit computes its own part all the same, in as many calls."""
+    module = import_module(f"kernels.{'forward' if forward else 'gradient'}.winograd.unit")
+    add_products, calls = module.add_products, list[int]()
+    _small(monkeypatch, forward)
+
+    def counted(*given: Any) -> None:
+        calls.append(1)
+        add_products(*given)
+
+    monkeypatch.setattr(module, "add_products", counted)
+    problem, counts = _plain(forward, n=3), []
+    for value in (1.0, np.inf, np.nan):
+        inputs = [as_stored(np.full(shape, value), problem.dtype) for shape in problem.input_shapes]
+        compute(problem, *inputs, workers=3)
+        counts.append(len(calls))
+    assert counts[0] > 3
+    assert counts == [counts[0], 2 * counts[0], 3 * counts[0]]
 
 
 @pytest.mark.parametrize("groups_axis", ["I", "O"])
