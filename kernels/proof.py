@@ -32,7 +32,7 @@ from kernels.emit.depthwise import (
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STAGED, TILE, dot_table
 from kernels.plan import Storage, box
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, bias_of, narrow, numpy_sums, single, widen
+from kernels.reference import REFERENCE, bias_of, narrow, single, sums_of, widen
 from kernels.registry import compute
 from kernels.target import target
 
@@ -108,7 +108,7 @@ def _in_numpy(problem: ConvProblem, inputs: Sequence[Storage]) -> Storage:
     output = np.empty(problem.output_shape, problem.output_dtype)
     for unit in REFERENCE.units(problem, 1)[0]:
         with np.errstate(invalid="ignore"):
-            found = numpy_sums(problem, unit, inputs, _never, multiply_add=multiply_add)
+            found = sums_of(problem, unit, inputs, _never, multiply_add=multiply_add)
             assert found is not None
             if problem.bias:
                 found += bias_of(problem, widen(inputs[-1], problem.dtype))

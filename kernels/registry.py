@@ -20,7 +20,7 @@ from kernels.reference import REFERENCE
 from kernels.target import target
 from kernels.winograd.rules import refusals
 
-__all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit", "warmup"]
+__all__ = ["by_name", "compute", "explain", "plan", "register", "run_unit", "warmup"]
 
 KERNELS: tuple[Kernel, ...] = (
     (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, REFERENCE) if target().compiles else (REFERENCE,)
@@ -38,11 +38,6 @@ if target().compiles:
     from kernels.gradient.winograd.unit import BwdWinograd
 
     KERNELS = (ForwardWinograd(), BwdWinograd(KERNELS), *KERNELS)
-
-
-def candidates(reference: bool) -> tuple[Kernel, ...]:
-    """Return the kernels to ask, in order."""
-    return (REFERENCE,) if reference else KERNELS
 
 
 _ELSEWHERE: dict[str, Runs] = {}
@@ -80,7 +75,8 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False, dev
         raise ValueError("; ".join(str(each) for each in broken))
     reasons: list[str] = []
     exact = reference or problem.dtype == "f64"
-    for kernel in candidates(exact) if device == "cpu" else (GPU_KERNELS[exact],):
+    on_cpu = (REFERENCE,) if exact else KERNELS
+    for kernel in on_cpu if device == "cpu" else (GPU_KERNELS[exact],):
         reason = kernel.refuse(problem)
         if reason is None:
             units, scratch_bytes = kernel.units(problem, workers)
