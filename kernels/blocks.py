@@ -54,9 +54,6 @@ class Sums:
     """Positions of one register-tile call: panel lines of two vectors for each fill half of L1, and the scalars of some
     rows the other half."""
 
-    least_block_positions: int = 64
-    """Those of the smallest block: sums are formed in registers over up to 128, and added to memory at its end."""
-
     strided_block_bytes: int = 40 << 10
     """L1 that a block's cache lines may take where strided scalars draw whole ones into it."""
 
@@ -65,8 +62,8 @@ class Sums:
     pixels of one block take where both tensors are read where they lie, lanes being groups."""
 
     most_slab_bytes: int = 12 << 20
-    """Packed bytes that one slab may take where cutting it costs a repeated border: beyond L2, within a worker's room
-    of 64 MiB."""
+    """Packed bytes that one slab may take where cutting it costs a repeated border, or it can't be cut: beyond L2,
+    within a worker's room of 64 MiB."""
 
     lane_slab_bytes: int = CACHES.l2 * 3 // 8
     """Packed bytes of a slab where lanes are groups: every value is read once or twice only, so it should stay in L2;
@@ -79,7 +76,8 @@ class Sums:
     """Those that make up for laying a slab out."""
 
     line_positions: int = 64
-    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations as well)."""
+    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations as well), and
+    those of the smallest block: sums are formed in registers over up to 128, and added to memory at its end."""
 
     # chunks of both kinds of weight gradients: what is added up by itself, and may be shared out
 
@@ -92,11 +90,8 @@ class Sums:
     chunk_positions: int = 2048
     """Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
 
-    cached_sums_bytes: int = 1 << 20
-    """Accumulators that a cache holds for all slabs of a sum."""
-
     cached_chunk_positions: int = 512
-    """Pixels of a chunk at the least where accumulators are within that: more chunks lose fewer digits."""
+    """The same where L2 nearly holds the accumulators: more chunks lose fewer digits."""
 
     # weight gradients by Winograd (`kernels.gradient.winograd`)
 
@@ -118,9 +113,6 @@ class Sums:
     """Packed bytes of one slab where it can be cut, of the narrow tensor in it, which every pair of a channel and a tap
     reads again, and of the src of a band on AMX."""
 
-    most_dot_slab_bytes: int = 16 << 20
-    """Packed bytes of one slab at the most, within a worker's room of 64 MiB."""
-
     walk_pixels: int = 512
     """Pixels of one walk at the most: those of 32 channels leave room in the first cache, or in the second."""
 
@@ -130,20 +122,15 @@ class Sums:
     # forward operations (`kernels.forward`)
 
     flush_steps: int = 64
-    """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits."""
-
-    flush_steps_bf16: int = 1024
-    """The same where the result is bf16, in which what they lose does not show."""
+    """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits.
+    Where the result is bf16, in which that does not show, they are 16 times as many."""
 
     source_bytes: int = 8 << 20
     """Packed src of one dst position at the most; where taps reach farther it is packed tap by tap."""
 
     weights_bytes: int = 24 << 20
-    """Packed weights of one pass, a part of a worker's room of 64 MiB; more dst channels are done one part after
-    another, and AMX refuses what has no room for a pair of blocks."""
-
-    scatter_bytes: int = 32 << 20
-    """Sums of one image at the most where products are scattered, half of a worker's room."""
+    """Packed weights of one pass, or sums of one image where products are scattered: a part of a worker's room of 64
+    MiB. More dst channels are done one part after another, and AMX refuses what has no room for a pair of blocks."""
 
     # sums of a bias (`kernels.bias`)
 
@@ -197,9 +184,6 @@ class Steps:
     """Multiply-adds, a few milliseconds."""
 
     # bands of a forward operation
-
-    band_sums_bytes: int = CACHES.l2 // 4
-    """Sums of one band of dst pixels at the most, where they are not written to dst at once: a part of L2."""
 
     band_bytes: int = CACHES.l2 * 3 // 8
     """Src of one band, as long as it has enough pixels, or what else is visited in turn: scalars that all lane blocks

@@ -72,7 +72,7 @@ class _Gather(Share):
         super().__init__(problem, part)
         dims, channels, self.lanewise = self.dims, self.dims.src_channels, lanewise
         self.many = dims.dst_channels if lanewise else 1
-        self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
+        self.limit = SUMS.flush_steps * (16 if problem.dtype == "bf16" else 1)
         self.numbers, tables = numbers_of(dims), self._tables()
         if lanewise:
             self._read_groups(tables)
@@ -271,7 +271,7 @@ class _Gather(Share):
         per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return pixels if self.direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
+        return pixels if self.direct else min(pixels, STEPS.band_bytes // (4 * self.lanes))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""

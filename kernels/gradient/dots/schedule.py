@@ -209,7 +209,7 @@ def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
                 break
             shape[axis] = ceil(shape[axis] / 2)
             lines, before = _lines(geo.axes, shape), lines
-    if lines is None or before is None or sum(_bytes(geo, lines)) > SUMS.most_dot_slab_bytes:
+    if lines is None or before is None or sum(_bytes(geo, lines)) > SUMS.most_slab_bytes:
         return None
     wide, narrow = _bytes(geo, before)
     little = max((wide + narrow) / limit, narrow / SUMS.dot_slab_bytes) <= SOME

@@ -72,11 +72,6 @@ class Layout:
         return PRODUCTS * (self.channels[1] + 1) * WIDTH * int(lanes["vectors"].sum())
 
 
-def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
-    """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
-    return chunks_of(min(slabs, tiles // (2 * SUMS.winograd_tiles), SUMS.winograd_chunked_sums // (rows * lanes)))
-
-
 @cached
 def layout(problem: ConvProblem) -> Layout:
     """Lay the sums out for `problem`, which has broken none of the rules."""
@@ -93,6 +88,8 @@ def layout(problem: ConvProblem) -> Layout:
         cut_slabs([(0, dims.n * (high - low)), *tiles], dims.narrow[1:], SUMS.winograd_tiles) for low, high in spans
     )
     total = max(int(tiles_of(table).sum()) for table in slabs)
+    # more chunks lose fewer digits, and cost passes over sums
+    chunks = min(*map(len, slabs), total // (2 * SUMS.winograd_tiles), SUMS.winograd_chunked_sums // prod(counts))
     return Layout(
         lanes_are_wide=lanes_are_wide,
         channels=(count, rows),
@@ -108,7 +105,7 @@ def layout(problem: ConvProblem) -> Layout:
             )
             for tap, span in enumerate(spans)
         ),
-        chunks=_chunks(total, min(map(len, slabs)), *counts),
+        chunks=chunks_of(chunks),
     )
 
 
@@ -181,7 +178,7 @@ class BwdWinograd(WinogradKernel):
         if stop():
             return False
         (g0, g1, b0, b1), (index, parts) = unit.part[:4], unit.part[4:]
-        share, plan = _share(problem, b0, b1), layout(problem)
+        share, plan = _Share(problem, b0, b1), layout(problem)
         shared = None
         if parts > 1 and scratch is not None:
             shape = parts, problem.groups, len(plan.slabs), plan.sums_of(plan.lanes)
@@ -203,6 +200,7 @@ class BwdWinograd(WinogradKernel):
         return True
 
 
+@cached
 class _Share:
     """One unit's share: some blocks of lanes, of any group."""
 
@@ -257,9 +255,3 @@ class _Share:
         weights["start"] = group * self.steps[0] + depth * self.steps[1]
         taps = arena_address("taps", TAPS * TAPS * (self.plan.channels[1] + 1) * PAIR // 4)
         write_taps(self.lanes, weights, sums, taps, address(output))
-
-
-@cached
-def _share(problem: ConvProblem, low: int, high: int) -> _Share:
-    """Prepare a unit's tables once."""
-    return _Share(problem, low, high)
