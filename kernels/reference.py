@@ -149,7 +149,7 @@ def sums_of(
     else:
         if problem.computes == "diff_bias":
             problem, inputs, change = _as_gradient(problem, inputs[0], change)
-        part = Part.of(unit.part)
+        part = Part(*zip(unit.part[::2], unit.part[1::2], strict=True))
         if multiply_add:
             sums = _gradients(problem, part, inputs, stop, change, parts, multiply_add)
         else:
