@@ -214,13 +214,10 @@ class _Share:
         group, wide, narrow, tap = problem.weights_strides
         lane, row = (wide, narrow) if plan.lanes_are_wide else (narrow, wide)
         self.steps = group, TAPS * TAPS * tap
-        # adjacent taps are adjacent rows; other ones lie a row more apart, as sums do
-        taps, rows = TAPS * TAPS, plan.channels[1]
-        channel_rows, tap_rows = (taps, 1) if tap == 1 else (1, rows + 1)
         self.weights = row_of(
-            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=taps, channels=rows,
-            tap_rows=tap_rows, channel_rows=channel_rows, start=0, group_step=0, block_step=lane, lane_step=lane,
-            channel_step=row, tap_step=tap,
+            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS,
+            channels=plan.channels[1], tap_rows=1, channel_rows=TAPS * TAPS, start=0, group_step=0, block_step=lane,
+            lane_step=lane, channel_step=row, tap_step=tap,
         )  # fmt: skip
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
