@@ -1,7 +1,7 @@
 """BiasAdd and BiasAddBackward: their units, and the compiled loops over planes of one channel or rows of all.
 
-Sums are formed in float64: in chunks of images, or of rows where channels lie side by side, each in order; then the
-chunks are added as a balanced tree and rounded once. The problem alone decides the chunks.
+Sums are formed in float64: planes in order, and rows, where channels lie side by side, in chunks, which are added as a
+balanced tree. All are rounded once. The problem alone decides the chunks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from llvmlite import ir
 from numba import types
 
 from kernels.arena import address
-from kernels.blocks import STEPS, SUMS
+from kernels.blocks import SUMS
 from kernels.dtypes import KINDS
 from kernels.emit import simd
 from kernels.emit.compiler import Doubles, Floats, jit
 from kernels.emit.intrinsics import address_of, by_kind, load_wide, size_of, store_narrow, stored_size
-from kernels.plan import Stop, Storage, Unit
+from kernels.plan import Stop, Storage, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reduction import chunks_of, sum_tree
 from kernels.reference import narrow, widen
@@ -161,11 +161,6 @@ class _View:
         self.value = storage_dtype(problem.dtype).itemsize
         self.count = channels if self.in_rows else pixels
         self.line, self.image = self.count * self.value, channels * pixels * self.value  # bytes
-        self.rows = pixels if self.in_rows else 1
-        """What a sum may be cut between of an image: rows, or nothing."""
-        self.parts = problem.n * self.rows
-        self.chunks = chunks_of(min(self.parts, problem.n * pixels * channels // SUMS.bias_chunk))
-        """Chunks of a sum, a power of two: as many as have enough values each."""
         self.width = max(1, SUMS.bias_row // channels) * channels if self.in_rows else 1
         """Values of rows that are taken as one: short ones would take longer to reach than to compute."""
 
@@ -192,52 +187,47 @@ class BiasSums:
         return None if problem.op == "BiasAddBackward" else "computes BiasAddBackward only"
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Cut by chunks, whose sums a second stage adds; or by channels where there is one chunk."""
-        view, channels = _View(problem), problem.dst_channels
-        chunks = view.chunks
-        if chunks > 1:
-            ends = [view.parts * (chunk + 1) // chunks for chunk in range(chunks)]
-            first = [
-                Unit(chunk, 0, None, None, problem.macs // chunks, (chunk, 0, channels), ceil(end / view.rows))
-                for chunk, end in enumerate(ends)
-            ]
-            join = Unit(chunks, 1, (0,), (channels,), 0, (-1, 0, channels))
-            return [*first, join], 8 * chunks * channels
-        parts = 1 if view.in_rows else max(1, min(channels, 4 * workers, problem.macs // STEPS.bias_unit))
-        cuts = [channels * part // parts for part in range(parts + 1)]
-        return [
-            Unit(i, 0, (low,), (high - low,), problem.macs // parts, (0, low, high))
-            for i, (low, high) in enumerate(pairwise(cuts))
-        ], 0
+        """Cut planes by channels, and rows by chunks, whose sums a second stage adds."""
+        channels, pixels, macs = problem.dst_channels, prod(problem.dst_spatial), problem.macs
+        if not _View(problem).in_rows:
+            parts = max(1, min(channels, 4 * workers, macs // (2 * SUMS.bias_chunk)))
+            spans = enumerate(pairwise(channels * part // parts for part in range(parts + 1)))
+            return [Unit(i, 0, (low,), (high - low,), macs // parts, (low, high)) for i, (low, high) in spans], 0
+        rows = problem.n * pixels
+        chunks = chunks_of(min(rows, macs // SUMS.bias_chunk))
+        if chunks == 1:
+            return [Unit(0, 0, (0,), (channels,), macs, (0, rows))], 0
+        spans = enumerate(pairwise(rows * chunk // chunks for chunk in range(chunks + 1)))
+        first = [Unit(i, 0, None, None, macs // chunks, span, ceil(span[1] / pixels)) for i, span in spans]
+        return [*first, Unit(chunks, 1, (0,), (channels,), 0)], 8 * chunks * channels
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
-        """Sum one chunk, or add up all chunks."""
-        chunk, low, high = unit.part
-        view, channels = _View(problem), problem.dst_channels
-        if chunk < 0:
-            assert scratch is not None
-            sums: Doubles | None = sum_tree(scratch.view(np.float64).reshape(view.chunks, channels))
+        """Sum some channels or one chunk, or add up all chunks."""
+        chunks = None if scratch is None else scratch.view(np.float64).reshape(-1, problem.dst_channels)
+        if unit.stage == 1:
+            assert chunks is not None
+            sums: Doubles | None = sum_tree(chunks)
         else:
-            part = view.line if view.in_rows else view.image
-            first, end = (view.parts * each // view.chunks for each in (chunk, chunk + 1))
-            sums = _sum(view, address(inputs[0]) + first * part + low * view.line, end - first, high - low, stop)
+            sums = _sum(problem, inputs[0], unit.part, stop)
         if sums is None:
             return False
         if unit.offset is None:
-            assert scratch is not None
-            scratch.view(np.float64)[chunk * channels : (chunk + 1) * channels] = sums
+            assert chunks is not None
+            chunks[unit.index] = sums
         else:
-            output[low:high] = narrow(sums, problem.dtype)
+            box(output, unit)[...] = narrow(sums, problem.dtype)
         return True
 
 
-def _sum(view: _View, source: int, parts: int, channels: int, stop: Stop) -> Doubles | None:
-    """Sum some rows, or planes of some images, the first channel's at `source`; None when `stop` said so."""
+def _sum(problem: ConvProblem, src: Storage, span: Sequence[int], stop: Stop) -> Doubles | None:
+    """Sum a span of rows, or of the channels' planes in all images; None when `stop` said so."""
+    view, (low, high) = _View(problem), span
+    source, channels = address(src) + low * view.line, problem.dst_channels if view.in_rows else high - low
     sums = np.zeros(view.width if view.in_rows else channels)
-    for first, planes, start, count in view.pieces(parts if view.in_rows else parts * channels):
+    for first, planes, start, count in view.pieces((high - low) * (1 if view.in_rows else problem.n)):
         if stop():
             return None
         if view.in_rows:
@@ -260,7 +250,7 @@ class BiasAdd:
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut by images, then by what comes next in memory: channels, or lines of pixels."""
         shape, view = problem.output_shape, _View(problem)
-        wanted = max(1, min(4 * workers, problem.macs // STEPS.bias_unit))
+        wanted = max(1, min(4 * workers, problem.macs // (2 * SUMS.bias_chunk)))
         by_image = min(max(1, shape[0]), wanted)
         whole = problem.rank == 0 or (view.in_rows and problem.data_format == "NCX")  # a row is not cut
         by_next = 1 if whole else min(shape[1], ceil(wanted / by_image))
@@ -268,8 +258,8 @@ class BiasAdd:
         for image, part in np.ndindex(by_image, by_next):
             n0, n1 = (shape[0] * at // by_image for at in (image, image + 1))
             low, high = (shape[1] * at // by_next for at in (part, part + 1))
-            box = (n0, low, *(0,) * (len(shape) - 2)), (n1 - n0, high - low, *shape[2:])
-            units.append(Unit(len(units), 0, *box, problem.macs // (by_image * by_next), (n0, n1, low, high), n1))
+            placed = (n0, low, *(0,) * (len(shape) - 2)), (n1 - n0, high - low, *shape[2:])
+            units.append(Unit(len(units), 0, *placed, problem.macs // (by_image * by_next), (n0, n1, low, high), n1))
         return units, 0
 
     def run(

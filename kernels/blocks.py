@@ -54,21 +54,16 @@ class Sums:
     """Positions of one register-tile call: panel lines of two vectors for each fill half of L1, and the scalars of some
     rows the other half."""
 
-    least_block_positions: int = 64
-    """Those of the smallest block: sums are formed in registers over up to 128, and added to memory at its end."""
-
     strided_block_bytes: int = 40 << 10
     """L1 that a block's cache lines may take where strided scalars draw whole ones into it."""
 
-    region_bytes: int = CACHES.l2
-    """What the pixels of one block take where both tensors are read where they lie, lanes being groups."""
-
     slab_bytes: int = CACHES.l2
-    """Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
+    """Packed bytes that one slab should not pass where it can be cut without packing anything twice, and what the
+    pixels of one block take where both tensors are read where they lie, lanes being groups."""
 
     most_slab_bytes: int = 12 << 20
-    """Packed bytes that one slab may take where cutting it costs a repeated border: beyond L2, within a worker's room
-    of 64 MiB."""
+    """Packed bytes that one slab may take where cutting it costs a repeated border, or it can't be cut: beyond L2,
+    within a worker's room of 64 MiB."""
 
     lane_slab_bytes: int = CACHES.l2 * 3 // 8
     """Packed bytes of a slab where lanes are groups: every value is read once or twice only, so it should stay in L2;
@@ -81,7 +76,8 @@ class Sums:
     """Those that make up for laying a slab out."""
 
     line_positions: int = 64
-    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations as well)."""
+    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations as well), and
+    those of the smallest block: sums are formed in registers over up to 128, and added to memory at its end."""
 
     # chunks of both kinds of weight gradients: what is added up by itself, and may be shared out
 
@@ -97,19 +93,14 @@ class Sums:
     chunk_positions: int = 2048
     """Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
 
-    cached_sums_bytes: int = 1 << 20
-    """Accumulators that a cache holds for all slabs of a sum."""
-
     cached_chunk_positions: int = 512
-    """Pixels of a chunk at the least where accumulators are within that: more chunks lose fewer digits."""
+    """The same where L2 nearly holds the accumulators: more chunks lose fewer digits."""
 
     # weight gradients by Winograd (`kernels.gradient.winograd`)
 
     winograd_tiles: int = 128
-    """The most tiles in a slab: the panels of one vertical product, 64 channels on each side, take a quarter of L2."""
-
-    winograd_chunk_tiles: int = 256
-    """The fewest tiles in a chunk."""
+    """The most tiles in a slab: the panels of one vertical product, 64 channels on each side, take a quarter of L2. A
+    chunk has twice as many or more."""
 
     winograd_chunked_sums: int = 8 * 128 * 128
     """The most channel pairs times chunks: each pair has 64 bytes of sums in every chunk, and chunks are added up."""
@@ -119,21 +110,11 @@ class Sums:
     winograd_weights_bytes: int = 64 << 20
     """Transformed weights of a forward operation that `auto` chooses, in memory that the workers share."""
 
-    # weight gradients on products of bf16 (`kernels.gradient.dots`)
+    # products of bf16 (`kernels.gradient.dots`, `kernels.forward.amx`)
 
     dot_slab_bytes: int = CACHES.l2_dots
-    """Packed bytes of one slab where it can be cut; twice as many where accumulators fill more than a cache
-    themselves."""
-
-    narrow_bytes: int = CACHES.l2_dots
-    """Packed bytes of the narrow tensor, which every pair of a channel and a tap reads again."""
-
-    all_groups_bytes: int = 4 * CACHES.l2_dots
-    """Packed bytes of a slab of all groups, where their channels lie side by side: each group comes back to the same
-    lines of memory."""
-
-    most_dot_slab_bytes: int = 16 << 20
-    """Packed bytes of one slab at the most, within a worker's room of 64 MiB."""
+    """Packed bytes of one slab where it can be cut, of the narrow tensor in it, which every pair of a channel and a tap
+    reads again, and of the src of a band on AMX."""
 
     walk_pixels: int = 512
     """Pixels of one walk at the most: those of 32 channels leave room in the first cache, or in the second."""
@@ -144,25 +125,20 @@ class Sums:
     # forward operations (`kernels.forward`)
 
     flush_steps: int = 64
-    """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits."""
-
-    flush_steps_bf16: int = 1024
-    """The same where the result is bf16, in which what they lose does not show."""
+    """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits.
+    Where the result is bf16, in which that does not show, they are 16 times as many."""
 
     source_bytes: int = 8 << 20
     """Packed src of one dst position at the most; where taps reach farther it is packed tap by tap."""
 
     weights_bytes: int = 24 << 20
-    """Packed weights of one pass, a part of a worker's room of 64 MiB; more dst channels are done one part after
-    another, and AMX refuses what has no room for a pair of blocks."""
-
-    scatter_bytes: int = 32 << 20
-    """Sums of one image at the most where products are scattered, half of a worker's room."""
+    """Packed weights of one pass, or sums of one image where products are scattered: a part of a worker's room of 64
+    MiB. More dst channels are done one part after another, and AMX refuses what has no room for a pair of blocks."""
 
     # sums of a bias (`kernels.bias`)
 
     bias_chunk: int = 1 << 18
-    """Values of a chunk at the least; up to `chunks` of them are summed by themselves."""
+    """Values of a chunk at the least; up to `chunks` of them are summed by themselves. A unit has twice as many."""
 
     bias_piece: int = 1 << 21
     """Values of a channel that are summed at once, and values between two looks at whether to stop."""
@@ -175,12 +151,6 @@ class Sums:
     staged_positions: int = 2048
     """The most dst positions of a band: their sums take 256 KiB, a part of the second cache."""
 
-    panel_bytes: int = CACHES.l2_dots
-    """What the staged src of a band should take, where it can be cut."""
-
-    most_panel_bytes: int = 8 * CACHES.l2_dots
-    """The most that the staged src of a band may take."""
-
     batch_steps: int = 16
     """Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""
 
@@ -192,89 +162,49 @@ class Steps:
     # units, which workers share
 
     unit_macs: int = 20_000_000
-    """Multiply-adds that make a unit worth its message to a worker, where each gets one."""
-
-    more_macs: int = 50_000_000
-    """Those where workers get several."""
-
-    most_unit_macs: int = 500_000_000
-    """Multiply-adds of a unit in one slab at the most, so that the look at whether to stop comes in time."""
+    """Multiply-adds that make a unit worth its message to a worker; twice as many where workers get several."""
 
     most_forward_macs: int = 2_000_000_000
     """Those of a unit of a forward operation, about 40 ms, where more units pack src or weights more than once."""
 
-    unit_sums_bytes: int = 16 << 20
-    """Accumulators of one unit at the most, within a worker's room of 64 MiB: larger gradients have more units."""
-
-    bias_unit: int = 1 << 19
-    """Values that make a unit of a bias worth its message to a worker."""
-
-    winograd_sums_bytes: int = 32 << 20
-    """The most sums in one Winograd unit: half of a worker's 64 MiB."""
-
-    winograd_shared_bytes: int = 5 << 19
-    """Sums up to this size are shared out by chunks of tiles, larger ones by channels."""
+    unit_sums_bytes: int = 24 << 20
+    """Sums of one unit at the most, or tiles of a slab with theirs: a part of a worker's room of 64 MiB."""
 
     shared_sums_bytes: int = 1 << 20
-    """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them."""
+    """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them. So
+    many partial sums make adding them up worth one more unit."""
 
     most_shared_bytes: int = 64 << 20
     """Partial sums of larger ones, where their channels alone are fewer than the workers."""
 
-    join_bytes: int = 1 << 20
-    """Partial sums that make adding them up worth one more unit."""
-
     winograd_slab_tiles: int = 64
     """The most tiles of a forward operation that are transformed at a time: all transformed weights are read for each
     slab, and those of many channels are read from memory."""
-
-    winograd_slab_bytes: int = 24 << 20
-    """The most bytes of such tiles and of the sums of their products, a part of a worker's room of 64 MiB."""
 
     winograd_unit_weights: int = 1 << 18
     """Weights that make transforming them worth one more unit."""
 
     # from one look at whether to stop to the next
 
-    winograd_batch_bytes: int = 8 << 20
-    """Weights, transformed, that take some milliseconds."""
-
-    batch_macs: int = 250_000_000
-    """Multiply-adds of a weight gradient."""
-
-    band_batch_macs: int = 100_000_000
-    """Those of a ConvTranspose."""
-
-    staged_macs: int = 1 << 30
-    """Those of a band on AMX in one pass of weights, some milliseconds of it."""
+    batch_macs: int = 100_000_000
+    """Multiply-adds, a few milliseconds."""
 
     # bands of a forward operation
 
-    band_sums_bytes: int = CACHES.l2 // 4
-    """Sums of one band of dst pixels at the most, where they are not written to dst at once: a part of L2."""
-
     band_bytes: int = CACHES.l2 * 3 // 8
-    """Src of one band, as long as it has enough pixels: another part of L2."""
+    """Src of one band, as long as it has enough pixels, or what else is visited in turn: scalars that all lane blocks
+    take, packed weights of a line of dst. It stays in another part of L2."""
 
     band_pixels: int = 512
     """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
 
-    kept_bytes: int = CACHES.l3
-    """End of dst, channels-first, that is kept in the caches; what comes before it is written to memory."""
-
     # visits and packing
-
-    tile_bytes: int = CACHES.l2 * 3 // 8
-    """Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
 
     together_channels: int = 64
     """Adjacent channels that are packed at a time, where a group has fewer: whole lines of memory."""
 
     together_lanes: int = 256
     """Groups whose pixels are summed before the next groups: lines of src that several taps meet stay in L1."""
-
-    together_bytes: int = CACHES.l2 * 3 // 8
-    """Packed weights of dst channels that are done line by line: they stay in L2, and dst is written in its order."""
 
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""

@@ -13,15 +13,14 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import wraps
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["CACHE", "SETTING", "Cache", "cached", "in_passing", "measure"]
+__all__ = ["CACHE", "SETTING", "Cache", "cached", "measure"]
 
 SETTING = "CONVGRAD_PLAN_MEMORY"
 
@@ -102,42 +101,17 @@ class Cache:
             self.nbytes = 0
 
 
-class _Passing(threading.local):
-    """What this thread remembers only until the end of a block."""
-
-    def __init__(self) -> None:
-        self.values: dict[Hashable, Any] | None = None
-
-
-_passing = _Passing()
-
-
-@contextmanager
-def in_passing() -> Iterator[None]:
-    """What is made in the block, by this thread, is remembered until its end and no longer."""
-    before, _passing.values = _passing.values, {}
-    try:
-        yield
-    finally:
-        _passing.values = before
-
-
 def cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Remember what a function of hashable arguments returns: in `CACHE`, or inside `in_passing` until its end."""
+    """Remember in `CACHE` what a function of hashable arguments returns."""
 
     @wraps(make)
     def remembered(*given: P.args, **named: P.kwargs) -> T:
-        key, values = (make, given, *named.items()), _passing.values
+        key = (make, given, *named.items())
         found = CACHE.find(key)
         if found is not None:
             return found[0]  # type: ignore[no-any-return]
-        if values is not None and key in values:
-            return values[key]  # type: ignore[no-any-return]
         value = make(*given, **named)
-        if values is None:
-            CACHE.keep(key, value)
-        else:
-            values[key] = value
+        CACHE.keep(key, value)
         return value
 
     return remembered

@@ -4,7 +4,7 @@
     python -m kernels.prepare --for NAME,... | --for all  only compile, for known targets of this architecture; each
                                                           one's folder becomes an archive that any machine can take
 
-The first form prints a line ``DONE TOTAL``, estimates of work, for each function that is ready, then ``verdict`` and a
+The first form prints a line ``DONE TOTAL`` for each function that is ready, then ``verdict`` and a
 `Verdict` as JSON. What can't be compiled, crashes or is wrong makes the target unfit for this machine:
 `Verdict.unfit` says why, and a narrower target takes its place. Where the machine lacks memory, processes or room on a
 disk for the work there is no verdict, but a last line ``failed ERRNO REASON``.
@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from hashlib import sha256
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -45,8 +44,6 @@ __all__ = ["Verdict", "prepare", "prove_loaded", "read_verdict"]
 Report = Callable[[int, int], None]
 
 _CONTEXT = multiprocessing.get_context("fork")
-_SMALLEST = 400
-"""Bytes of code that take as long to compile as the smallest function does."""
 
 _PROOF_CPU_S = 300
 """Processor time of a proof, which takes a second of it, at the most: code that is wrong may never end."""
@@ -97,7 +94,7 @@ def _note(verdict: Verdict) -> Verdict:
 def prepare(report: Report, jobs: int) -> Verdict:
     """Compile what is missing and prove all of it, while no other process does so in the same folder.
 
-    `report` hears how much work of how much is done. Raises `OSError` where the machine lacks something
+    `report` hears how many functions of how many are ready. Raises `OSError` where the machine lacks something
     that the work takes.
     """
     if not target().compiles:
@@ -119,121 +116,109 @@ def prove_loaded(compiled: int) -> Verdict:
 
 
 def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
-    """Make every entry in `jobs` processes, those first on which the longest chains of others wait.
+    """Make every entry in `jobs` processes: each as soon as those that it calls are ready.
 
     Gives the number that the cache lacked, and what went wrong, if anything did.
     """
-    waits, total = needs(ENTRIES), len(ENTRIES)
-    heights, work = _heights(waits), _work()
-    order = sorted(range(total), key=lambda place: (-heights[place], ENTRIES[place].function is None, place))
-    compilers: list[_Compiler] = []
+    waits, order = needs(ENTRIES), list(range(len(ENTRIES)))
+    total = len(order)
+    workers: list[_Worker] = []
     for _ in range(max(1, min(jobs, total))):
         try:
-            compilers.append(_Compiler([other.pipe for other in compilers]))
+            workers.append(_Worker(_compiler, [other.pipe for other in workers]))
         except OSError:  # a limit on processes or memory: fewer do it too
-            if not compilers:
+            if not workers:
                 raise
             break
+    idle, busy = list(workers), dict[Any, tuple[_Worker, int]]()
     ready: set[int] = set()
-    compiled, wrong = 0, None
+    compiled = 0
     try:
-        report(0, sum(work))
-        while len(ready) < total and wrong is None:
-            for compiler in compilers:
-                free = (place for place in order if waits[place] <= ready)
-                if compiler.place is None and (place := next(free, None)) is not None:
-                    order.remove(place)
-                    compiler.begin(place)
-            for compiler in _heard(compilers):
-                place, answer = compiler.end()
-                if isinstance(answer, OSError):
-                    raise answer
-                if isinstance(answer, str):
-                    wrong = f"{ENTRIES[place].name} can't be compiled: {answer}"
-                    break
+        report(0, total)
+        while len(ready) < total:
+            for place in [place for place in order if waits[place] <= ready][: len(idle)]:
+                order.remove(place)
+                worker = idle.pop()
+                worker.pipe.send(place)
+                busy[worker.pipe] = worker, place
+            assert busy, "every entry waits for another one"
+            for pipe in wait(list(busy)):
+                worker, place = busy.pop(pipe)
+                try:
+                    compiled += worker.answer("the compiler")
+                except ArithmeticError as error:
+                    return compiled, f"{ENTRIES[place].name} can't be compiled: {error}"
+                idle.append(worker)
                 ready.add(place)
-                compiled += answer
-                report(sum(work[place] for place in ready), sum(work))
+                report(len(ready), total)
     finally:
-        for compiler in compilers:
-            compiler.close()
-    return compiled, wrong
+        for worker in workers:
+            worker.close()
+    return compiled, None
 
 
-def _heights(waits: Sequence[set[int]]) -> list[int]:
-    """Return the length of the longest chain of entries that wait for each one."""
-
-    @cache
-    def height(place: int) -> int:
-        return max((1 + height(other) for other, needed in enumerate(waits) if place in needed), default=0)
-
-    return [height(place) for place in range(len(waits))]
-
-
-def _work() -> list[int]:
-    """Estimate how long each entry takes to compile: by the bytes of its code."""
-    return [_SMALLEST + (0 if entry.function is None else len(entry.function.__code__.co_code)) for entry in ENTRIES]
-
-
-class _Compiler:
-    """A process that compiles one entry after the other, so that a crash of the compiler ends nothing else.
+class _Worker:
+    """A process that calls what `begin` returns for each message, so that a crash ends nothing else.
 
     It closes the pipes to the `others`, which it inherits: they would not see our end, and keep the folder locked.
     """
 
-    def __init__(self, others: Sequence[Connection]) -> None:
-        self.place: int | None = None
+    def __init__(self, begin: Callable[[], Callable[[Any], Any]], others: Sequence[Connection] = ()) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_compile_for, args=(theirs, [*others, self.pipe]), daemon=True)
+        self._process = _CONTEXT.Process(target=_serve, args=(begin, theirs, [*others, self.pipe]), daemon=True)
         self._process.start()
         theirs.close()
 
-    def begin(self, place: int) -> None:
-        """Ask for an entry."""
-        self.place = place
-        self.pipe.send(place)
-
-    def end(self) -> tuple[int, int | str | OSError]:
-        """Hear how it went: how many functions were compiled for it, what is wrong with it, or what is missing."""
-        place, self.place = self.place, None
-        assert place is not None
+    def answer(self, doing: str) -> Any:
+        """Wait for the answer. Raises ArithmeticError where code is wrong or crashes, `OSError` where it lacks room."""
         try:
-            return place, self.pipe.recv()
+            answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            return place, f"the compiler crashed ({_how_it_ended(self._process)})"
+            raise ArithmeticError(f"{doing} crashes ({_how_it_ended(self._process)})") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End the process."""
-        self.pipe.close()
-        self._process.terminate()
+        self._process.kill()
         self._process.join()
+        self.pipe.close()
 
 
-def _heard(compilers: Sequence[_Compiler]) -> list[_Compiler]:
-    busy = {compiler.pipe: compiler for compiler in compilers if compiler.place is not None}
-    assert busy, "every entry waits for another one"
-    return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
-
-
-def _compile_for(pipe: Connection, inherited: Sequence[Connection]) -> None:
-    from numba.core.event import install_recorder
-
+def _serve(begin: Callable[[], Callable[[Any], Any]], pipe: Connection, inherited: Sequence[Connection]) -> None:
     for other in inherited:
         other.close()
-    _remember_types_of_calls()
+    faulthandler.disable()  # a crash becomes a verdict, not a traceback
+    do = begin()
     with contextlib.suppress(EOFError, BrokenPipeError):  # whoever asked is gone
         while True:
-            place = pipe.recv()
-            answer: int | str | OSError
+            message = pipe.recv()
             try:
-                with install_recorder("numba:compile") as recorder:
-                    ENTRIES[place].make()
-                answer = sum(occurrence.is_start for _, occurrence in recorder.buffer)
-            except (OSError, MemoryError) as error:
-                answer = _missing(error)
-            except Exception as error:  # noqa: BLE001 - whatever the compiler raises
-                answer = f"{type(error).__name__}: {_first_line(error)}"
+                answer = do(message)
+            except ArithmeticError as error:
+                answer = error
+            except MemoryError:
+                answer = OSError(errno.ENOMEM, "there is no memory to compile or to try code")
+            except OSError as error:
+                answer = OSError(error.errno or 0, error.strerror or str(error))
+            except Exception as error:  # noqa: BLE001 - whatever the compiler or a wrong path raises
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                answer = ArithmeticError(f"{type(error).__name__}: {lines[0] if lines else ''}")
             pipe.send(answer)
+
+
+def _compiler() -> Callable[[int], int]:
+    """Return what makes an entry and counts the functions that were compiled for it."""
+    from numba.core.event import install_recorder
+
+    def make(place: int) -> int:
+        with install_recorder("numba:compile") as recorder:
+            ENTRIES[place].make()
+        return sum(occurrence.is_start for _, occurrence in recorder.buffer)
+
+    _remember_types_of_calls()
+    return make
 
 
 def _remember_types_of_calls() -> None:
@@ -257,40 +242,23 @@ def _remember_types_of_calls() -> None:
 
 def _proof() -> str | None:
     """Run the proof in a process of its own and say what is wrong."""
-    mine, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_prove_for, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    doing = "loading the compiled code"
+    worker, doing = _Worker(_prover), "loading the compiled code"
     try:
-        while True:
-            kind, text = mine.recv()
-            if kind == "wrong":
-                return str(text)
-            if kind == "missing":
-                raise text
-            if kind == "proved":
-                return None
-            doing = text
-    except (EOFError, ConnectionResetError):
-        return f"{doing} crashes ({_how_it_ended(process)})"
+        while doing:
+            worker.pipe.send(None)
+            doing = worker.answer(doing)
+    except ArithmeticError as error:
+        return str(error)
     finally:
-        process.kill()
-        process.join()
-        mine.close()
+        worker.close()
+    return None
 
 
-def _prove_for(pipe: Connection) -> None:
-    faulthandler.disable()  # a crash becomes a verdict, not a traceback
+def _prover() -> Callable[[None], str]:
+    """Return what goes on to the next trial and gives its name, empty after the last one."""
     resource.setrlimit(resource.RLIMIT_CPU, (_PROOF_CPU_S, _PROOF_CPU_S + 10))  # then: SIGXCPU
-    try:
-        for name in prove():
-            pipe.send(("doing", name))
-        pipe.send(("proved", ""))
-    except (OSError, MemoryError) as error:
-        pipe.send(("missing", _missing(error)))
-    except Exception as error:  # noqa: BLE001 - a wrong path may raise anything
-        pipe.send(("wrong", str(error) if isinstance(error, ArithmeticError) else f"{type(error).__name__}: {error}"))
+    trials = prove()
+    return lambda _: next(trials, "")
 
 
 def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
@@ -304,16 +272,6 @@ def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
         how = signal.Signals(-code).name
         raise OSError(errno.ENOMEM, f"compiling ends with {how} in the {limit >> 20} MiB that ulimit -v allows")
     return signal.Signals(-code).name if code < 0 else f"status {code}"
-
-
-def _missing(error: OSError | MemoryError) -> OSError:
-    if isinstance(error, MemoryError):
-        return OSError(errno.ENOMEM, "there is no memory to compile or to try code")
-    return OSError(error.errno or 0, error.strerror or str(error))
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 def _known(names: str) -> Iterator[str]:

@@ -123,6 +123,14 @@ class Dims:
         high = np.minimum(self.narrow[axis], (self.wide[axis] - 1 - shifts) // stride + 1)
         return np.column_stack([low, np.maximum(low, high)])
 
+    def slices(self, axis: int, tap: int) -> tuple[slice, slice]:
+        """Return the narrow and the wide positions that meet in a tap of an axis."""
+        low, high = self.tap_range(axis, tap)
+        if high == low:
+            return slice(low, low), slice(0, 0)
+        start, end = (self.wide_at(axis, tap, narrow) for narrow in (low, high - 1))
+        return slice(low, high), slice(start, end + 1, self.strides[axis])
+
     def wide_at(self, axis: int, tap: Any, narrow: Any) -> Any:
         """Return the wide position that a narrow one meets in a tap of an axis, given numbers or arrays of them."""
         return narrow * self.strides[axis] + tap * self.dilations[axis] - self.pads[axis]

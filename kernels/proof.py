@@ -32,7 +32,7 @@ from kernels.emit.depthwise import (
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STAGED, TILE, dot_table
 from kernels.plan import Storage, box
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, bias_of, narrow, numpy_sums, single, widen
+from kernels.reference import REFERENCE, bias_of, narrow, single, sums_of, widen
 from kernels.registry import compute
 from kernels.target import target
 
@@ -108,7 +108,7 @@ def _in_numpy(problem: ConvProblem, inputs: Sequence[Storage]) -> Storage:
     output = np.empty(problem.output_shape, problem.output_dtype)
     for unit in REFERENCE.units(problem, 1)[0]:
         with np.errstate(invalid="ignore"):
-            found = numpy_sums(problem, unit, inputs, _never, multiply_add=multiply_add)
+            found = sums_of(problem, unit, inputs, _never, multiply_add=multiply_add)
             assert found is not None
             if problem.bias:
                 found += bias_of(problem, widen(inputs[-1], problem.dtype))
@@ -305,21 +305,21 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
 def _for_dots(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
     """Return problems of many channels and pixels, which products of bf16 compute where there are any."""
     channels = (16, 16), (32, 48), (48, 32), (64, 24), (80, 16)
-    for number, (op, (src, dst)) in enumerate(product(ops, channels) if target().dots else ()):
-        yield ConvProblem(
-            op=op, dtype="bf16", n=2, src_channels=src, dst_channels=dst, groups=1, src_spatial=(5, 72),
-            dst_spatial=(5, 72), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
-            data_format=("NCX", "NXC")[number % 2], weights_format="OIX",
-        )  # fmt: skip
+    for number, (op, of) in enumerate(product(ops, channels) if target().dots else ()):
+        yield _same(op, "bf16", of, (5, 72), data_format=("NCX", "NXC")[number % 2])
 
 
 def _for_winograd(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
     """Return problems that Winograd computes: one vector of channels or more of either tensor, odd and even sizes."""
-    dtypes: tuple[Any, ...] = "f32", "f16"
-    for number, (op, channels, dtype) in enumerate(product(ops, ((16, 16), (17, 40), (40, 17), (96, 32)), dtypes)):
+    for number, (op, of, dtype) in enumerate(product(ops, ((16, 16), (17, 40), (40, 17), (96, 32)), ("f32", "f16"))):
         size = ((5, 8), (7, 9))[number // 2 % 2]
-        yield ConvProblem(
-            op=op, dtype=dtype, n=2, src_channels=channels[0], dst_channels=channels[1], groups=1, src_spatial=size,
-            dst_spatial=size, kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
-            data_format=("NCX", "NXC")[number // 4 % 2], weights_format="OIX", algorithm="winograd",
-        )  # fmt: skip
+        yield _same(op, dtype, of, size, data_format=("NCX", "NXC")[number // 4 % 2], algorithm="winograd")
+
+
+def _same(op: Any, dtype: Any, channels: tuple[int, int], size: tuple[int, int], **more: Any) -> ConvProblem:
+    """Return a problem of 3x3 kernels whose tensors have one size."""
+    return ConvProblem(
+        op=op, dtype=dtype, n=2, src_channels=channels[0], dst_channels=channels[1], groups=1, src_spatial=size,
+        dst_spatial=size, kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1), weights_format="OIX",
+        **more,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -29,7 +29,7 @@ from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
 
-__all__ = ["REFERENCE", "bias_of", "narrow", "numpy_sums", "single", "widen"]
+__all__ = ["REFERENCE", "bias_of", "narrow", "single", "sums_of", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
@@ -110,28 +110,12 @@ def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]
 
     What lies in the padding is left out, not multiplied by zero, so Inf and NaN meet only real data.
     """
-    axes = [
-        [(tap, *_axis_slices(dims, axis, tap)) for tap in np.flatnonzero(dims.meetings(axis)).tolist()]
-        for axis in range(3)
-    ]
+    met = [np.flatnonzero(dims.meetings(axis)).tolist() for axis in range(3)]
+    axes = [[(tap, *dims.slices(axis, tap)) for tap in some] for axis, some in enumerate(met)]
     _, height, width = dims.kernel
     for position in product(*axes):
         (z, y, x), narrow, wide = zip(*position, strict=True)
         yield (z * height + y) * width + x, narrow, wide
-
-
-def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the slices of narrow and wide pixels that meet in one kernel position."""
-    pairs = [_axis_slices(dims, axis, tap) for axis, tap in enumerate(position)]
-    return tuple(narrow for narrow, _ in pairs), tuple(wide for _, wide in pairs)
-
-
-def _axis_slices(dims: Dims, axis: int, tap: int) -> tuple[slice, slice]:
-    low, high = dims.tap_range(axis, tap)
-    if high == low:
-        return slice(low, low), slice(0, 0)
-    start, end = (dims.wide_at(axis, tap, narrow) for narrow in (low, high - 1))
-    return slice(low, high), slice(start, end + 1, dims.strides[axis])
 
 
 def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | None) -> tuple[int, Stored]:
@@ -145,18 +129,31 @@ def _stored(problem: ConvProblem, inputs: Sequence[Storage], change: Change | No
     return F64 if change is not None or problem.dtype == "f64" else KINDS[problem.dtype], stored
 
 
-def numpy_sums(
+def sums_of(
     problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, change: Change | None = None,
-    parts: int = 1, multiply_add: MultiplyAdd = add_products,
+    parts: int = 1, multiply_add: MultiplyAdd | None = None,
 ) -> Array | None:  # fmt: skip
-    """Compute a unit's box with NumPy alone, (parts, ..), without a bias; None when `stop` said so."""
+    """Compute a unit's box with sums of so many float64, the first axis, without a bias; None when `stop` said so.
+
+    Compiled loops do so, or NumPy alone, with `multiply_add`, where that is given or nothing compiles.
+    """
     assert unit.shape is not None
+    if problem.op == "BiasAdd" or not target().compiles:
+        multiply_add = multiply_add or add_products
     if problem.forward:
-        found = _forward(problem, range(*unit.part), inputs, stop, change, parts, multiply_add)
+        images = range(*unit.part)
+        if multiply_add:
+            found = _forward(problem, images, inputs, stop, change, parts, multiply_add)
+        else:
+            found = pixel_sums(problem, images, *_stored(problem, inputs, change), stop, parts)
     else:
         if problem.computes == "diff_bias":
             problem, inputs, change = _as_gradient(problem, inputs[0], change)
-        sums = _gradients(problem, Part.of(unit.part), inputs, stop, change, parts, multiply_add)
+        part = Part(*zip(unit.part[::2], unit.part[1::2], strict=True))
+        if multiply_add:
+            sums = _gradients(problem, part, inputs, stop, change, parts, multiply_add)
+        else:
+            sums = gradient_sums(problem, part, *_stored(problem, inputs, change), stop, parts)
         found = None if sums is None else arrange(sums, problem)
     return None if found is None else found.reshape(parts, *unit.shape)
 
@@ -276,7 +273,7 @@ class ReferenceKernel:
 
         None when `stop` said so. Where products have more than 53 bits, the last bits differ between processors.
         """
-        found = self._sums(problem, unit, inputs, stop, change, 1)
+        found = sums_of(problem, unit, inputs, stop, change, 1)
         if found is None:
             return None
         if problem.bias:
@@ -323,7 +320,7 @@ class ReferenceKernel:
         """Sum what the inputs' layers give, each with each, without a bias."""
         total = None
         for chosen in product(*found):
-            summed = self._sums(problem, unit, inputs, stop, partial(_in_layers, chosen), PARTS)
+            summed = sums_of(problem, unit, inputs, stop, partial(_in_layers, chosen), PARTS)
             if summed is None:
                 return None
             high, low = pair(summed)
@@ -336,38 +333,6 @@ class ReferenceKernel:
                     low = total[1] + low + lost
             total = high, low
         return total
-
-    def _sums(
-        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, change: Change | None, parts: int
-    ) -> Array | None:
-        """Compute a unit's box with sums of so many float64, the first axis, without a bias."""
-        assert unit.shape is not None
-        if not target().compiles or problem.op == "BiasAdd":
-            return numpy_sums(problem, unit, inputs, stop, change, parts)
-        if problem.forward:
-            found = pixel_sums(problem, range(*unit.part), *_stored(problem, inputs, change), stop, parts)
-        else:
-            if problem.computes == "diff_bias":
-                problem, inputs, change = _as_gradient(problem, inputs[0], change)
-            sums = gradient_sums(problem, Part.of(unit.part), *_stored(problem, inputs, change), stop, parts)
-            found = None if sums is None else arrange(sums, problem)
-        return None if found is None else found.reshape(parts, *unit.shape)
-
-    def terms(self, problem: ConvProblem) -> Array:
-        """Return how many products each element of the result sums, in a shape that broadcasts to it."""
-        dims = problem.dims
-        if problem.computes == "diff_bias":
-            return np.full(1, float(problem.n * prod(problem.dst_spatial)))
-        rank = problem.rank
-        if problem.op == "BiasAdd":
-            return np.full((1,) * (rank + 2), 2.0)
-        each = _meeting_taps if problem.forward else Dims.meetings
-        counts = reduce(np.multiply.outer, [each(dims, axis) for axis in range(3 - rank, 3)], np.ones(()))
-        if not problem.forward:
-            x = problem.weights_format.index("X")
-            return (problem.n * counts).reshape((1,) * x + problem.kernel + (1,) * (2 - x))
-        counts = dims.src_channels * counts + problem.bias
-        return counts[None, None] if problem.data_format == "NCX" else counts[None, ..., None]
 
 
 def bias_of(problem: ConvProblem, bias: Array) -> Array:
@@ -384,14 +349,6 @@ def _in_layers(chosen: Sequence[Layer | None], values: Array, place: int) -> Arr
     """Leave one layer of each input."""
     layer = chosen[place]
     return values if layer is None else layer.of(values)
-
-
-def _meeting_taps(dims: Dims, axis: int) -> Array:
-    """Count the taps that meet each dst position of an axis."""
-    counts = np.zeros(dims.dst[axis])
-    for tap in range(dims.kernel[axis]):
-        counts[_axis_slices(dims, axis, tap)[0 if dims.gathers else 1]] += 1
-    return counts
 
 
 REFERENCE = ReferenceKernel()

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.arena import arena_trim
 from kernels.bias import BIAS_ADD, BIAS_SUMS
-from kernels.cache import cached, in_passing
+from kernels.cache import cached
 from kernels.emit.compiler import ENTRIES
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gpu.unit import GPU_KERNELS
@@ -20,7 +20,7 @@ from kernels.reference import REFERENCE
 from kernels.target import target
 from kernels.winograd.rules import refusals
 
-__all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit", "warmup"]
+__all__ = ["by_name", "compute", "explain", "plan", "register", "run_unit", "warmup"]
 
 KERNELS: tuple[Kernel, ...] = (
     (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, REFERENCE) if target().compiles else (REFERENCE,)
@@ -38,11 +38,6 @@ if target().compiles:
     from kernels.gradient.winograd.unit import BwdWinograd
 
     KERNELS = (ForwardWinograd(), BwdWinograd(KERNELS), *KERNELS)
-
-
-def candidates(reference: bool) -> tuple[Kernel, ...]:
-    """Return the kernels to ask, in order."""
-    return (REFERENCE,) if reference else KERNELS
 
 
 _ELSEWHERE: dict[str, Runs] = {}
@@ -79,15 +74,15 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False, dev
     if problem.algorithm == "winograd" and not reference and (broken := refusals(problem)):
         raise ValueError("; ".join(str(each) for each in broken))
     reasons: list[str] = []
-    with in_passing():  # who plans need not be who computes
-        exact = reference or problem.dtype == "f64"
-        for kernel in candidates(exact) if device == "cpu" else (GPU_KERNELS[exact],):
-            reason = kernel.refuse(problem)
-            if reason is None:
-                units, scratch_bytes = kernel.units(problem, workers)
-                stages = max(unit.stage for unit in units) + 1
-                return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(reasons))
-            reasons.append(f"{kernel.name}: {reason}")
+    exact = reference or problem.dtype == "f64"
+    on_cpu = (REFERENCE,) if exact else KERNELS
+    for kernel in on_cpu if device == "cpu" else (GPU_KERNELS[exact],):
+        reason = kernel.refuse(problem)
+        if reason is None:
+            units, scratch_bytes = kernel.units(problem, workers)
+            stages = max(unit.stage for unit in units) + 1
+            return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(reasons))
+        reasons.append(f"{kernel.name}: {reason}")
     raise AssertionError(f"no kernel takes {problem}: {reasons}")
 
 

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from kernels.dtypes import DTYPES
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, narrow, widen
+from kernels.reference import narrow, widen
 from verify.arithmetic import Arithmetic
 from verify.blocks import Block as Cut
 from verify.blocks import largest_within, within
 from verify.layout import pixel_axes, tap_axes
 from verify.model import SIGMAS, Model, ulp
 from verify.parts import part_of
-from verify.terms import products_of
+from verify.terms import products_of, term_counts
 
 __all__ = ["Block", "Compared", "block_of"]
 
@@ -58,7 +58,7 @@ class Compared:
     @cached_property
     def terms(self) -> Array:
         """How many products each element sums, in a shape that broadcasts to the result."""
-        return REFERENCE.terms(self.problem)
+        return term_counts(self.problem)
 
     @cached_property
     def sources(self) -> tuple[Array, Array]:

@@ -23,7 +23,7 @@ from kernels.arena import arena
 from kernels.dtypes import DTYPES
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, channels_first, single, widen
+from kernels.reference import channels_first, single, widen
 from verify.arithmetic import PLAIN, Arithmetic
 from verify.blocks import blocks, largest_within
 from verify.evaluate import evaluate
@@ -32,6 +32,7 @@ from verify.model import EXACT, Model, accumulation_slack, ulp
 from verify.parts import Part, part_of
 from verify.signed import add_products, add_signed
 from verify.stopping import until
+from verify.terms import term_counts
 
 __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
 
@@ -207,7 +208,7 @@ class Projection:
         else:
             rows = total.reshape(2 * count + 3, places)
             exact, got, squares, steps = rows[: count + 1], rows[count + 1 : -2], rows[-2], rows[-1]
-        terms = np.broadcast_to(REFERENCE.terms(one).reshape(-1), (places,))
+        terms = np.broadcast_to(term_counts(one).reshape(-1), (places,))
         many = prod(one.output_shape) // max(1, places)
         if one.forward:
             more = _facts(inputs[1:], one.dtype)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, isnan
+from functools import reduce
+from math import inf, isnan, prod
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import numpy.typing as npt
 
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, Dims
-from kernels.reference import channels_first, tap_slices, widen
+from kernels.reference import channels_first, widen
 from verify.blocks import Block, blocks
 from verify.layout import channel_axis, in_data_order, pixel_axes, weights_position
 from verify.stopping import until
 
-__all__ = ["products_of", "worst_terms"]
+__all__ = ["products_of", "term_counts", "worst_terms"]
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,6 +45,30 @@ def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
             values.size, [([_data_index(problem, n, index[0], pixel)], value) for (n, *pixel), value in ranked]
         )
     return _of_dst(problem, inputs, index) if problem.forward else _of_weights(problem, inputs, index, stop)
+
+
+def term_counts(problem: ConvProblem) -> Array:
+    """Return how many products each element of the result sums, in a shape that broadcasts to it."""
+    dims, rank = problem.dims, problem.rank
+    if problem.computes == "diff_bias":
+        return np.full(1, float(problem.n * prod(problem.dst_spatial)))
+    if problem.op == "BiasAdd":
+        return np.full((1,) * (rank + 2), 2.0)
+    each = _meeting_taps if problem.forward else Dims.meetings
+    counts = reduce(np.multiply.outer, [each(dims, axis) for axis in range(3 - rank, 3)], np.ones(()))
+    if not problem.forward:
+        x = problem.weights_format.index("X")
+        return (problem.n * counts).reshape((1,) * x + problem.kernel + (1,) * (2 - x))
+    counts = dims.src_channels * counts + problem.bias
+    return counts[None, None] if problem.data_format == "NCX" else counts[None, ..., None]
+
+
+def _meeting_taps(dims: Dims, axis: int) -> Array:
+    """Count the taps that meet each dst position of an axis."""
+    counts = np.zeros(dims.dst[axis])
+    for tap in range(dims.kernel[axis]):
+        counts[dims.slices(axis, tap)[0 if dims.gathers else 1]] += 1
+    return counts
 
 
 def products_of(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> Array:
@@ -86,8 +111,10 @@ def _factors(
 ) -> tuple[tuple[Storage, int, tuple[slice, ...]], ...]:
     """Return what an element of diff_weights multiplies, of src and of diff_dst: values, channel, and place."""
     group, i, o, tap = weights_position(problem, index)
-    slices = tap_slices(problem.dims, (0,) * (3 - problem.rank) + tap)
-    at_src, at_dst = slices if problem.transposed else slices[::-1]  # the narrow tensor's first
+    place = (0,) * (3 - problem.rank) + tap
+    slices = zip(*(problem.dims.slices(axis, tap) for axis, tap in enumerate(place)), strict=True)
+    at_narrow, at_wide = slices
+    at_src, at_dst = (at_narrow, at_wide) if problem.transposed else (at_wide, at_narrow)
     src_channel = i + group * (problem.src_channels // problem.groups)
     dst_channel = o + group * (problem.dst_channels // problem.groups)
     return (

@@ -32,15 +32,12 @@ _POSITIONS = 1 << 8
 _LEAST_POSITIONS, _CALL_MACS = 1 << 6, 1 << 28
 """Positions of a box at least, multiply-adds at most: a unit checks every few milliseconds if it was cancelled."""
 
-
 _IMAGES_VALUES = 1 << 14
 """Values of all images of a call."""
 
 
 def together(images: range, values: int, macs: int) -> list[slice]:
     """Group small images, so that one call sums several; `values` and `macs` are those of one image."""
-    if len(images) == 1:
-        return [slice(images.start, images.stop)]
     step = max(1, min(_IMAGES_VALUES // max(1, values), _CALL_MACS // max(1, macs)))
     return [slice(first, min(first + step, images.stop)) for first in images[::step]]
 

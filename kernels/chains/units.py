@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kernels.cache import cached
 from kernels.emit.doubles import LANES
 from kernels.plan import Unit
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, Span
 
 __all__ = ["Part", "arrange", "units_of"]
 
@@ -29,19 +29,15 @@ _EXACT_WORK = 16
 """Multiply-adds that take as long as one whose sum is exact."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a unit has of a problem: groups, and channels of a group in the wide and in the narrow tensor."""
+class Part(NamedTuple):
+    """What a unit has of a problem: groups, and channels of a group in the wide and in the narrow tensor.
 
-    groups: tuple[int, int]
-    wide: tuple[int, int]
-    narrow: tuple[int, int]
+    `Unit.part` has the ends of these.
+    """
 
-    @classmethod
-    def of(cls, part: tuple[int, ...]) -> Part:
-        """Return the part of a unit of weight gradients."""
-        a, b, c, d, e, f = part
-        return cls((a, b), (c, d), (e, f))
+    groups: Span
+    wide: Span
+    narrow: Span
 
 
 @cached
@@ -54,10 +50,8 @@ def units_of(problem: ConvProblem, workers: int) -> list[Unit]:
         return _image_units(problem, workers)
     units: list[Unit] = []
     for part in _parts(problem, workers):
-        box = [range(*part.groups), range(*part.wide), range(*part.narrow)]
-        offset, shape = problem.weights_box(part.groups, part.wide, part.narrow)
-        macs = problem.macs * prod(map(len, box)) // max(1, _weights(problem))
-        units.append(Unit(len(units), 0, offset, shape, macs, (*part.groups, *part.wide, *part.narrow)))
+        macs = problem.macs * prod(high - low for low, high in part) // max(1, _weights(problem))
+        units.append(Unit(len(units), 0, *problem.weights_box(*part), macs, sum(part, ())))
     return units
 
 
@@ -95,7 +89,7 @@ def _parts(problem: ConvProblem, workers: int) -> Iterator[Part]:
             yield Part((0, 1), some if wide > narrow else (0, wide), (0, narrow) if wide > narrow else some)
 
 
-def _even(count: int, pieces: int, multiple: int) -> Iterator[tuple[int, int]]:
+def _even(count: int, pieces: int, multiple: int) -> Iterator[Span]:
     """Cut a range into at most so many pieces, whose length is such a multiple."""
     step = max(1, ceil(ceil(count / pieces) / multiple)) * multiple
     return ((low, min(count, low + step)) for low in range(0, max(1, count), step))

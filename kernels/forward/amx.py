@@ -173,7 +173,7 @@ def _bands(dims: Dims, depth: int) -> tuple[list[int], list[_Axis]] | None:
         return depth * ROW_BYTES * shape[0] * prod(len(axis.segments) * axis.pitch for axis in axes)
 
     def fits(axes: list[_Axis]) -> bool:
-        return panel(axes) <= SUMS.panel_bytes and prod(shape) <= SUMS.staged_positions
+        return panel(axes) <= SUMS.dot_slab_bytes and prod(shape) <= SUMS.staged_positions
 
     axes = lay()
     for axis in range(3):
@@ -182,7 +182,7 @@ def _bands(dims: Dims, depth: int) -> tuple[list[int], list[_Axis]] | None:
         while axes is not None and not fits(axes) and shape[1 + axis] > least:
             shape[1 + axis] = min(dims.dst[axis], stride * ceil(ceil(shape[1 + axis] / 2) / stride))
             axes = lay()
-    if axes is None or panel(axes) > SUMS.most_panel_bytes:
+    if axes is None or panel(axes) > 8 * SUMS.dot_slab_bytes:
         return None
     while shape[1:] == list(dims.dst) and 2 * shape[0] <= dims.n:
         shape[0] *= 2
@@ -229,7 +229,7 @@ class _Bands(Share):
         self.bands = prod(count for *_, count in self.grid)
         values = problem.groups * problem.n * dims.dst_channels * prod(dims.dst)
         work = LANES * prod(plan.steps) * (problem.macs // max(1, values) + PIXEL_MACS)  # of a band and two blocks
-        pairs = max(1, min(SUMS.weights_bytes // (2 * plan.block_bytes), STEPS.staged_macs // work))
+        pairs = max(1, min(SUMS.weights_bytes // (2 * plan.block_bytes), 10 * STEPS.batch_macs // work))
         low, high = self.channels
         self.cuts = [
             (g, c, min(high, c + pairs * LANES))
@@ -242,7 +242,7 @@ class _Bands(Share):
         self.floats["source"] = (segments[0] * plan.segment_rows + SPARE) * ROW_BYTES // 4
         self.floats["products"] = LANES + 64
         self.floats["sums"] = (plan.rows + prod(plan.steps)) * LANES
-        self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
+        self.batch = max(1, STEPS.batch_macs // (work * ceil((high - low) / LANES)))
         numbers = numbers_of(dims)
         self.taps = weight_boxes(problem, np.arange(len(numbers)), STEP * plan.depth * numbers, STEP)
         panel = row_of(

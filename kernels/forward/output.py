@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.blocks import STEPS
+from kernels.blocks import CACHES
 from kernels.emit.compiler import Vector, jit
 from kernels.emit.intrinsics import (
     F32,
@@ -30,7 +30,7 @@ STRIP = 128
 AHEAD = 128
 """Positions: the lines that many later are prefetched, as stores wait for one line of memory after the other."""
 
-KEPT_BYTES = STEPS.kept_bytes
+KEPT_BYTES = CACHES.l3
 
 __all__ = ["bring_bias", "fill", "lay_out", "write", "write_rounded"]
 

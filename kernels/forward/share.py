@@ -72,7 +72,7 @@ class _Gather(Share):
         super().__init__(problem, part)
         dims, channels, self.lanewise = self.dims, self.dims.src_channels, lanewise
         self.many = dims.dst_channels if lanewise else 1
-        self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
+        self.limit = SUMS.flush_steps * (16 if problem.dtype == "bf16" else 1)
         self.numbers, tables = numbers_of(dims), self._tables()
         if lanewise:
             self._read_groups(tables)
@@ -113,7 +113,7 @@ class _Gather(Share):
             SumOrder, chunk=ceil(words / ceil(words / self.limit)), group=group, within_line=within_line,
             flushes=problem.dtype != "bf16" and taps * words > self.limit, most=0,
         )  # fmt: skip
-        together = STEPS.together_bytes // (2 * self.block_bytes) if self.direct and not lanewise else 1
+        together = STEPS.band_bytes // (2 * self.block_bytes) if self.direct and not lanewise else 1
         lanes = values_of(
             LaneGroups, lanewise=lanewise, grouped=self.grouped, multiplier=self.many,
             step=self.lanes * max(1, together),
@@ -142,7 +142,7 @@ class _Gather(Share):
             self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4)
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
-        self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
+        self.batch = max(1, STEPS.batch_macs * self.bands * len(self.parts) // max(1, macs))
 
     def _tables(self) -> tuple[AxisTable, ...]:
         """Return the tables of the axes; src lines between those that a single tap meets are left out."""
@@ -271,7 +271,7 @@ class _Gather(Share):
         per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return pixels if self.direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
+        return pixels if self.direct else min(pixels, STEPS.band_bytes // (4 * self.lanes))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""
@@ -341,14 +341,14 @@ class _Scatter(Share):
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
         floats = max(1, width * max(channels + 8, padded(channels)))
-        lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
+        lines = max(1, min(height, STEPS.batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
         self.floats["panels"] = groups * channels * used * LANES
         self.floats["source"] = lines * floats if packed else 0
         self.floats["products"] = limit * (used + 1) * LANES
         self.floats["sums"] = prod(high - low for low, high in self.spans[1:]) * dims.wide_channels
         self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
-        self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
+        self.batch = max(1, STEPS.batch_macs // (macs * lines))
         self.part = self.one_pass(0, groups, dims.wide_channels)
         self.share = row_of(
             ScatterShare, kind=self.kind, packed=packed, src_channels=channels, channels=dims.wide_channels,

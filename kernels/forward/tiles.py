@@ -61,7 +61,7 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     }
     if same and dots:
         del costs["gather"]  # it packs each group by itself
-    if dims.gathers or 4 * prod(dims.wide) * out > SUMS.scatter_bytes:
+    if dims.gathers or 4 * prod(dims.wide) * out > SUMS.weights_bytes:
         del costs["scatter"]
     return costs
 

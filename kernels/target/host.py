@@ -107,8 +107,9 @@ def _allowed(features: frozenset[str], text: str) -> frozenset[str]:
 def target() -> Target:
     """Choose the target once for this process: the processor's widest, unless a setting narrows it.
 
-    `CONVGRAD_TARGET` names one; `CONVGRAD_CPU_FEATURES` lists the optional features to use. Raises ValueError, which
-    lists what there is, for a name or feature that is unknown or that this processor does not have.
+    Modules compile for it as they are imported, so another target needs another process. `CONVGRAD_TARGET` names one;
+    `CONVGRAD_CPU_FEATURES` lists the optional features to use. Raises ValueError, which lists what there is, for a name
+    or feature that is unknown or that this processor does not have.
     """
     settings = os.environ
     imitated = _words(settings.get(IMITATE, ""))

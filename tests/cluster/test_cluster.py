@@ -38,7 +38,7 @@ def test_two_hundred_random_problems_give_the_bits_of_one_machine(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every operation and dtype, cut into more units than there are workers, gives the bits of the local engine."""
-    resize(monkeypatch, unit_macs=2_000, more_macs=2_000, bias_unit=500)
+    resize(monkeypatch, unit_macs=2_000, bias_chunk=250)
     rng, wanted, done, cut, units = np.random.default_rng(7), 200, 0, 0, site.counter("units")
     seen: set[tuple[str, str]] = set()
     while done < wanted:

@@ -46,7 +46,7 @@ def test_every_size(op: str, dtype: str, data_format: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_same_bits_however_it_is_cut(op: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real numbers give the same bits for any number of workers, although the work is cut in several ways."""
-    resize(monkeypatch, bias_unit=500, bias_chunk=3000, bias_piece=700)
+    resize(monkeypatch, bias_chunk=3000, bias_piece=700)
     cut = set()
     for number, (n, channels, spatial) in enumerate(
         [(9, 5, (30, 41)), (1, 40, (31, 33)), (6, 3, (1, 1)), (1500, 9, ()), (2, 7, (90, 17)), (3, 1000, (5,))]

@@ -1,4 +1,4 @@
-"""What is remembered of problems: in bounded memory, and nothing that only planning needed."""
+"""What is remembered of problems: in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernels import cache, plan
-from kernels.cache import Cache, cached, in_passing, measure
+from kernels.cache import Cache, cached, measure
 from kernels.forward.tiles import _share
 from kernels.gradient.tiles.schedule import schedule
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
@@ -75,22 +75,6 @@ def test_what_takes_half_of_the_room_is_not_kept(small: Cache) -> None:
     assert len(small) < 11
 
 
-def test_what_is_made_in_passing_is_not_kept(small: Cache) -> None:
-    """In the block it is made once, after it there is nothing; what was remembered before is used."""
-    made: list[int] = []
-
-    @cached
-    def make(number: int) -> int:
-        made.append(number)
-        return number
-
-    make(1)
-    with in_passing():
-        assert make(1) + make(2) + make(2) == 5
-    assert made == [1, 2]
-    assert len(small) == 1
-
-
 def test_threads_at_once_keep_the_books(small: Cache) -> None:
     """Whatever threads do at the same time, in the end the bytes are those of what is there."""
     make = cached(lambda number: array(number % 13 + 1))
@@ -119,16 +103,6 @@ def hostile(i: int) -> Case:
     """A short request for a long filter: tables of tens of megabytes."""
     taps = (1 << 17) - i
     return Case(src_spatial=(taps + 4095,), dst_spatial=(4096,), kernel=(taps,))
-
-
-def test_a_plan_leaves_no_tables_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who plans keeps the units, not what was laid out to find them: of megabytes for each plan a few KiB stay."""
-    roomy = Cache(64 << 20)
-    monkeypatch.setattr(cache, "CACHE", roomy)
-    for i in range(3):
-        plan(problem_of(hostile(i)), workers=2)
-    assert len(roomy) == 3
-    assert roomy.nbytes < 30 * KIB
 
 
 def test_units_with_their_tables_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_small_bands(monkeypatch: pytest.MonkeyPatch, joined: int) -> None:
     """Split into unequal bands and passes, and among workers, along whichever axes rows go, sums have the same bits."""
     from kernels.forward import amx
 
-    resize(monkeypatch, staged_positions=24, panel_bytes=4096, line_positions=4, unit_macs=2000, band_batch_macs=10_000)
+    resize(monkeypatch, staged_positions=24, dot_slab_bytes=4096, line_positions=4, unit_macs=2000, batch_macs=10_000)
     small: Any = lru_cache(unwrap(amx.layout))
     monkeypatch.setattr(amx, "layout", small)
     monkeypatch.setattr(amx, "JOINED", amx.JOINED[joined : joined + 1])
@@ -144,7 +144,7 @@ def test_the_last_channel_is_the_last(op: str, weights_format: str, channels: in
 @pytest.mark.parametrize("op", LAYERS)
 def test_a_band_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """Bands that fall back to other instructions spoil no weights, pixels and sums of those after them."""
-    resize(monkeypatch, band_batch_macs=1, band_bytes=4096)  # every band has its own call
+    resize(monkeypatch, batch_macs=1, band_bytes=4096)  # every band has its own call
     CACHE.clear()
     sizes = [(30, 33), (60, 66)]
     src, dst = sizes if op == "ConvTranspose" else reversed(sizes)

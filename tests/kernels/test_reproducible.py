@@ -16,7 +16,7 @@ import pytest
 from kernels import ConvProblem, plan
 from kernels.expansion import add_product, pair
 from kernels.plan import box
-from kernels.reference import REFERENCE, narrow, numpy_sums
+from kernels.reference import REFERENCE, add_products, narrow, sums_of
 from kernels.registry import compute
 from tests.kernels.harness import problem_of, stored
 from tests.kernels.paths import inside, some
@@ -123,7 +123,7 @@ def _sums(rows: Array, columns: Array, parts: int, data_format: Literal["NCX", "
     if data_format == "NXC":
         inputs = [np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in inputs]
     (unit,) = plan(problem, reference=True).units
-    found = REFERENCE._sums(problem, unit, inputs, lambda: False, None, parts)
+    found: Array | None = sums_of(problem, unit, inputs, lambda: False, None, parts)
     assert found is not None
     return found.reshape(parts, groups, columns.shape[1], rows.shape[1]).swapaxes(2, 3)
 
@@ -180,7 +180,7 @@ def _assert_numpy_agrees(problem: ConvProblem, inputs: list[Any]) -> None:
     parts = 3 if problem.dtype == "f64" else 1
     for unit in plan(problem, reference=True, workers=3).units:
         given = inputs, lambda: False, None, parts
-        found, expected = REFERENCE._sums(problem, unit, *given), numpy_sums(problem, unit, *given)
+        found, expected = sums_of(problem, unit, *given), sums_of(problem, unit, *given, add_products)
         assert found is not None
         assert expected is not None
         np.testing.assert_array_equal(found, expected, err_msg=str(problem))

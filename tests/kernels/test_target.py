@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import llvmlite.binding as llvm
@@ -170,6 +173,25 @@ def test_every_target_has_narrower_ones_down_to_the_reference() -> None:
     assert [s.lanes for s in steps[1:3]] == [16, 8]
     assert narrower(BY_NAME["znver5"]).dots == ""
     assert narrower(BY_NAME["skylake-avx512"]).name == "haswell"
+
+
+def test_another_target_needs_another_process() -> None:
+    """What modules compiled for stays the target when a setting changes, until a process starts with it."""
+    script = """if True:
+        import os
+        from kernels.emit.brgemm import WIDTH
+        from kernels.target import NAME, target
+        before = target()
+        os.environ[NAME] = "reference"
+        print(before.name, target() is before, target().lanes == WIDTH)
+    """
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, **more}, capture_output=True, text=True
+        ).stdout
+        for more in ({}, {NAME: REFERENCE.name})
+    ]
+    assert [each.split() for each in found] == [[name, "True", "True"] for name in (target().name, REFERENCE.name)]
 
 
 def test_the_digest_tells_targets_apart() -> None:

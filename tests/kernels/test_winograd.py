@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -43,8 +44,8 @@ def _plain(forward: bool = False, **named: Any) -> ConvProblem:
 
 def _small(monkeypatch: pytest.MonkeyPatch, forward: bool) -> None:
     """Make units and slabs small, so that there are many."""
-    gradients = {"winograd_tiles": 8, "winograd_chunk_tiles": 8}
-    others = {"winograd_slab_tiles": 6, "winograd_unit_weights": 1000, "band_batch_macs": 1}
+    gradients = {"winograd_tiles": 6}
+    others = {"winograd_slab_tiles": 6, "winograd_unit_weights": 1000, "batch_macs": 1}
     resize(monkeypatch, unit_macs=10_000, **(others if forward else gradients))
 
 
@@ -116,10 +117,31 @@ def test_inf_and_nan_arrive(monkeypatch: pytest.MonkeyPatch, forward: bool) -> N
     assert kept > 0.6 * count or not forward
 
 
+@each_way
+def test_inf_and_nan_take_no_other_way(monkeypatch: pytest.MonkeyPatch, forward: bool) -> None:
+    """Where values are not finite, each unit computes its own part all the same, in as many calls."""
+    module = import_module(f"kernels.{'forward' if forward else 'gradient'}.winograd.unit")
+    add_products, calls = module.add_products, list[int]()
+    _small(monkeypatch, forward)
+
+    def counted(*given: Any) -> None:
+        calls.append(1)
+        add_products(*given)
+
+    monkeypatch.setattr(module, "add_products", counted)
+    problem, counts = _plain(forward, n=3), []
+    for value in (1.0, np.inf, np.nan):
+        inputs = [as_stored(np.full(shape, value), problem.dtype) for shape in problem.input_shapes]
+        compute(problem, *inputs, workers=3)
+        counts.append(len(calls))
+    assert counts[0] > 3
+    assert counts == [counts[0], 2 * counts[0], 3 * counts[0]]
+
+
 @pytest.mark.parametrize("groups_axis", ["I", "O"])
 def test_boxes_of_units_are_disjoint(monkeypatch: pytest.MonkeyPatch, groups_axis: str) -> None:
     """Where sums are cut to be small, each element of the gradient belongs to one unit."""
-    resize(monkeypatch, winograd_sums_bytes=1 << 14, winograd_shared_bytes=0)
+    resize(monkeypatch, unit_sums_bytes=1 << 14, shared_sums_bytes=0)
     for op, (src, dst), workers in product(OPS[False], ((40, 100), (100, 40)), (1, 3)):
         channels = {"groups": 2, "src_channels": 2 * src, "dst_channels": 2 * dst}
         problem = draw(np.random.default_rng(7), op=op, groups_axis=groups_axis, **channels)
@@ -167,8 +189,9 @@ def test_integers_are_exact_at_the_limit(dtype: str) -> None:
     assert np.array_equal(bits(compute(problem, *inputs)), bits(compute(replace(problem, algorithm="direct"), *inputs)))
 
 
-def test_transforming_weights_stops() -> None:
+def test_transforming_weights_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit that transforms many weights asks whether to stop several times, and stops."""
+    resize(monkeypatch, unit_sums_bytes=8 << 20)
     problem = _plain(True, n=1, src_channels=512, dst_channels=512, src_spatial=(2, 2), dst_spatial=(2, 2), bias=False)
     chosen, asked = plan(problem), 0
     inputs = [np.zeros(shape, np.float32) for shape in problem.input_shapes]

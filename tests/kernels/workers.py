@@ -37,9 +37,9 @@ MOST_MACS = 8_000_000
 Constants = Mapping[str, Mapping[str, Any]]
 
 SMALL = {
-    "unit_macs": 30_000, "more_macs": 60_000, "slab_bytes": 16 << 10, "most_slab_bytes": 48 << 10,
+    "unit_macs": 30_000, "slab_bytes": 16 << 10, "most_slab_bytes": 48 << 10,
     "lane_slab_bytes": 16 << 10, "least_slab_macs": 100_000, "block_positions": 128, "chunk_macs": 50_000,
-    "chunk_positions": 64, "cached_chunk_positions": 64, "dot_slab_bytes": 32 << 10, "narrow_bytes": 16 << 10,
+    "chunk_positions": 64, "cached_chunk_positions": 64, "dot_slab_bytes": 16 << 10,
 }  # fmt: skip
 DOTS: Constants = {"kernels.gradient.dots.unit": {"LEAST_USE": 0.0}}
 FORWARD: Constants = {"kernels.forward.amx": {"MOST_CYCLES": np.inf, "SPEED": 1}}

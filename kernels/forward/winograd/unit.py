@@ -128,7 +128,7 @@ class _FilterShare:
         self.plane = dims.kernel[0] * dims.src_channels * VECTOR
         self.block = PRODUCTS * self.plane
         self.total = dims.groups * self.vectors
-        self._batch = max(1, STEPS.winograd_batch_bytes // self.block)
+        self._batch = max(1, STEPS.unit_sums_bytes // self.block)
         self._room = KERNEL * dims.src_channels * WIDTH
         self._filters = row_of(
             Filters, kind=KINDS[problem.dtype], nbytes=size * prod(problem.weights_shape), group=size * group,
@@ -160,7 +160,7 @@ class _Share:
         vectors, dst_vectors = ceil(dims.src_channels / WIDTH), ceil(out / WIDTH)
         a_row, c_row = (count * VECTOR + GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
-        limit = max(1, STEPS.winograd_slab_bytes // (PRODUCTS * (taps * a_row + c_row)))
+        limit = max(1, STEPS.unit_sums_bytes // (PRODUCTS * (taps * a_row + c_row)))
         self.slabs = cut_slabs([images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
         most = int(tiles_of(self.slabs).max(initial=0))
 
@@ -192,7 +192,7 @@ class _Share:
             "staged": 0 if in_place else 4 * most * PAIR,
         }
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
-        self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
+        self._batch = max(1, STEPS.batch_macs // max(1, macs))
 
     def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool:
         """Compute the share; False when `stop` ended it early."""

@@ -172,22 +172,22 @@ def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
     sums = 4 * geo.wide.channels * geo.narrow.channels * prod(len(axis.shifts) for axis in geo.axes)
     limit = SUMS.dot_slab_bytes if sums <= SUMS.dot_slab_bytes else 2 * SUMS.dot_slab_bytes
     if geo.wide.channel == 1:
-        limit = min(limit, max(1, SUMS.all_groups_bytes // groups))
+        limit = min(limit, max(1, 4 * SUMS.dot_slab_bytes // groups))
     lines = before = _lines(geo.axes, shape)
     for axis in range(4):
         while lines is not None:
             wide, narrow = _bytes(geo, lines)
             reach = lines[axis].reach
-            fits = wide + narrow <= limit and narrow <= SUMS.narrow_bytes
+            fits = wide + narrow <= limit and narrow <= SUMS.dot_slab_bytes
             shortest = 1 if axis < 3 else SUMS.line_positions
             if fits or shape[axis] <= max(shortest, reach[1] - reach[0]):
                 break
             shape[axis] = ceil(shape[axis] / 2)
             lines, before = _lines(geo.axes, shape), lines
-    if lines is None or before is None or sum(_bytes(geo, lines)) > SUMS.most_dot_slab_bytes:
+    if lines is None or before is None or sum(_bytes(geo, lines)) > SUMS.most_slab_bytes:
         return None
     wide, narrow = _bytes(geo, before)
-    little = max((wide + narrow) / limit, narrow / SUMS.narrow_bytes) <= SOME
+    little = max((wide + narrow) / limit, narrow / SUMS.dot_slab_bytes) <= SOME
     if little and SOME_STEPS * _count(before) < _count(lines):
         lines = before
     return lines if _slabs(lines) * prod(len(line.phases) for line in lines) <= MOST_BOXES else None

@@ -220,10 +220,10 @@ def schedule(problem: ConvProblem) -> Schedule:
     elif roles.merged:
         tables = partial(merged_tables, rows, spatial, steps)
     else:
-        tiles_a_walk = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
+        tiles_a_walk = STEPS.band_bytes // (4 * limit * max(1, prod(block)))
         tables = partial(tap_tables, rows, spatial, steps, roles.vector_is_wide, tiles_a_walk)
     slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
-    large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
+    large = 4 * taps * channels * lanes * problem.groups > 2 * CACHES.l2
     least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
     most = SUMS.large_chunks if large else SUMS.chunks
     chunks = chunks_of(min(most, prod(map(len, slab_cuts)), points // least, problem.macs // SUMS.chunk_macs))
@@ -265,14 +265,14 @@ def _block_positions(problem: ConvProblem, roles: Roles, acc: int) -> int:
         size, lanes = (storage_dtype(problem.dtype).itemsize, problem.groups) if roles.direct else (4, target().lanes)
         strides = prod(axis.stride for axis in axes)
         channels = roles.lane_tensor.channels + scalar.channels * strides
-        return max(1, SUMS.region_bytes // (size * lanes * channels))
+        return max(1, SUMS.slab_bytes // (size * lanes * channels))
     step = 4 * axes[3].stride
     if not roles.scalars_in_place and not roles.vector_is_wide:
         line = min(128, step * min(scalar.channels, 6))
     elif not roles.vector_is_wide:
         line = min(128, step * scalar.steps[3]) if scalar.channel == 1 else min(scalar.channels, 6) * min(64, step)
     most = SUMS.block_positions if 4 * acc < CACHES.l2 // 2 else 2 * SUMS.block_positions
-    return max(SUMS.least_block_positions, min(most, SUMS.strided_block_bytes // (64 + line)))
+    return max(SUMS.line_positions, min(most, SUMS.strided_block_bytes // (64 + line)))
 
 
 def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:

@@ -73,8 +73,8 @@ class BwdWeights:
         box = partial(_box, problem, plan)
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
         cells = plan.groups * (1 if plan.lanes_are_groups else len(plan.blocks))
-        unit, more = (macs * self.speed(problem) for macs in (STEPS.unit_macs, STEPS.more_macs))
-        wanted = max(1, min(workers, work_of(problem) // unit), min(4 * workers, problem.macs // more))
+        unit = STEPS.unit_macs * self.speed(problem)
+        wanted = max(1, min(workers, work_of(problem) // unit), min(4 * workers, problem.macs // (2 * unit)))
         parts, slabs, small = 1, len(plan.slabs), acc_bytes <= STEPS.shared_sums_bytes
         while 2 * parts <= min(wanted, plan.chunks):
             few = parts * cells < min(wanted, workers) and 2 * parts * acc_bytes <= STEPS.most_shared_bytes
@@ -86,7 +86,7 @@ class BwdWeights:
                 # every unit packs the scalars anew
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
-            least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // STEPS.most_unit_macs) + 1
+            least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // (4 * STEPS.batch_macs)) + 1
             shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1), 1, workers)
             return units_of(problem, shares, box), 0
         ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
@@ -103,7 +103,7 @@ class BwdWeights:
             )
             for i, ((part, end), share) in enumerate(each)
         ]
-        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)), 1, 1)
+        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.shared_sums_bytes)), 1, 1)
         return first + units_of(problem, shares, box, parts, len(first)), parts * acc_bytes
 
     def run(

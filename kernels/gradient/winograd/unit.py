@@ -72,11 +72,6 @@ class Layout:
         return PRODUCTS * (self.channels[1] + 1) * WIDTH * int(lanes["vectors"].sum())
 
 
-def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
-    """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
-    return chunks_of(min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes)))
-
-
 @cached
 def layout(problem: ConvProblem) -> Layout:
     """Lay the sums out for `problem`, which has broken none of the rules."""
@@ -93,6 +88,8 @@ def layout(problem: ConvProblem) -> Layout:
         cut_slabs([(0, dims.n * (high - low)), *tiles], dims.narrow[1:], SUMS.winograd_tiles) for low, high in spans
     )
     total = max(int(tiles_of(table).sum()) for table in slabs)
+    # more chunks lose fewer digits, and cost passes over sums
+    chunks = min(*map(len, slabs), total // (2 * SUMS.winograd_tiles), SUMS.winograd_chunked_sums // prod(counts))
     return Layout(
         lanes_are_wide=lanes_are_wide,
         channels=(count, rows),
@@ -108,7 +105,7 @@ def layout(problem: ConvProblem) -> Layout:
             )
             for tap, span in enumerate(spans)
         ),
-        chunks=_chunks(total, min(map(len, slabs)), *counts),
+        chunks=chunks_of(chunks),
     )
 
 
@@ -159,11 +156,11 @@ class BwdWinograd(WinogradKernel):
         each = 4 * plan.sums_of(plan.lanes)  # bytes of a group and depth of the kernel
         nbytes = each * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
-        parts = chunks_of(min(wanted, plan.chunks)) if nbytes <= STEPS.winograd_shared_bytes else 1
+        parts = chunks_of(min(wanted, plan.chunks)) if 9 * nbytes <= 16 * STEPS.shared_sums_bytes else 1
         if parts > 1:
-            wanted = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
-        elif each > STEPS.winograd_sums_bytes:
-            wanted = max(wanted, -(-each // STEPS.winograd_sums_bytes) * groups)
+            wanted = max(1, min(wanted, parts * nbytes // STEPS.shared_sums_bytes))
+        elif each > STEPS.unit_sums_bytes:
+            wanted = max(wanted, -(-each // STEPS.unit_sums_bytes) * groups)
         by_group = min(groups, wanted)
         by_block = -(-wanted // groups) if by_group == groups else 1  # a box is of several groups or a part of one
         units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts, parts)
@@ -181,7 +178,7 @@ class BwdWinograd(WinogradKernel):
         if stop():
             return False
         (g0, g1, b0, b1), (index, parts) = unit.part[:4], unit.part[4:]
-        share, plan = _share(problem, b0, b1), layout(problem)
+        share, plan = _Share(problem, b0, b1), layout(problem)
         shared = None
         if parts > 1 and scratch is not None:
             shape = parts, problem.groups, len(plan.slabs), plan.sums_of(plan.lanes)
@@ -203,6 +200,7 @@ class BwdWinograd(WinogradKernel):
         return True
 
 
+@cached
 class _Share:
     """One unit's share: some blocks of lanes, of any group."""
 
@@ -216,13 +214,10 @@ class _Share:
         group, wide, narrow, tap = problem.weights_strides
         lane, row = (wide, narrow) if plan.lanes_are_wide else (narrow, wide)
         self.steps = group, TAPS * TAPS * tap
-        # adjacent taps are adjacent rows; other ones lie a row more apart, as sums do
-        taps, rows = TAPS * TAPS, plan.channels[1]
-        channel_rows, tap_rows = (taps, 1) if tap == 1 else (1, rows + 1)
         self.weights = row_of(
-            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=taps, channels=rows,
-            tap_rows=tap_rows, channel_rows=channel_rows, start=0, group_step=0, block_step=lane, lane_step=lane,
-            channel_step=row, tap_step=tap,
+            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS,
+            channels=plan.channels[1], tap_rows=1, channel_rows=TAPS * TAPS, start=0, group_step=0, block_step=lane,
+            lane_step=lane, channel_step=row, tap_step=tap,
         )  # fmt: skip
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
@@ -257,9 +252,3 @@ class _Share:
         weights["start"] = group * self.steps[0] + depth * self.steps[1]
         taps = arena_address("taps", TAPS * TAPS * (self.plan.channels[1] + 1) * PAIR // 4)
         write_taps(self.lanes, weights, sums, taps, address(output))
-
-
-@cached
-def _share(problem: ConvProblem, low: int, high: int) -> _Share:
-    """Prepare a unit's tables once."""
-    return _Share(problem, low, high)
