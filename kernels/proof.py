@@ -28,6 +28,7 @@ from kernels.emit.depthwise import (
     TAPS,
     KernelLine,
     depthwise_entry,
+    tile_sizes,
 )
 from kernels.emit.dots import BEGIN, BLOCKS, DOWN, END, STAGED, TILE, dot_table
 from kernels.plan import Storage, box
@@ -76,10 +77,9 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
         for tiles in range(1, down + 1):
             yield f"tile products, {tiles} x {across}", partial(_try_tiles, tiles, across, rng)
     entries = [("pixels", dtype, 1, LINES, PIXELS) for dtype in DTYPES_IN_PLACE]
-    for name, most in GROUP_PIXELS.items():
-        entries.append(("groups", name, target().lanes // (1 if name == "one_dots" else 2), GROUP_LINES, most))
-    for kind, dtype, channels, of_strides, most in entries:
-        for stride, rows in product(of_strides, range(1, most + 1)):
+    entries += [("groups", name, target().lanes // 2, GROUP_LINES, limits) for name, limits in GROUP_PIXELS.items()]
+    for kind, dtype, channels, of_strides, limits in entries:
+        for stride, rows in product(of_strides, tile_sizes(limits)):
             for taps in of_strides[stride]:
                 name = f"line of {taps} taps in {dtype}, stride {stride}, for {rows} {kind}"
                 entry = kind, dtype

@@ -7,7 +7,7 @@ to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -174,16 +174,16 @@ def when(builder: Any, asked: Any, otherwise: list[Any], make: Callable[[], list
     return join(builder, otherwise, here, made, inside)
 
 
-def switch(builder: Any, number: Any, cases: Sequence[Callable[[], list[Any]]]) -> list[Any]:
-    """Emit a choice between `cases` by a number from 0 on; return the values of the chosen one. Others crash."""
+def switch(builder: Any, number: Any, cases: Mapping[int, Callable[[], list[Any]]]) -> list[Any]:
+    """Emit a choice between `cases` by a number; return the values of the chosen one. Other numbers crash."""
     blocks = [builder.append_basic_block("case") for _ in cases]
     after, none = builder.append_basic_block("cases.end"), builder.append_basic_block("no.case")
     choice, ends = builder.switch(number, none), []
     builder.position_at_end(none)
     call(builder, "llvm.trap", ir.VoidType())
     builder.unreachable()
-    for at, (block, emit) in enumerate(zip(blocks, cases, strict=True)):
-        choice.add_case(I64(at), block)
+    for block, (case, emit) in zip(blocks, cases.items(), strict=True):
+        choice.add_case(I64(case), block)
         builder.position_at_end(block)
         ends.append((emit(), builder.block))
         builder.branch(after)

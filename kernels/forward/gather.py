@@ -241,8 +241,11 @@ def sum_block(
                     rows = min(work.tile.limit, left)
                     part.repeat = left // rows
                 else:
+                    limit = work.tile.limit
+                    if lines and left % limit > 0:
+                        limit = min(limit, share.limits[1])
                     rows, part.repeat, counts[axis] = list_rows(
-                        taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, share.skips, some_taps
+                        taps, phase, axes[axis].src_step, at[axis], stop[axis], limit, share.skips, some_taps
                     )
                 batch.rows = rows
                 if counts[axis] > 0 and lines:
