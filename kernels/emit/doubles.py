@@ -28,7 +28,7 @@ from kernels.emit.compiler import emitted, emitted_entry
 from kernels.emit.simd import I64
 from kernels.target import target
 
-__all__ = ["CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "move", "widen_run"]
+__all__ = ["CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "widen_run"]
 
 LANES = target().lanes // 2
 """Float64 values of a vector."""
@@ -177,9 +177,3 @@ def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
         simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), places[0], 8)
 
     simd.each_run(builder, count, (to, source), (8, 4), (2 * LANES, 1), some)
-
-
-@emitted
-def move(builder: Any, source: Any, to: Any) -> None:
-    """Copy a float64 from one address to another."""
-    simd.store(builder, simd.load(builder, source, ir.DoubleType(), 8), to, 8)

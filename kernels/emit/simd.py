@@ -20,7 +20,7 @@ from kernels.target import target
 
 __all__ = [
     "F32", "I64", "BFloat", "add_to", "call", "constant", "declare", "each_run", "fields", "fma",
-    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
+    "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
     "storage", "store", "switch", "widen",
 ]  # fmt: skip
 
@@ -152,26 +152,20 @@ def _permute_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:
     return builder.shuffle_vector(*halves, ir.Constant(lanes.type, list(range(8))))
 
 
-def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: Any) -> list[Any]:
-    """Return the values behind an optional block: those from `inside` it, or those from `before` it."""
-    joined = []
-    for old, new in zip(before, after, strict=True):
-        if old is new:
-            joined.append(old)
-            continue
-        phi = builder.phi(old.type)
-        phi.add_incoming(old, here)
-        phi.add_incoming(new, inside)
-        joined.append(phi)
-    return joined
-
-
 def when(builder: Any, asked: Any, otherwise: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
     """Return what `make` emits where `asked` is not 0, or the values `otherwise`."""
     here = builder.block
     with builder.if_then(builder.icmp_signed("!=", asked, asked.type(0))):
         made, inside = make(), builder.block
-    return join(builder, otherwise, here, made, inside)
+    joined = []
+    for old, new in zip(otherwise, made, strict=True):
+        if old is not new:
+            phi = builder.phi(old.type)
+            phi.add_incoming(old, here)
+            phi.add_incoming(new, inside)
+            new = phi
+        joined.append(new)
+    return joined
 
 
 def switch(builder: Any, number: Any, cases: Mapping[int, Callable[[], list[Any]]]) -> list[Any]:
