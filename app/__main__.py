@@ -45,7 +45,7 @@ from app.pool.messages import Unfit
 from app.settings import Settings, many_workers, read_settings, unknown_variables
 from app.telemetry.logs import configure
 from kernels.emit.cache import refused_folder
-from kernels.target import IMITATE, NAME, REFERENCE, SETTING
+from kernels.target import IMITATE, NAME, REFERENCE
 
 __all__ = ["Server", "main"]
 
@@ -225,7 +225,7 @@ def _restart(unfit: Unfit) -> None:
             " versions that this project requires and that this processor has SSE2, or report the reason above"
         )
     known = os.environ.get(UNFIT, "").splitlines()
-    environment = {name: value for name, value in os.environ.items() if name not in (SETTING, IMITATE)}
+    environment = {name: value for name, value in os.environ.items() if name != IMITATE}
     environment |= {NAME: unfit.narrower, UNFIT: "\n".join([*known, f"{unfit.target}: {unfit.reason}"])}
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell wanted

@@ -263,7 +263,8 @@ class _Tile:
         """Add one element to the sums."""
         builder = self.builder
         rows = cases(self.rows, min(SKIPS, self.rows - 1))
-        joined = simd.switch(builder, element.case, [partial(self._steps, element, sums, *some) for some in rows])
+        steps = {case: partial(self._steps, element, sums, *some) for case, some in enumerate(rows)}
+        joined = simd.switch(builder, element.case, steps)
 
         first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
         return simd.when(builder, element.flush, joined, lambda: self._put_totals(self._add(joined, first)))
@@ -305,8 +306,8 @@ def _emit(kind: str, vectors: int, builder: Any, place: Any) -> None:
     places = batch.a, batch.b, batch.c, batch.start, batch.next
 
     def tiles() -> None:
-        all_rows = [_Tile(builder, kind, 1 + rows, vectors, batch).emit for rows in range(ROWS[kind][vectors])]
-        simd.switch(builder, builder.sub(batch.rows, simd.I64(1)), all_rows)
+        sizes = range(1, 1 + ROWS[kind][vectors])
+        simd.switch(builder, batch.rows, {rows: _Tile(builder, kind, rows, vectors, batch).emit for rows in sizes})
 
     def vector(at: Any) -> None:
         batch.a, batch.b, batch.c, batch.start, batch.next = (builder.add(place, at) for place in places)

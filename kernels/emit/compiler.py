@@ -193,21 +193,7 @@ def values_of(kind: type[Record], /, **values: Any) -> tuple[Any, ...]:
     return tuple(map(values.__getitem__, kind.__annotations__))
 
 
-class _Pipeline(Compiler):
-    """Name a function's symbol by its module, its name and its signature, and so equally in every process.
-
-    Numba would add a count: what a process compiles again, callers in the cache would not find.
-    """
-
-    def _compile_bytecode(self) -> Any:
-        state = self.state
-        state.func_id.unique_id = 0
-        state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.library.enable_object_caching()
-        return super()._compile_bytecode()
-
-
-class _Library(JITCodeLibrary):
+class _InlinedLibrary(JITCodeLibrary):
     """Optimise code once, where Numba does so function by function, then twice as a whole: a third of all the time."""
 
     def _optimize_functions(self, module: Any) -> None:
@@ -216,6 +202,40 @@ class _Library(JITCodeLibrary):
     def _optimize_final_module(self) -> None:
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
+
+
+class _Library(_InlinedLibrary):
+    """Cache machine code alone: no caller links the bitcode, which is several times as long."""
+
+    def serialize_using_object_code(self) -> tuple[str, str, tuple[bytes, bytes]]:
+        """Return name, kind, and the code with bitcode that only lists the functions which are found by their names."""
+        self._ensure_finalized()
+        names = [each.name for each in self._final_module.functions if not each.is_declaration]
+        text = "".join(f'define void @"{name}"() {{ ret void }}\n' for name in names)
+        return self.name, "object", (self._get_compiled_object(), llvm.parse_assembly(text).as_bitcode())
+
+
+class _InlinedPipeline(Compiler):
+    """Name a function's symbol by its module, its name and its signature, and so equally in every process.
+
+    Numba would add a count: what a process compiles again, callers in the cache would not find. It would also cache the
+    source annotated with types, a page for each line.
+    """
+
+    library: type[JITCodeLibrary] = _InlinedLibrary
+
+    def _compile_bytecode(self) -> Any:
+        state = self.state
+        state.func_id.unique_id = 0
+        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return super()._compile_bytecode()._replace(type_annotation="")
+
+
+class _Pipeline(_InlinedPipeline):
+    """Do so for a function that callers refer to by its symbol."""
+
+    library = _Library
 
 
 def jit(function: F) -> F:
@@ -240,7 +260,8 @@ def _compiled(function: F, *, inlined: bool) -> F:
     arguments = tuple(_NUMBA[kind] for name, kind in function.__annotations__.items() if name != "return")
     # C calls nothing but a `callback`, and Python few functions: an entry for either takes time to compile
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inlined or function.__name__.startswith("_")}
-    options |= {"error_model": "numpy", "boundscheck": False, "pipeline_class": _Pipeline}
+    options |= {"error_model": "numpy", "boundscheck": False}
+    options["pipeline_class"] = _InlinedPipeline if inlined else _Pipeline
     with _cached_here():
         dispatcher: Any = numba.njit(nogil=True, cache=True, **options)(function)
     compile_anew, context = dispatcher.compile, dispatcher.targetctx

@@ -69,7 +69,7 @@ def _tile_products(across: int, builder: Any, place: Any) -> None:
     """
     batch = simd.fields(builder, place, Batch)
     down = builder.lshr(builder.sub(batch.rows, _I64(1)), _I64(4))
-    cases = [partial(_sum_tiles, 1 + more, across, builder, batch) for more in range(DOWN[across - 1])]
+    cases = {more: partial(_sum_tiles, 1 + more, across, builder, batch) for more in range(DOWN[across - 1])}
     simd.switch(builder, down, cases)
 
 

@@ -1,8 +1,8 @@
 """Micro-kernels with sums of float64: each sum is one chain over its terms, so its order is the same on every target.
 
 They read the lists of `kernels.emit.brgemm`: vectors have as many bytes, so half as many lanes. The second set of sums
-stays in registers, and where a batch has `totals` its sums go on from there. Both `a` and `b` are float64; of `wide`
-tiles `a` has vectors, every lane a problem of its own. No rows are left out (`Element.case`).
+stays in registers. Sums go on from those at `totals`; without that address they begin at zero. Both `a` and `b` are
+float64; of `wide` tiles `a` has vectors, every lane a problem of its own. No rows are left out (`Element.case`).
 
 Products of f32, f16 and bf16 are exact in float64, so it makes no difference either whether multiply-adds are fused.
 
@@ -23,12 +23,12 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.emit.brgemm import Batch, Element
+from kernels.emit.brgemm import Batch, sum_elements
 from kernels.emit.compiler import emitted, emitted_entry
 from kernels.emit.simd import I64
 from kernels.target import target
 
-__all__ = ["CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "move", "widen_run"]
+__all__ = ["CHAINS", "EXACT", "LANES", "PARTS", "SHAPES", "WIDE", "chain_table", "widen_run"]
 
 LANES = target().lanes // 2
 """Float64 values of a vector."""
@@ -112,16 +112,14 @@ def _emit_rows(builder: Any, batch: Any, number: int, rows: int) -> list[Any]:
         ]
 
     zeros = [simd.constant(_VECTOR, 0.0)] * rows * vectors * parts
-    apart, goes_on = (builder.icmp_signed("!=", each, I64(0)) for each in (batch.apart, batch.totals))
-    start, start_row = (
-        builder.select(goes_on, *pair) for pair in ((batch.totals, batch.start), (batch.totals_row, batch.start_row))
+    start = simd.when(
+        builder,
+        batch.totals,
+        zeros,
+        lambda: [simd.load(builder, each, _VECTOR, 8) for each in places(batch.totals, batch.totals_row)],
     )
-    before = builder.block
-    with builder.if_then(builder.icmp_signed("!=", start_row, I64(0))):
-        loaded, inside = [simd.load(builder, each, _VECTOR, 8) for each in places(start, start_row)], builder.block
-    start = simd.join(builder, zeros, before, loaded, inside)
-    totals = [builder.select(apart, *pair) for pair in zip(start, zeros, strict=True)]
-    chains = [builder.select(apart, *pair) for pair in zip(zeros, start, strict=True)]
+    apart = builder.icmp_signed("!=", batch.apart, I64(0))
+    begin = [builder.select(apart, *pair) for pair in zip([*start, *zeros], [*zeros, *start], strict=True)]
 
     def add(sums: list[Any], more: list[Any]) -> list[Any]:
         firsts = range(0, len(sums), parts)
@@ -141,23 +139,15 @@ def _emit_rows(builder: Any, batch: Any, number: int, rows: int) -> list[Any]:
                 sums[first : first + parts] = _add_product(builder, sums[first : first + parts], factors[j], lines[j])
         return [builder.add(a, batch.a_step), builder.add(b, batch.b_step), *sums]
 
-    def element(carried: list[Any]) -> list[Any]:
-        where, sums = carried[0], carried[1:]
-        found = simd.fields(builder, where, Element)
+    def element(found: Any, sums: list[Any]) -> list[Any]:
         totals, begins = sums[: len(zeros)], [builder.add(batch.a, found.a), builder.add(batch.b, found.b)]
         chains = simd.loop(builder, found.steps, [*begins, *sums[len(zeros) :]], step, "step")[2:]
-        here = builder.block
-        with builder.if_then(builder.icmp_signed("!=", found.flush, I64(0))):
-            added, inside = [*add(totals, chains), *zeros], builder.block
-        sums = simd.join(builder, [*totals, *chains], here, added, inside)
-        return [builder.add(where, I64(Element.dtype.itemsize)), *sums]
+        return simd.when(builder, found.flush, [*totals, *chains], lambda: [*add(totals, chains), *zeros])
 
-    sums = simd.loop(builder, batch.count, [batch.elements, *totals, *chains], element, "element", rolled=True)[1:]
+    sums = sum_elements(builder, batch, begin, element)
     totals, chains = sums[: len(zeros)], sums[len(zeros) :]
-    here = builder.block
-    with builder.if_then(apart):
-        added, inside = add(totals, chains), builder.block
-    for value, to in zip(simd.join(builder, chains, here, added, inside), places(batch.c, batch.c_row), strict=True):
+    whole = simd.when(builder, batch.apart, chains, lambda: add(totals, chains))
+    for value, to in zip(whole, places(batch.c, batch.c_row), strict=True):
         simd.store(builder, value, to, 8)
     return []
 
@@ -165,8 +155,8 @@ def _emit_rows(builder: Any, batch: Any, number: int, rows: int) -> list[Any]:
 def _emit(builder: Any, place: Any, number: int) -> None:
     """Emit the tiles of a shape."""
     batch = simd.fields(builder, place, Batch)
-    tiles = [partial(_emit_rows, builder, batch, number, rows) for rows in range(1, SHAPES[number][0] + 1)]
-    simd.switch(builder, builder.sub(batch.rows, I64(1)), tiles)
+    sizes = range(1, 1 + SHAPES[number][0])
+    simd.switch(builder, batch.rows, {rows: partial(_emit_rows, builder, batch, number, rows) for rows in sizes})
 
 
 _ENTRIES = [emitted_entry(f"chains_{number}", partial(_emit, number=number), 1) for number in range(len(SHAPES))]
@@ -187,9 +177,3 @@ def widen_run(builder: Any, to: Any, source: Any, count: Any) -> None:
         simd.store(builder, builder.fpext(value, ir.VectorType(ir.DoubleType(), width)), places[0], 8)
 
     simd.each_run(builder, count, (to, source), (8, 4), (2 * LANES, 1), some)
-
-
-@emitted
-def move(builder: Any, source: Any, to: Any) -> None:
-    """Copy a float64 from one address to another."""
-    simd.store(builder, simd.load(builder, source, ir.DoubleType(), 8), to, 8)

@@ -40,7 +40,8 @@ def by_kind(emit: Callable[..., Any], result: Any = types.void) -> Any:
             value = emit(builder, kind, *values)
             return [] if value is None else [value]
 
-        found = simd.switch(builder, number, [partial(case, kind) for kind in KINDS if kind != "f64"])
+        cases = {place: partial(case, kind) for kind, place in KINDS.items() if kind != "f64"}
+        found = simd.switch(builder, number, cases)
         return found[0] if found else None
 
     return emitted(choose, result)

@@ -7,7 +7,7 @@ to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from kernels.target import target
 
 __all__ = [
     "F32", "I64", "BFloat", "add_to", "call", "constant", "declare", "each_run", "fields", "fma",
-    "join", "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
+    "load", "loop", "multiply_add", "narrow", "nth", "opaque", "permute", "prefetch", "runs", "some", "splat",
     "storage", "store", "switch", "widen",
 ]  # fmt: skip
 
@@ -152,38 +152,32 @@ def _permute_bytes(builder: Any, name: str, value: Any, lanes: Any) -> Any:
     return builder.shuffle_vector(*halves, ir.Constant(lanes.type, list(range(8))))
 
 
-def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: Any) -> list[Any]:
-    """Return the values behind an optional block: those from `inside` it, or those from `before` it."""
-    joined = []
-    for old, new in zip(before, after, strict=True):
-        if old is new:
-            joined.append(old)
-            continue
-        phi = builder.phi(old.type)
-        phi.add_incoming(old, here)
-        phi.add_incoming(new, inside)
-        joined.append(phi)
-    return joined
-
-
 def when(builder: Any, asked: Any, otherwise: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
     """Return what `make` emits where `asked` is not 0, or the values `otherwise`."""
     here = builder.block
     with builder.if_then(builder.icmp_signed("!=", asked, asked.type(0))):
         made, inside = make(), builder.block
-    return join(builder, otherwise, here, made, inside)
+    joined = []
+    for old, new in zip(otherwise, made, strict=True):
+        if old is not new:
+            phi = builder.phi(old.type)
+            phi.add_incoming(old, here)
+            phi.add_incoming(new, inside)
+            new = phi
+        joined.append(new)
+    return joined
 
 
-def switch(builder: Any, number: Any, cases: Sequence[Callable[[], list[Any]]]) -> list[Any]:
-    """Emit a choice between `cases` by a number from 0 on; return the values of the chosen one. Others crash."""
+def switch(builder: Any, number: Any, cases: Mapping[int, Callable[[], list[Any]]]) -> list[Any]:
+    """Emit a choice between `cases` by a number; return the values of the chosen one. Other numbers crash."""
     blocks = [builder.append_basic_block("case") for _ in cases]
     after, none = builder.append_basic_block("cases.end"), builder.append_basic_block("no.case")
     choice, ends = builder.switch(number, none), []
     builder.position_at_end(none)
     call(builder, "llvm.trap", ir.VoidType())
     builder.unreachable()
-    for at, (block, emit) in enumerate(zip(blocks, cases, strict=True)):
-        choice.add_case(I64(at), block)
+    for block, (case, emit) in zip(blocks, cases.items(), strict=True):
+        choice.add_case(I64(case), block)
         builder.position_at_end(block)
         ends.append((emit(), builder.block))
         builder.branch(after)

@@ -111,9 +111,9 @@ def _transform_line(builder: Any, line: Any, wide: bool, vectors: int) -> list[A
 def transform_line(builder: Any, wide: Any, vectors: Any, place: Any) -> None:
     """Transform the `TileLine` at an address, of the wide tensor (1) or the narrow one (0), for 1 or 2 vectors."""
     line = simd.fields(builder, place, TileLine)
-    number = builder.sub(builder.add(builder.mul(wide, simd.I64(2)), vectors), simd.I64(1))
-    kinds = [(tensor, count) for tensor in (False, True) for count in (1, 2)]
-    simd.switch(builder, number, [partial(_transform_line, builder, line, *kind) for kind in kinds])
+    number = builder.add(builder.mul(wide, simd.I64(2)), vectors)
+    kinds = {2 * tensor + count: (tensor, count) for tensor in (False, True) for count in (1, 2)}
+    simd.switch(builder, number, {each: partial(_transform_line, builder, line, *kinds[each]) for each in kinds})
 
 
 def _both_axes(builder: Any, along: Along, places: list[list[Any]]) -> list[list[Any]]:

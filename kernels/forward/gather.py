@@ -19,10 +19,10 @@ import numpy as np
 
 from kernels.emit.brgemm import MICRO, ROWS, Batch
 from kernels.emit.compiler import Rows, Vector, inlined, jit
-from kernels.emit.doubles import move
 from kernels.emit.intrinsics import (
     F32,
     address_of,
+    copy_bytes,
     fill_zero,
     load,
     stack_array,
@@ -241,8 +241,11 @@ def sum_block(
                     rows = min(work.tile.limit, left)
                     part.repeat = left // rows
                 else:
+                    limit = work.tile.limit
+                    if lines and left % limit > 0:
+                        limit = min(limit, share.limits[1])
                     rows, part.repeat, counts[axis] = list_rows(
-                        taps, phase, axes[axis].src_step, at[axis], stop[axis], work.tile.limit, share.skips, some_taps
+                        taps, phase, axes[axis].src_step, at[axis], stop[axis], limit, share.skips, some_taps
                     )
                 batch.rows = rows
                 if counts[axis] > 0 and lines:
@@ -270,7 +273,7 @@ def _write_doubles(dst: Operand, sums: int, to: int, parts: int, valid: int, cou
                 source = sums + 8 * dst.width * p + line * counts[3] * (d * counts[2] + h)
                 for lane in range(valid):
                     for w in range(counts[3]):
-                        move(source + w * line + 8 * lane, place + w * dst.strides[3] + lane * dst.channel)
+                        copy_bytes(place + w * dst.strides[3] + lane * dst.channel, source + w * line + 8 * lane, 8)
 
 
 @jit

@@ -97,7 +97,7 @@ class _Gather(Share):
         micro = "dots" if self.dots else "lanes" if lanewise else "f32"
         rows, skips = [ROWS[micro][vectors] for vectors in ((1, 1) if lanewise else (1, 2))], SKIPS
         if self.by_lines:
-            rows = [GROUP_PIXELS["dots" if self.dots else "f32"] if self.grouped else PIXELS, 0]
+            rows = list(GROUP_PIXELS["dots" if self.dots else "f32"] if self.grouped else PIXELS)
             skips = rows[0]  # pixels that a line does not meet cost nothing
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
@@ -199,8 +199,7 @@ class _Gather(Share):
         """Return the micro-kernel of lines of taps."""
         if not self.grouped:
             return depthwise_entry("pixels", "f32" if self.packed else self.problem.dtype)
-        one = micro == "dots" and self.many == WIDTH
-        return depthwise_entry("groups", "f32" if micro == "lanes" else "one_dots" if one else micro)
+        return depthwise_entry("groups", "f32" if micro == "lanes" else micro)
 
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""

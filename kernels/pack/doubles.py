@@ -10,8 +10,8 @@ import numpy as np
 
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, numbers
-from kernels.emit.doubles import move, widen_run
-from kernels.emit.intrinsics import stack_array
+from kernels.emit.doubles import widen_run
+from kernels.emit.intrinsics import copy_bytes, stack_array
 from kernels.pack.panels import PANEL, Values, pack_panels
 
 __all__ = ["F64", "Operand", "pack_doubles", "pack_groups", "packed", "packed_values"]
@@ -86,7 +86,8 @@ def pack_doubles(side: Operand, base: int, group: int, first: Vector, sizes: Vec
                     line = source + panel.source + d * side.strides[1] + h * side.strides[2]
                     for c in range(panel.valid):
                         for w in range(sizes[3]):
-                            move(line + c * side.channel + w * side.strides[3], place + 8 * (w * step * width + c))
+                            here = line + c * side.channel + w * side.strides[3]
+                            copy_bytes(place + 8 * (w * step * width + c), here, 8)
                 elif step == 1:
                     widen_run(place, line, width * sizes[3])
                 else:

@@ -34,13 +34,7 @@ def lane_peaks(builder: Any, address: Any, count: Any, peaks: Any) -> Any:
 
     The largest of every two lanes are stored at `peaks`, 16 values of 16 bits.
     """
-
-    def body(carried: list[Any]) -> list[Any]:
-        place, peak = carried
-        return [builder.add(place, _I64(64)), _choose(builder, ">", _magnitudes(builder, place), peak)]
-
-    peak = simd.loop(builder, count, [address, ir.Constant(_LANES, [0] * 32)], body, "peak")[1]
-    peak = _halved(builder, ">", peak)
+    peak = _halved(builder, ">", _extremes(builder, address, count)[1])
     simd.store(builder, peak, peaks, 2)
     return _reduced(builder, ">", peak)
 
@@ -51,21 +45,21 @@ def magnitudes(builder: Any, address: Any, count: Any) -> Any:
 
     The smallest one is that of those which are not zero, less 1; without any it is 0xFFFF.
     """
-
-    def body(carried: list[Any]) -> list[Any]:
-        place, least, most = carried
-        bits = _magnitudes(builder, place)
-        lower = builder.sub(bits, ir.Constant(_LANES, [1] * 32))  # of zero: 0xFFFF
-        return [builder.add(place, _I64(64)), _choose(builder, "<", lower, least), _choose(builder, ">", bits, most)]
-
-    start = [address, ir.Constant(_LANES, [0xFFFF] * 32), ir.Constant(_LANES, [0] * 32)]
-    _, least, most = simd.loop(builder, count, start, body, "magnitude")
+    least, most = _extremes(builder, address, count)
     return _reduced(builder, "<", least), _reduced(builder, ">", most)
 
 
-def _magnitudes(builder: Any, place: Any) -> Any:
-    """Load 32 bf16, without their signs."""
-    return builder.and_(simd.load(builder, place, _LANES, 2), ir.Constant(_LANES, [0x7FFF] * 32))
+def _extremes(builder: Any, address: Any, count: Any) -> list[Any]:
+    """Return the same of each lane."""
+
+    def body(carried: list[Any]) -> list[Any]:
+        place, least, most = carried
+        bits = builder.and_(simd.load(builder, place, _LANES, 2), simd.constant(_LANES, 0x7FFF))
+        lower = builder.sub(bits, simd.constant(_LANES, 1))  # of zero: 0xFFFF
+        return [builder.add(place, _I64(64)), _choose(builder, "<", lower, least), _choose(builder, ">", bits, most)]
+
+    start = [address, simd.constant(_LANES, 0xFFFF), simd.constant(_LANES, 0)]
+    return simd.loop(builder, count, start, body, "magnitude")[1:]
 
 
 def _choose(builder: Any, relation: str, one: Any, other: Any) -> Any:

@@ -11,7 +11,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
-__all__ = ["AMX", "FEATURE_WORDS", "KNOWN", "REFERENCE", "Dots", "Target", "best", "narrower"]
+__all__ = ["AMX", "KNOWN", "REFERENCE", "Dots", "Target", "best", "narrower"]
 
 Arch = Literal["x86_64", "aarch64"]
 Dots = Literal["", "amx", "avx512bf16"]
@@ -26,17 +26,6 @@ _AVX512 = _AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx
 _BF16 = _AVX512 | {"avx512bf16"}
 _AMX = _BF16 | AMX
 _NEON = frozenset({"fp-armv8", "neon"})
-
-FEATURE_WORDS = {
-    "f16c": frozenset({"avx", "xsave", "f16c"}),
-    "fma": frozenset({"avx", "xsave", "fma"}),
-    "avx2": frozenset({"avx", "xsave", "avx2"}),
-    "avx512f": _AVX512 - _SSE4,
-    "avx512bf16": _BF16 - _SSE4,
-    "amx-tile": frozenset({"amx-tile"}),
-    "amx-bf16": _AMX - _SSE4,
-}
-"""The features that can be turned off, each with what it needs."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tests.kernels.accuracy import assert_accurate
 from tests.kernels.bits import DTYPES
 from tests.kernels.guard_pages import run as run_between_guard_pages
 from tests.kernels.harness import Run, assert_same_bits, check
-from tests.kernels.paths import imitated_paths, inside, narrower_paths, no_f16c
+from tests.kernels.paths import imitated_paths, inside, narrower_paths
 from tests.kernels.poison import poisoned
 from tests.kernels.special import assert_propagates
 from tests.kernels.workers import differs, large_case, small_units
@@ -107,7 +107,7 @@ def search(seed: int, first: int, seconds: float) -> None:
 def main() -> int:
     """Search on each path; return 1 if anything was found."""
     own = {str(target()): dict[str, str]()}
-    paths = own | narrower_paths() | no_f16c() | imitated_paths()
+    paths = own | narrower_paths() | imitated_paths()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="for all paths together (default: 30)")
     parser.add_argument("--seed", type=int, default=int(f"{dt.datetime.now(dt.UTC):%Y%m%d}"))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from kernels.target import IMITATE, NAME, SETTING, Target, host_target, narrower, target
-from kernels.target.known import FEATURE_WORDS
+from kernels.target import IMITATE, NAME, Target, host_target, narrower, target
 
-__all__ = ["INNER", "imitated_paths", "inside", "narrower_paths", "no_f16c", "some"]
+__all__ = ["INNER", "imitated_paths", "inside", "narrower_paths", "some"]
 
 INNER = "CONVGRAD_TEST_INNER"
 """Set in the processes that test another path."""
@@ -48,15 +47,9 @@ def _steps() -> Iterator[Target]:
         step = narrower(step)
 
 
-def no_f16c() -> dict[str, dict[str, str]]:
-    """Return the settings of AVX2 without F16C, which converts f16 in wide vectors without an instruction for it."""
-    wide = target().features >= FEATURE_WORDS["avx2"] | FEATURE_WORDS["fma"]
-    return {"without-f16c": _settings(**{SETTING: "avx2,fma"})} if wide and not inside() else {}
-
-
 def imitated_paths() -> dict[str, dict[str, str]]:
     """Return the settings of the paths whose instructions this processor lacks and can imitate."""
     if inside() or target().arch != "x86_64":
         return {}
-    lacking = [name for name in ("avx512bf16", "amx-bf16") if not host_target().features >= FEATURE_WORDS[name]]
+    lacking = [name for name in ("avx512bf16", "amx-bf16") if name not in host_target().features]
     return {name: _settings(**{IMITATE: name}) for name in lacking}

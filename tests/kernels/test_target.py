@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import llvmlite.binding as llvm
 import pytest
 
-from kernels.target import KNOWN, NAME, REFERENCE, SETTING, Target, best, host_features, narrower, target
+from kernels.target import KNOWN, NAME, REFERENCE, Target, best, host_features, narrower, target
 from kernels.target.host import BUILD, IMITATE, _amx_granted
 
-SETTINGS = (NAME, SETTING, IMITATE, BUILD)
+SETTINGS = (NAME, IMITATE, BUILD)
 BY_NAME = {known.name: known for known in KNOWN}
 X86 = [known for known in KNOWN if known.arch == "x86_64"]
 
@@ -106,54 +106,37 @@ def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
     assert machine.target().dots == "amx"
     machine.refuses_tiles()
     assert machine.target().name == "skylake-avx512"
-    machine.set(SETTING, "avx512bf16")
+    machine.set(NAME, "cooperlake")
     assert machine.target().dots == "avx512bf16"
 
 
-@pytest.mark.parametrize(
-    ("text", "lanes", "dots"),
-    [
-        (" avx512f , amx-bf16 ", 16, "amx"), ("avx512bf16", 16, "avx512bf16"), ("avx512f", 16, ""), ("avx2,fma", 8, ""),
-        ("f16c", 8, ""), ("", 16, "amx"),
-    ],
-)  # fmt: skip
-def test_features_can_be_turned_off(machine: Machine, text: str, lanes: int, dots: str) -> None:
-    """The setting lists the features to use; an empty one counts as unset. Unlisted ones can't be emitted either."""
-    machine.set(SETTING, text)
-    chosen = machine.target()
-    assert (chosen.lanes, chosen.dots) == (lanes, dots)
-    every = frozenset().union(*(known.features for known in X86))
-    flags = dict.fromkeys(chosen.llvm_features(every).split(","))
-    assert {flag[1:] for flag in flags} == every
-    assert {flag[1:] for flag in flags if flag[0] == "+"} == chosen.features
-    if text == "avx2,fma":
-        assert not chosen.converts_f16
-        assert "-f16c" in flags
-
-
 def test_a_target_can_be_named(machine: Machine) -> None:
-    """A setting restricts a processor to a narrower target."""
+    """A setting restricts a processor to a narrower target, and the compiler to its features; empty, to none."""
+    every = frozenset().union(*(known.features for known in X86))
     for known in X86:
         machine.set(NAME, known.name)
         assert machine.target() == known
+        flags = dict.fromkeys(known.llvm_features(every).split(","))
+        assert {flag[1:] for flag in flags} == every
+        assert {flag[1:] for flag in flags if flag[0] == "+"} == known.features
+    machine.set(NAME, "")
+    assert machine.target().dots == "amx"
     machine.set(NAME, "reference")
     assert not machine.target().compiles
 
 
 @pytest.mark.parametrize(
-    ("processor", "setting", "value", "message"),
+    ("processor", "name", "message"),
     [
-        ("", SETTING, "avx512f,axv2", "axv2 is unknown; known are amx-bf16, amx-tile, avx2"),
-        ("haswell", SETTING, "avx512f,avx2", r"can't run avx512f.*it can run avx2, f16c, fma"),
-        ("", NAME, "znver9", "znver9 is not a known target; this processor can run cooperlake, haswell"),
-        ("haswell", NAME, "znver4", "znver4 needs features that this processor does not have"),
+        ("", "znver9", "znver9 is not a known target; this processor can run cooperlake, haswell"),
+        ("haswell", "znver4", "znver4 needs features that this processor does not have"),
     ],
 )
-def test_wrong_settings(machine: Machine, processor: str, setting: str, value: str, message: str) -> None:
-    """An unknown feature or target, or one that the processor can't run, is an error that lists the valid words."""
+def test_wrong_settings(machine: Machine, processor: str, name: str, message: str) -> None:
+    """An unknown target, or one that the processor can't run, is an error that lists those it can."""
     if processor:
         machine.has("x86_64", processor, BY_NAME[processor].features)
-    machine.set(setting, value)
+    machine.set(NAME, name)
     with pytest.raises(ValueError, match=message):
         machine.target()
 
