@@ -146,9 +146,6 @@ class Sums:
     flush_steps_bf16: int = 1024
     """The same where the result is bf16, in which what they lose does not show."""
 
-    source_bytes: int = 8 << 20
-    """Packed src of one dst position at the most; where taps reach farther it is packed tap by tap."""
-
     weights_bytes: int = 24 << 20
     """Packed weights of one pass, a part of a worker's room of 64 MiB; more dst channels are done one part after
     another, and AMX refuses what has no room for a pair of blocks."""
@@ -252,6 +249,9 @@ class Steps:
 
     band_pixels: int = 512
     """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
+
+    reach_pixels: int = 1 << 13
+    """Dst pixels of a band, where one of them reaches as many src positions."""
 
     kept_bytes: int = CACHES.l3
     """End of dst, channels-first, that is kept in the caches; what comes before it is written to memory."""

@@ -256,7 +256,7 @@ class _Bands(Share):
             taps = axis.table.taps.copy()
             taps["src"] += axis.segment * (inner * plan.segment_rows // pitch)
             tables.append(replace(axis.table, taps=taps))
-        self.tables = tables_of(tuple(tables), False)
+        self.tables = tables_of(tuple(tables))
         lows, highs, sizes, _ = zip(*self.grid, strict=True)
         self.share = row_of(
             GatherShare, kind=self.kind, micro=0, limits=[0, 0], loops=[0, 1, 2, 3], channels=dims.src_channels,
@@ -267,7 +267,7 @@ class _Bands(Share):
                 block_bytes=plan.block_bytes, kernel=[table.kernel for table in tables[1:]], order=0,
             ),
             src=values_of(
-                SrcReading, word=positions * ROW_BYTES, packed=True, by_tap=False, joined=False, pixel_bytes=ROW_BYTES,
+                SrcReading, word=positions * ROW_BYTES, packed=True, joined=False, pixel_bytes=ROW_BYTES,
                 staged=True,
             ),
             sums=values_of(

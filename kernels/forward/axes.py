@@ -100,14 +100,6 @@ class AxisTable:
         """The number of src positions that the taps of all phases span, at dst positions side by side."""
         return int(np.ptp(self.begins)) + 1 if len(self.taps) else 0
 
-    def alone(self) -> AxisTable:
-        """Return the axis with a phase for each tap, by their numbers."""
-        lanes = np.repeat(self.phases["dst"], self.phases["taps"])
-        order = np.argsort(self.taps["number"])
-        phases = np.empty(len(order), Phase.dtype)
-        phases["dst"], phases["first"], phases["taps"], phases["adjacent"] = lanes, np.arange(len(order)), 1, 1
-        return replace(self, phases=phases[order])
-
     def sparse(self) -> tuple[AxisTable, int]:
         """Return the axis without src positions between those that its only tap meets, and the first of all."""
         taps = self.taps.copy()
@@ -165,15 +157,14 @@ def is_plain(table: AxisTable) -> bool:
     return sizes and table.taps.tolist() == [(0, 0, table.dst, 0)]
 
 
-def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
-    """Return the tables of axes, phases and taps that compiled code reads; taps `alone` are phases of their own."""
-    tables = tuple(table.alone() for table in tables) if alone else tables
+def tables_of(tables: Sequence[AxisTable]) -> Tables:
+    """Return the tables of axes, phases and taps that compiled code reads."""
     axes = np.empty(len(tables), Axis.dtype)
     phases, taps = [], []
     first, tap = 0, 0
     for row, table in zip(axes, tables, strict=True):
         row["first"], row["phases"] = first, len(table.phases)
-        row["dst_step"], row["src_step"], row["stride"] = table.dst_step, 1 if alone else table.src_step, table.src_step
+        row["dst_step"], row["src_step"] = table.dst_step, table.src_step
         some = table.phases.copy()
         some["first"] += tap
         phases.append(some)
@@ -184,7 +175,7 @@ def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
 
 def chain_tables(axes: Sequence[geometry.Axis], gathers: bool) -> Tables:
     """Return the tables of (n, d, h, w) for one image, whose taps keep their numbers, which rise in each phase."""
-    rows, phases, taps = [(0, 1, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
+    rows, phases, taps = [(0, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
     for axis in axes:
         step, first, found = min(axis.stride, max(1, axis.wide)), len(phases), []
         for number, ((low, high), shift) in enumerate(zip(axis.ranges, axis.shifts, strict=True)):
@@ -198,6 +189,6 @@ def chain_tables(axes: Sequence[geometry.Axis], gathers: bool) -> Tables:
             begin = len(taps)
             taps += [tap for _, tap in some]
             phases.append((dst, begin, len(taps) - begin, 1))
-        steps = (1, *wrapped([axis.stride] * 2).tolist()) if gathers else (step, 1, 1)
+        steps = (1, *wrapped([axis.stride]).tolist()) if gathers else (step, 1)
         rows.append((first, len(phases) - first, *steps))
     return Tables(np.array(rows, Axis.dtype), np.array(phases, Phase.dtype), np.array(taps, Tap.dtype))

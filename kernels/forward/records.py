@@ -100,16 +100,12 @@ class Phase(Record):
 
 
 class Axis(Record):
-    """An axis: its `phases` from the place `first` on, and the steps from one position of a phase to the next.
-
-    Src has the steps `stride`, and where it is packed for one tap after another `src_step` of 1.
-    """
+    """An axis: its `phases` from the place `first` on, and the steps from one position of a phase to the next."""
 
     first: int
     phases: int
     dst_step: int
     src_step: int
-    stride: int
 
 
 @together
@@ -168,14 +164,13 @@ class WeightPanel(Record):
 class SrcReading(Record):
     """How src is read: in place unless it is `packed`; `word` bytes lead to the next word.
 
-    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `by_tap` src is
-    packed for one tap after another, because all that a band meets would be too much. With `staged` it is padded, so
-    that all positions meet all taps of their phase, and tiles are as tall as they can be (`kernels.forward.staging`).
+    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `staged` src is
+    padded, so that all positions meet all taps of their phase, and tiles are as tall as they can be
+    (`kernels.forward.staging`).
     """
 
     word: int
     packed: bool
-    by_tap: bool
     joined: bool
     pixel_bytes: int
     staged: bool

@@ -75,9 +75,9 @@ class _Gather(Share):
         self.limit = SUMS.flush_steps_bf16 if problem.dtype == "bf16" else SUMS.flush_steps
         self.numbers, tables = numbers_of(dims), self._tables()
         if lanewise:
-            self._read_groups(tables)
+            self._read_groups()
         else:
-            self._read_channels(tables)
+            self._read_channels()
         self.tables = self._merge(tables)
         words, taps = self.words, len(self.numbers)
         self.line = 4 * ceil((self.g1 - self.g0) * self.many / WIDTH) * WIDTH if lanewise else 4 * WIDTH
@@ -90,8 +90,7 @@ class _Gather(Share):
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if self.packed:
-            points = prod(grid) if self.by_tap else self._points(grid)
-            self.floats["source"] = points * pixel_bytes // 4 + WIDTH * 4
+            self.floats["source"] = self._points(grid) * pixel_bytes // 4 + WIDTH * 4
         self.floats["sums"] = 0 if self.direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
         micro = "dots" if self.dots else "lanes" if lanewise else "f32"
@@ -106,7 +105,7 @@ class _Gather(Share):
             kernel=kernel, order=order,
         )  # fmt: skip
         src = values_of(
-            SrcReading, word=self.line if lanewise else 4, packed=self.packed, by_tap=self.by_tap, joined=self.joined,
+            SrcReading, word=self.line if lanewise else 4, packed=self.packed, joined=self.joined,
             pixel_bytes=pixel_bytes, staged=False,
         )  # fmt: skip
         sums = values_of(
@@ -131,7 +130,7 @@ class _Gather(Share):
             grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
-        self.axes = tables_of(self.tables, self.by_tap)
+        self.axes = tables_of(self.tables)
         self.parts = list(self._passes())
         pairs = self.dots and not lanewise
         self.unfolds = pairs and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
@@ -156,26 +155,23 @@ class _Gather(Share):
                 self.src = start + first * strides[axis], nbytes, group, steps, channel
         return tuple(tables)
 
-    def _read_channels(self, tables: Sequence[AxisTable]) -> None:
+    def _read_channels(self) -> None:
         """Choose how to read src where lanes are dst channels, and where sums go (see `SrcReading`, `GatherShare`).
 
         With `dots` a word is two bf16; a packed position has `pixel` words.
         """
         dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
-        dots = DOTS and self.problem.dtype == "bf16"
+        self.dots = dots = DOTS and self.problem.dtype == "bf16"
         in_place = self.near and (channels % 2 == 0 if dots else f32)
-        large = 4 * prod(table.reach for table in tables) * channels > SUMS.source_bytes
-        self.by_tap = large and not in_place
-        self.dots = dots = dots and not self.by_tap
         self.words = words = ceil(channels / 2) if dots else channels
         few, whole = words < FEW_WORDS, MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
-        self.packed = not in_place or (few and dims.groups > 1 and not large)
+        self.packed = not in_place or (few and dims.groups > 1)
         self.pixel = spread(words) if dots else padded(channels)
         self.joined = few and (self.pixel == words if self.packed else dims.groups == 1)
-        self.direct = self.near_dst and (f32 or dots) and whole and not self.by_tap
+        self.direct = self.near_dst and (f32 or dots) and whole
         self.rounds = dots and not self.near_dst
 
-    def _read_groups(self, tables: Sequence[AxisTable]) -> None:
+    def _read_groups(self) -> None:
         """Choose the same where lanes are groups, or dst channels of each; a packed position has `pixel` lines."""
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
         dots, whole = DOTS and dtype == "bf16", dims.groups * self.many >= WIDTH
@@ -185,14 +181,12 @@ class _Gather(Share):
         # the last vector may only be moved back into src where dst has the same lanes
         in_place = self.near and self.near_dst and (dtype == "f32" or read)
         in_place = in_place and (channels * self.many == 1 or same) and whole
-        large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
-        self.packed, self.by_tap = not in_place, large and not in_place
-        self.grouped = same and not self.by_tap
+        self.packed, self.grouped = not in_place, same
         self.dots = dots = dots and self.grouped
         self.words, self.pixel = channels // 2 if dots else channels, 1 if self.grouped else channels
-        self.by_lines = self.grouped or (lines and not self.by_tap)
+        self.by_lines = self.grouped or lines
         stored = in_place or (dtype == "f32" and not self.grouped)
-        self.direct = self.near_dst and stored and whole and not self.by_tap
+        self.direct = self.near_dst and stored and whole
         self.rounds = dots and not self.near_dst
 
     def _line_entry(self, micro: str) -> int:
@@ -261,7 +255,10 @@ class _Gather(Share):
         return self.limit // words, True
 
     def _band_pixels(self, pixel_bytes: int) -> int:
-        """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
+        """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too.
+
+        Where taps are far apart bands have more, because what each of them reaches is packed anew.
+        """
         dims = self.dims
         phases = prod(len(table.phases) for table in self.tables)
         if self.direct and self.lanewise and not self.grouped and not self.packed and phases == 1:
@@ -271,7 +268,10 @@ class _Gather(Share):
         per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return pixels if self.direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
+        pixels = pixels if self.direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
+        return (
+            max(pixels, min(STEPS.reach_pixels, prod(table.reach for table in self.tables))) if self.packed else pixels
+        )
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""
@@ -341,7 +341,7 @@ class _Scatter(Share):
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
         floats = max(1, width * max(channels + 8, padded(channels)))
-        lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
+        lines = max(1, min(height, STEPS.band_batch_macs // macs, STEPS.band_bytes // (4 * floats)))
         groups = self.g1 - self.g0
         self.floats["panels"] = groups * channels * used * LANES
         self.floats["source"] = lines * floats if packed else 0

@@ -248,7 +248,7 @@ def gather_staged(
                 fill(F32, bias, across * TILE, work.band.high[:], call.sums, work.dst[:])
             batch.start, batch.b = bias, call.panels + 2 * p * block
             work.tile.limit, work.tile.last = TILE * DOWN[across - 1], table[BLOCKS + across - 1]
-            sum_block(work.tile.last, share, tables, work, lists, batch, one, call)
+            sum_block(work.tile.last, share, tables, work, lists, batch)
             out = Values(share.kind, place + LANES * p * dst.channel, dst.strides[:], dst.channel, 0)
             _write(panel, work, out, across * TILE, valid, bias + 4 * LANES)
         call_entry(table[END])
