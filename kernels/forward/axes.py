@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
+from kernels.forward.records import Axis, Phase, Tables, Tap
 from kernels.gradient import geometry
 from kernels.problem import Dims, wrapped
 
 __all__ = [
     "AxisTable", "Ints", "axis_tables", "chain_tables", "is_plain", "numbers_of", "plain", "tables_of", "tap_numbers",
-    "tap_runs",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -54,14 +53,6 @@ def reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
     taps = np.flatnonzero(low < high)
     stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))
     return taps, low[taps], low[taps] * stride + taps * dilation - pad, (high - low)[taps]
-
-
-def tap_runs(dims: Dims, axis: int) -> Records:
-    """Return the taps of an axis of ConvTranspose that meet anything; dst positions rise with them."""
-    taps, low, start, length = reached(dims, axis)
-    table = np.empty(len(taps), TapRun.dtype)
-    table["tap"], table["dst"], table["count"], table["src"] = taps, start, length, low
-    return table
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from kernels.emit.depthwise import KernelLine
 
 __all__ = [
     "Axis", "Band", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneBlock", "LaneGroups", "LineSums",
-    "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "ScatterShare", "SrcReading", "SumOrder", "Tables",
-    "Tap", "TapLine", "TapRun", "TapRuns", "WeightPanel", "Window", "Work",
+    "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "SrcReading", "SumOrder", "Tables", "Tap",
+    "WeightPanel", "Work",
 ]  # fmt: skip
 
 
@@ -243,38 +243,6 @@ class GatherShare(Record):
     lines: LineSums
 
 
-class Window(Record):
-    """Positions from `low` to `high`."""
-
-    low: Vector = numbers(4)
-    high: Vector = numbers(4)
-
-
-class ScatterShare(Record):
-    """The facts of a unit in which products of src pixels are scattered to so many dst `channels` of a group.
-
-    The dst positions that are `wanted` meet the src positions in `reach`, whose lines are done so many (`lines`) at a
-    time. A packed src position has `pixel_bytes`. A group has so many `src_channels`, summed `chunk` at a time, a line
-    of products so many `blocks` of two vectors, and tiles at most `limit` rows. `dense` says that the taps of a line
-    meet adjacent dst pixels.
-    """
-
-    kind: int
-    packed: bool
-    src_channels: int
-    channels: int
-    kernel: Vector = numbers(3)
-    strides: Vector = numbers(3)
-    wanted: Window
-    reach: Window
-    lines: int
-    pixel_bytes: int
-    blocks: int
-    chunk: int
-    limit: int
-    dense: bool
-
-
 class Band(Record):
     """Dst positions from `low` to `high`, and the src positions that they meet: the `first` ones, and `sizes`."""
 
@@ -335,28 +303,3 @@ class Work(Record):
     tile: MicroTile
     block: LaneBlock
     line: KernelLine
-
-
-class TapRun(Record):
-    """A tap of an axis: so many (`count`) positions from `dst` on, a stride apart, meet it from `src` on."""
-
-    tap: int
-    dst: int
-    count: int
-    src: int
-
-
-@together
-class TapRuns(NamedTuple):
-    """The taps of (d, h, w)."""
-
-    planes: Rows[TapRun]
-    lines: Rows[TapRun]
-    columns: Rows[TapRun]
-
-
-class TapLine(Record):
-    """A line of taps that a src line meets dst with: bytes from a pixel's products to its own, address of its sums."""
-
-    products: int
-    sums: int

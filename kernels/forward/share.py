@@ -21,22 +21,19 @@ from kernels.emit.depthwise import (
     grouped,
     line_taps,
 )
-from kernels.forward.axes import AxisTable, axis_tables, is_plain, numbers_of, plain, tables_of, tap_runs
+from kernels.forward.axes import AxisTable, axis_tables, is_plain, numbers_of, plain, tables_of
 from kernels.forward.gather import gather, pack_bias
-from kernels.forward.operands import Row, Share, Span
+from kernels.forward.operands import Share
 from kernels.forward.records import (
     GatherShare,
     Grid,
     LaneGroups,
     LineSums,
-    ScatterShare,
     SrcReading,
     SumOrder,
-    TapRuns,
     WeightPanel,
-    Window,
 )
-from kernels.forward.scatter import pack_columns, scatter
+from kernels.forward.scatter import Scatter
 from kernels.forward.weights import pack_weights
 from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
@@ -326,67 +323,8 @@ class _Gather(Share):
         return True
 
 
-class _Scatter(Share):
-    """Products of src pixels with all taps, added to the dst pixels that they belong to."""
-
-    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        super().__init__(problem, part)
-        dims, channels = self.dims, self.dims.narrow_channels
-        runs = [tap_runs(dims, axis) for axis in range(3)]
-        self.runs = TapRuns(runs[0], runs[1], runs[2])
-        reach = [self.spans[0], *map(_reach, runs, self.spans[1:], self.strides)]
-        packed = not (self.near and problem.dtype == "f32")
-        lanes = prod(dims.kernel) * dims.wide_channels
-        used, limit = ceil(lanes / LANES), ROWS["f32"][2]
-        depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
-        macs = max(1, width * lanes * channels)
-        floats = max(1, width * max(channels + 8, padded(channels)))
-        lines = max(1, min(height, STEPS.band_batch_macs // macs, STEPS.band_bytes // (4 * floats)))
-        groups = self.g1 - self.g0
-        self.floats["panels"] = groups * channels * used * LANES
-        self.floats["source"] = lines * floats if packed else 0
-        self.floats["products"] = limit * (used + 1) * LANES
-        self.floats["sums"] = prod(high - low for low, high in self.spans[1:]) * dims.wide_channels
-        self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
-        self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
-        self.part = self.one_pass(0, groups, dims.wide_channels)
-        self.share = row_of(
-            ScatterShare, kind=self.kind, packed=packed, src_channels=channels, channels=dims.wide_channels,
-            kernel=dims.kernel, strides=self.strides, wanted=_window(self.spans), reach=_window(reach), lines=lines,
-            pixel_bytes=4 * padded(channels), blocks=used, chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
-            limit=limit, dense=dims.dilations[2] == 1,
-        )  # fmt: skip
-
-    def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
-        """Compute some src lines after the other."""
-        call = self.call(inputs, output)
-        pack_columns(self.share, self.part, call)
-        for item in range(0, self.items, self.batch):
-            if stop():
-                return False
-            end = min(self.items, item + self.batch)
-            scatter(micro_table(), self.share, self.part, call, self.runs, item, end)
-        return True
-
-
-def _window(spans: Sequence[Span]) -> Row:
-    """Return the low and the high ends of spans."""
-    lows, highs = zip(*spans, strict=True)
-    return values_of(Window, low=lows, high=highs)
-
-
-def _reach(table: Records, span: Span, stride: int) -> Span:
-    """Return the src positions of an axis that meet some of the dst positions of a span."""
-    first = np.maximum(0, -((table["dst"] - span[0]) // stride))
-    last = np.minimum(table["count"], -((table["dst"] - span[1]) // stride))
-    met = first < last
-    if not met.any():
-        return 0, 0
-    return int((table["src"] + first)[met].min()), int((table["src"] + last)[met].max())
-
-
 def share(problem: ConvProblem, way: Way, part: Sequence[int]) -> Share:
     """Prepare a unit's share."""
     if way == "scatter":
-        return _Scatter(problem, part)
+        return Scatter(problem, part)
     return _Gather(problem, part, lanewise=way == "lanes")
