@@ -8,93 +8,67 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import Batch, Element
-from kernels.emit.compiler import Record, Rows, Vector, jit, numbers
+from kernels.emit.compiler import Record, Rows, Vector, jit
 from kernels.emit.intrinsics import address_of, fill_zero, stack_array, stack_record
 from kernels.emit.winograd import FACTORS, TAPS, put_outputs, transform_taps
-from kernels.forward.output import write
+from kernels.forward.output import bring_bias, write
+from kernels.forward.records import Call, Pass
 from kernels.gradient.tiles.records import Block
 from kernels.pack.panels import PANEL, Values, pack_panels
 from kernels.winograd.tiles import PRODUCTS, VECTOR, WIDTH, Side, TileSlab, multiply, tiles_along, transform_tiles
 
-__all__ = ["KERNEL", "Filters", "Outputs", "add_products", "transform_filters"]
+__all__ = ["KERNEL", "Tiling", "add_products", "transform_filters"]
 
 KERNEL = TAPS * TAPS
 BATCH = Batch.dtype
 
 
-class Filters(Record):
-    """The weights and how they are transformed; sizes and strides are in bytes.
+class Tiling(Record):
+    """The facts of a unit; sizes are in bytes.
 
-    The taps of a plane are rotated by 180 degrees if `turned`. A group has `src_channels` and `dst_channels`, and a
-    kernel `depths` planes. A block of bytes holds the transformed weights of one vector of dst channels,
-    [product][depth][src channel][lanes]; each group begins with a new block.
+    A group has so many src `channels`, a kernel so many planes (`depths`), whose taps are rotated by 180 degrees if
+    `turned`. Outputs are written directly if `in_place`, and otherwise staged first. Sums of a tile's products have
+    `c_row`, those of all tiles `c_plane` for each of the 16.
     """
 
     kind: int
-    nbytes: int
-    group: int
-    dst_channel: int
-    src_channel: int
-    tap: int
     turned: bool
-    src_channels: int
-    dst_channels: int
-    depths: int
-
-
-class Outputs(Record):
-    """The part of dst that a unit computes of one group; strides and sizes are in bytes.
-
-    `start` is the address of the first position of its first channel. Its `channels` are written directly if
-    `in_place`, and otherwise staged first. `strides` are between positions (n, d, h, w) and `channel` between channels.
-
-    Sums of a tile's products have `c_row` bytes, those of all tiles `c_plane` for each of the 16, and transformed
-    weights `b_plane`. Then there are addresses: of the group's transformed weights and bias, of sums of products, and
-    of staged outputs.
-    """
-
-    kind: int
-    in_place: bool
-    start: int
-    strides: Vector = numbers(4)
-    channel: int
     channels: int
+    depths: int
+    in_place: bool
     c_row: int
     c_plane: int
-    b_plane: int
-    filters: int
-    bias: int
-    sums: int
-    staged: int
 
 
 @jit
-def transform_filters(filters: Rows[Filters], weights: int, low: int, high: int, room: int, to: int) -> None:
+def transform_filters(
+    shares: Rows[Tiling], passes: Rows[Pass], calls: Rows[Call], low: int, high: int, to: int
+) -> None:  # fmt: skip
     """Transform the weights of the vectors of dst channels from `low` to `high`, counted through all groups.
 
-    `room` is for the taps of a vector as f32, [tap][src channel][lanes]; lanes past the channels hold anything.
+    Each becomes a block [product][depth][src channel][lanes]; lanes past the channels hold anything. The call's
+    `panels` have room for the taps of a vector as f32, [tap][src channel][lanes].
     """
-    one, panels = filters[0], stack_array(1, PANEL)
-    panel, line = panels[0], one.src_channels * VECTOR
-    vectors = (one.dst_channels + WIDTH - 1) // WIDTH
+    share, one, room, panels = shares[0], passes[0], calls[0].panels, stack_array(1, PANEL)
+    weights, begin, panel, line = one.weights, calls[0].weights, panels[0], share.channels * VECTOR
+    vectors, block = (one.channels + WIDTH - 1) // WIDTH, PRODUCTS * share.depths * line
     counts, steps, places = np.ones(4, np.int64), stack_array(4, np.int64), stack_array(4, np.int64)
-    by_tap = one.tap < one.src_channel  # the nearer neighbours are the run
-    run, other = (3, 2) if by_tap else (2, 3)
-    counts[run], steps[run], places[run] = KERNEL, one.tap, -line if one.turned else line
-    counts[other], steps[other], places[other] = one.src_channels, one.src_channel, VECTOR
+    run, other = (3, 2) if weights.tap < weights.src_channel else (2, 3)  # the nearer neighbours are the run
+    counts[run], steps[run], places[run] = KERNEL, weights.tap, -line if share.turned else line
+    counts[other], steps[other], places[other] = share.channels, weights.src_channel, VECTOR
     for v in range(low, high):
-        first, block = v % vectors * WIDTH, PRODUCTS * one.depths * line
-        panel.lanes, panel.valid, panel.source = WIDTH, min(WIDTH, one.dst_channels - first), 0
-        panel.unit, panel.address = 1, room + (line * (KERNEL - 1) if one.turned else 0)
-        for depth in range(one.depths):
-            source = weights + v // vectors * one.group + first * one.dst_channel + depth * KERNEL * one.tap
-            src = Values(one.kind, source, steps, one.dst_channel, weights + one.nbytes)
+        first = v % vectors * WIDTH
+        panel.lanes, panel.valid, panel.source = WIDTH, min(WIDTH, one.channels - first), 0
+        panel.unit, panel.address = 1, room + (line * (KERNEL - 1) if share.turned else 0)
+        for depth in range(share.depths):
+            source = begin + v // vectors * weights.group + first * weights.dst_channel + depth * KERNEL * weights.tap
+            src = Values(share.kind, source, steps, weights.dst_channel, begin + weights.nbytes)
             pack_panels(src, panels, counts, places)
-            transform_taps(room, line, one.src_channels, to + (v - low) * block + depth * line, one.depths * line)
+            transform_taps(room, line, share.channels, to + (v - low) * block + depth * line, share.depths * line)
 
 
 @jit
-def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector) -> None:
+def _put(share: Tiling, call: Call, slab: TileSlab, vector: int, vectors: int, place: Vector) -> None:
     """Turn sums into outputs of some `vectors` of channels.
 
     `place` has the address of the slab's first output, and the bytes between its frames, lines and columns.
@@ -103,7 +77,8 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
     last = tiles_along(slab, 0, FACTORS - 1)
     across, fourth_across = (1, 1) if slab.odd[1] else (columns, columns)
     along, fourth_along = (frames * lines, frames * last) if slab.odd[1] else (1, 1)
-    source, bias, plane, row = dst.sums + vector * VECTOR, dst.bias + vector * VECTOR, dst.c_plane, dst.c_row
+    plane, row, source = share.c_plane, share.c_row, call.products + vector * VECTOR
+    bias = source + PRODUCTS * plane
     for frame in range(frames):
         for line in range(lines):
             number = (frame * lines + line) * across
@@ -121,14 +96,14 @@ def _put(slab: TileSlab, dst: Outputs, vector: int, vectors: int, place: Vector)
 
 
 @jit
-def _write(slab: TileSlab, dst: Outputs) -> None:
+def _write(share: Tiling, one: Pass, call: Call, slab: TileSlab) -> None:
     """Turn the sums of a slab into outputs and write them, rounded once."""
-    place, counts, buffer = stack_array(4, np.int64), stack_array(4, np.int64), stack_array(32, np.int64)
-    to, total = dst.start, (dst.channels + WIDTH - 1) // WIDTH
-    to += slab.low[0] * dst.strides[0] + 2 * slab.low[1] * dst.strides[2] + 2 * slab.low[2] * dst.strides[3]
-    if dst.in_place:
-        place[0], place[1], place[2], place[3] = to, dst.strides[0], dst.strides[2], dst.strides[3]
-        _put(slab, dst, 0, total, place)
+    dst, place, counts, buffer = one.dst, stack_array(4, np.int64), stack_array(4, np.int64), stack_array(32, np.int64)
+    to, strides, total = call.dst + dst.start, dst.strides, (one.channels + WIDTH - 1) // WIDTH
+    to += slab.low[0] * strides[0] + 2 * slab.low[1] * strides[2] + 2 * slab.low[2] * strides[3]
+    if share.in_place:
+        place[0], place[1], place[2], place[3] = to, strides[0], strides[2], strides[3]
+        _put(share, call, slab, 0, total, place)
         return
     counts[0], counts[1] = slab.high[0] - slab.low[0], 1
     counts[2] = 2 * (slab.high[1] - slab.low[1]) - slab.odd[0]
@@ -136,31 +111,33 @@ def _write(slab: TileSlab, dst: Outputs) -> None:
     for vector in range(0, total, 2):
         vectors = min(2, total - vector)
         lanes = vectors * WIDTH
-        valid = min(lanes, dst.channels - vector * WIDTH)
-        place[0], place[3] = dst.staged, 4 * lanes
+        valid = min(lanes, one.channels - vector * WIDTH)
+        place[0], place[3] = call.sums, 4 * lanes
         place[2] = counts[3] * place[3]
         place[1] = counts[2] * place[2]
-        _put(slab, dst, vector, vectors, place)
-        out = Values(dst.kind, to + vector * WIDTH * dst.channel, dst.strides[:], dst.channel, 0)
-        write(out, dst.staged, lanes, valid, counts, address_of(buffer))
+        _put(share, call, slab, vector, vectors, place)
+        out = Values(share.kind, to + vector * WIDTH * dst.channel, strides[:], dst.channel, 0)
+        write(out, call.sums, lanes, valid, counts, address_of(buffer))
 
 
 @jit
 def add_products(
-    table: Vector, sides: Rows[Side], blocks: Rows[Block], slabs: Rows[TileSlab], results: Rows[Outputs],
-    elements: Rows[Element],
+    table: Vector, sides: Rows[Side], blocks: Rows[Block], slabs: Rows[TileSlab], shares: Rows[Tiling],
+    passes: Rows[Pass], calls: Rows[Call], elements: Rows[Element],
 ) -> None:  # fmt: skip
-    """Compute the tiles of some slabs at one depth of dst.
+    """Compute the tiles of some slabs at one depth of dst, in one group.
 
     `sides` are src for each tap in the first axis that this depth meets, and `elements` what is summed of all panels.
+    The call's `weights` are transformed, its `products` hold sums and the bias, its `sums` staged outputs.
     """
-    dst, batch, zeros = results[0], stack_record(BATCH), stack_array(16, np.int64)
-    batch.a_step, batch.b_step, batch.b_vector = 4, VECTOR, PRODUCTS * dst.b_plane
-    batch.c_row, batch.totals_row, batch.valid, batch.start = dst.c_row, dst.c_row, WIDTH, address_of(zeros)
+    share, one, call, batch, zeros = shares[0], passes[0], calls[0], stack_record(BATCH), stack_array(16, np.int64)
+    b_plane, vectors = share.depths * share.channels * VECTOR, (one.channels + WIDTH - 1) // WIDTH
+    batch.a_step, batch.b_step, batch.b_vector = 4, VECTOR, PRODUCTS * b_plane
+    batch.c_row, batch.totals_row, batch.valid, batch.start = share.c_row, share.c_row, WIDTH, address_of(zeros)
     batch.elements, batch.count = address_of(elements), elements.shape[0]
-    vectors = (dst.channels + WIDTH - 1) // WIDTH
+    bring_bias(share.kind, one, call, 0, 0, vectors * WIDTH, call.products + PRODUCTS * share.c_plane)
     if sides.shape[0] == 0:
-        fill_zero(dst.sums, PRODUCTS * dst.c_plane)
+        fill_zero(call.products, PRODUCTS * share.c_plane)
     for s in range(slabs.shape[0]):
         slab, frames = slabs[s], slabs[s].high[0] - slabs[s].low[0]
         for product in range(PRODUCTS if sides.shape[0] > 0 else 0):
@@ -171,8 +148,8 @@ def add_products(
             batch.a_row = sides[0].line
             for vector in range(0, vectors, 2):
                 batch.a = sides[0].panels + x * sides[0].plane
-                batch.b = dst.filters + product * dst.b_plane + vector * batch.b_vector
-                batch.c = dst.sums + product * dst.c_plane + vector * VECTOR
-                batch.totals = dst.sums if elements.shape[0] > 1 else 0
+                batch.b = call.weights + product * b_plane + vector * batch.b_vector
+                batch.c = call.products + product * share.c_plane + vector * VECTOR
+                batch.totals = call.products if elements.shape[0] > 1 else 0
                 multiply(table, batch, count, min(2, vectors - vector))
-        _write(slab, dst)
+        _write(share, one, call, slab)

@@ -18,25 +18,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import ceil, prod
 
 import numpy as np
 
-from kernels.arena import address, arena, arena_address
+from kernels.arena import address
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
-from kernels.dtypes import KINDS
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Element, micro_table
 from kernels.emit.compiler import Records, row_of
 from kernels.emit.winograd import FACTORS
+from kernels.forward.operands import Share
 from kernels.forward.share import LANES
 from kernels.forward.tiles import cut_units, way_cycles
-from kernels.forward.winograd.driver import KERNEL, Filters, Outputs, add_products, transform_filters
+from kernels.forward.winograd.driver import KERNEL, Tiling, add_products, transform_filters
 from kernels.gradient.roles import lane_blocks
 from kernels.plan import Stop, Storage, Unit
-from kernels.problem import ConvProblem, Dims, data_steps, storage_dtype
-from kernels.reference import widen
+from kernels.problem import ConvProblem, Dims
 from kernels.target import target
 from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
 from kernels.winograd.slabs import cut_slabs, side_of, tiles_of
@@ -52,11 +52,11 @@ class ForwardWinograd(WinogradKernel):
     of = "Convolution", "ConvTranspose"
 
     def _slower(self, problem: ConvProblem) -> str | None:
-        filters = _filters(problem)
-        if filters.total * filters.block > SUMS.winograd_weights_bytes:
+        nbytes = problem.groups * _vectors(problem) * _block(problem)
+        if nbytes > SUMS.winograd_weights_bytes:
             return (
                 f"algorithm is auto; winograd pays up to {SUMS.winograd_weights_bytes} bytes of transformed weights,"
-                f" and they have {filters.total * filters.block}"
+                f" and they have {nbytes}"
             )
         return super()._slower(problem)
 
@@ -76,15 +76,13 @@ class ForwardWinograd(WinogradKernel):
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out the weights by vectors of dst channels, then dst in whole tiles."""
-        filters = _filters(problem)
-        wanted = max(1, min(workers, filters.total, prod(problem.weights_shape) // STEPS.winograd_unit_weights))
-        each = ceil(filters.total / wanted)
-        parts = ceil(filters.total / each)  # equal shares of the scratch; the last one may be used in part
-        first = [
-            Unit(i, 0, None, None, 0, (i * each, min(filters.total, (i + 1) * each))) for i in range(parts)
-        ]  # fmt: skip
+        total = problem.groups * _vectors(problem)
+        wanted = max(1, min(workers, total, prod(problem.weights_shape) // STEPS.winograd_unit_weights))
+        each = ceil(total / wanted)
+        parts = ceil(total / each)  # equal shares of the scratch; the last one may be used in part
+        first = [Unit(i, 0, None, None, 0, (i * each, min(total, (i + 1) * each))) for i in range(parts)]
         second = [replace(unit, index=parts + unit.index, stage=1) for unit in _dst_units(problem, workers)]
-        return first + second, parts * each * filters.block
+        return first + second, parts * each * _block(problem)
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -94,10 +92,7 @@ class ForwardWinograd(WinogradKernel):
         if stop():
             return False
         assert scratch is not None
-        if unit.offset is None:
-            filters, (low, high) = _filters(problem), unit.part
-            return filters.run(inputs[1], low, high, address(scratch) + low * filters.block, stop)
-        return _share(problem, unit.part).run(inputs, output, scratch, stop)
+        return _share(problem, unit.part).run(inputs, scratch if unit.offset is None else output, stop, scratch)
 
 
 def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
@@ -116,44 +111,48 @@ def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
     return cut_units(problem, sizes, steps, cells, counts)
 
 
-class _FilterShare:
-    """The weights, which are transformed once for a call."""
+def _vectors(problem: ConvProblem) -> int:
+    """Count the vectors of dst channels of a group."""
+    return ceil(problem.dims.dst_channels / WIDTH)
 
-    def __init__(self, problem: ConvProblem) -> None:
-        dims, size = problem.dims, storage_dtype(problem.dtype).itemsize
-        group, wide, narrow, tap = problem.weights_strides
-        dst, src = (narrow, wide) if dims.gathers else (wide, narrow)
-        self.vectors = ceil(dims.dst_channels / WIDTH)
-        """Vectors of dst channels of a group."""
-        self.plane = dims.kernel[0] * dims.src_channels * VECTOR
-        self.block = PRODUCTS * self.plane
-        self.total = dims.groups * self.vectors
-        self._batch = max(1, STEPS.winograd_batch_bytes // self.block)
-        self._room = KERNEL * dims.src_channels * WIDTH
-        self._filters = row_of(
-            Filters, kind=KINDS[problem.dtype], nbytes=size * prod(problem.weights_shape), group=size * group,
-            dst_channel=size * dst, src_channel=size * src, tap=size * tap, turned=not dims.gathers,
-            src_channels=dims.src_channels, dst_channels=dims.dst_channels, depths=dims.kernel[0],
-        )  # fmt: skip
 
-    def run(self, weights: Storage, low: int, high: int, to: int, stop: Stop) -> bool:
-        """Transform the weights of some vectors of dst channels, counted through all groups; False if stopped."""
-        room = arena_address("taps", self._room)
-        for first in range(low, high, self._batch):
+def _block(problem: ConvProblem) -> int:
+    """Return the bytes of the transformed weights of one vector of dst channels."""
+    return PRODUCTS * problem.dims.kernel[0] * problem.dims.src_channels * VECTOR
+
+
+class _FilterShare(Share):
+    """The weights of some vectors of dst channels, which are transformed once for a call."""
+
+    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
+        dims = problem.dims
+        super().__init__(problem, (0, dims.n, 0, dims.groups, 0, dims.dst_channels, *(0, 0) * 3))
+        self.low, self.high = part
+        self.floats["panels"] = KERNEL * dims.src_channels * WIDTH
+        self.part = self.one_pass(0, dims.groups, dims.dst_channels)
+        self.share = _tiling(self, in_place=False, c_row=0, c_plane=0)
+
+    def run(
+        self, inputs: Sequence[Storage], output: Storage, stop: Stop, scratch: Storage | None = None
+    ) -> bool:  # fmt: skip
+        """Transform them to their place in the `output`, which is the scratch of all units."""
+        call, block = self.call(inputs, output), _block(self.problem)
+        step = max(1, STEPS.winograd_batch_bytes // block)
+        for first in range(self.low, self.high, step):
             if stop():
                 return False
-            place = to + (first - low) * self.block
-            transform_filters(self._filters, address(weights), first, min(high, first + self._batch), room, place)
+            last, to = min(self.high, first + step), address(output) + first * block
+            transform_filters(self.share, self.part, call, first, last, to)
         return True
 
 
-class _Share:
+class _Share(Share):
     """Some images, groups, dst channels and positions of dst."""
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        self.problem, self.filters = problem, _filters(problem)
-        images, self.groups, self.span, self.depths, *plane = zip(part[::2], part[1::2], strict=True)
-        dims, size, out = problem.dims, storage_dtype(problem.dtype).itemsize, self.span[1] - self.span[0]
+        super().__init__(problem, part)
+        dims, out = self.dims, self.channels[1] - self.channels[0]
+        self.images, self.depths, *plane = self.spans
         met = [_met(dims, depth) for depth in range(*self.depths)]
         taps = max(1, *map(len, met)) if met else 1
 
@@ -161,7 +160,7 @@ class _Share:
         a_row, c_row = (count * VECTOR + GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
         limit = max(1, STEPS.winograd_slab_bytes // (PRODUCTS * (taps * a_row + c_row)))
-        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
+        self.slabs = cut_slabs([self.images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
         most = int(tiles_of(self.slabs).max(initial=0))
 
         self.blocks = lane_blocks(dims.src_channels)
@@ -170,7 +169,6 @@ class _Share:
             problem, dims.src_channels, dims.src, self.slabs, wide=True, first=0, step=1, frames=1, pads=pads,
             line=a_row, block=PAIR, plane=most * a_row + GAP,
         )  # fmt: skip
-        self._group = dims.src_channels * int(side["channel"][0])  # bytes
         stage, panels, self._tables = len(self.blocks) * int(side["staged"][0]), FACTORS * int(side["plane"][0]), []
         for some in met:
             sides, number = side.repeat(len(some)), np.arange(len(some))
@@ -178,44 +176,36 @@ class _Share:
             sides["stage"], sides["panels"] = number * stage, number * panels
             self._tables.append((sides, self._elements([tap for tap, _ in some], panels)))
 
-        self._steps = [size * step for step in data_steps(problem.data_format, problem.dst_channels, dims.dst)]
-        in_place = problem.dtype == "f32" and self._steps[4] == size and out % WIDTH == 0
-        self._outputs = row_of(
-            Outputs, kind=KINDS[problem.dtype], in_place=in_place, start=0, strides=tuple(self._steps[:4]),
-            channel=self._steps[4], channels=out, c_row=c_row, c_plane=most * c_row + GAP, b_plane=self.filters.plane,
-            filters=0, bias=0, sums=0, staged=0,
-        )  # fmt: skip
-        self._rooms = {
-            "stage": taps * stage,
-            "panels": taps * panels,
-            "sums": PRODUCTS * (most * c_row + GAP),
-            "staged": 0 if in_place else 4 * most * PAIR,
-        }
+        c_plane, in_place = most * c_row + GAP, problem.dtype == "f32" and self.near_dst and out % WIDTH == 0
+        self.share = _tiling(self, in_place=in_place, c_row=c_row, c_plane=c_plane)
+        self.floats["source"], self.floats["panels"] = taps * stage // 4, taps * panels // 4
+        self.floats["products"] = PRODUCTS * c_plane // 4 + ceil(out / LANES) * LANES
+        self.floats["sums"] = 0 if in_place else most * PAIR
         macs = problem.macs * most * 4 // max(1, problem.groups * prod(dims.dst))
         self._batch = max(1, STEPS.band_batch_macs // max(1, macs))
 
-    def run(self, inputs: Sequence[Storage], output: Storage, scratch: Storage, stop: Stop) -> bool:
-        """Compute the share; False when `stop` ended it early."""
-        dims, outputs, src = self.problem.dims, self._outputs.copy(), address(inputs[0])
-        rooms = {name: arena_address(name, nbytes // 4) for name, nbytes in self._rooms.items()}
-        outputs["sums"], outputs["staged"] = rooms["sums"], rooms["staged"]
-        for group in range(*self.groups):
-            first = group * self.filters.vectors + self.span[0] // WIDTH
-            outputs["filters"] = address(scratch) + first * self.filters.block
-            outputs["bias"] = address(self._bias(inputs, group))
-            channel = group * dims.dst_channels + self.span[0]
-            for depth, (sides, elements) in zip(range(*self.depths), self._tables, strict=True):
-                outputs["start"] = address(output) + channel * self._steps[4] + depth * self._steps[1]
-                sides = sides.copy()
-                sides["start"] += src + group * self._group
-                sides["end"] += src
-                sides["stage"] += rooms["stage"]
-                sides["panels"] += rooms["panels"]
-                for low in range(0, len(self.slabs), self._batch):
-                    if stop():
-                        return False
-                    slabs = self.slabs[low : low + self._batch]
-                    add_products(micro_table(), sides, self.blocks, slabs, outputs, elements)
+    def run(
+        self, inputs: Sequence[Storage], output: Storage, stop: Stop, scratch: Storage | None = None
+    ) -> bool:  # fmt: skip
+        """Compute the share with the transformed weights in `scratch`; False when `stop` ended it early."""
+        assert scratch is not None
+        call, (low, high) = self.call(inputs, output), self.channels
+        for group, (depth, (sides, elements)) in product(
+            range(self.g1 - self.g0), zip(range(*self.depths), self._tables, strict=True)
+        ):
+            part, sides = self.one_pass(group, 1, high - low, low), sides.copy()
+            part["dst"]["start"] += depth * part["dst"]["strides"][:, 1]
+            vector = (self.g0 + group) * _vectors(self.problem) + low // WIDTH
+            call["weights"] = address(scratch) + vector * _block(self.problem)
+            sides["start"] += call["src"] + part["src"]["start"]
+            sides["end"] += call["src"]
+            sides["stage"] += call["source"]
+            sides["panels"] += call["panels"]
+            for first in range(0, len(self.slabs), self._batch):
+                if stop():
+                    return False
+                slabs = self.slabs[first : first + self._batch]
+                add_products(micro_table(), sides, self.blocks, slabs, self.share, part, call, elements)
         return True
 
     def _elements(self, taps: Sequence[int], panels: int) -> Records:
@@ -236,15 +226,14 @@ class _Share:
         table["flush"][: len(table) > 1] = FLUSH_FIRST
         return table
 
-    def _bias(self, inputs: Sequence[Storage], group: int) -> Storage:
-        """Return the bias of a group's channels as f32, in whole pairs of vectors, or zeros."""
-        low, high = self.span
-        line = arena("winograd bias", ceil((high - low) / (2 * WIDTH)) * 2 * WIDTH)
-        line.fill(0)
-        if len(inputs) > 2:
-            first = group * self.problem.dims.dst_channels
-            line[: high - low] = widen(inputs[2][first + low : first + high], self.problem.dtype)
-        return line
+
+def _tiling(share: Share, *, in_place: bool, c_row: int, c_plane: int) -> Records:
+    """Return the facts of a share."""
+    dims = share.dims
+    return row_of(
+        Tiling, kind=share.kind, turned=not dims.gathers, channels=dims.src_channels, depths=dims.kernel[0],
+        in_place=in_place, c_row=c_row, c_plane=c_plane,
+    )  # fmt: skip
 
 
 def _met(dims: Dims, depth: int) -> list[tuple[int, int]]:
@@ -259,12 +248,6 @@ def _met(dims: Dims, depth: int) -> list[tuple[int, int]]:
 
 
 @cached
-def _filters(problem: ConvProblem) -> _FilterShare:
-    """Prepare the weights' tables once."""
-    return _FilterShare(problem)
-
-
-@cached
-def _share(problem: ConvProblem, part: tuple[int, ...]) -> _Share:
+def _share(problem: ConvProblem, part: tuple[int, ...]) -> _FilterShare | _Share:
     """Prepare a unit's tables once."""
-    return _Share(problem, part)
+    return _FilterShare(problem, part) if len(part) == 2 else _Share(problem, part)
