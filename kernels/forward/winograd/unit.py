@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from math import ceil, prod
 
 import numpy as np
@@ -152,7 +151,7 @@ class _Share(Share):
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
         super().__init__(problem, part)
         dims, out = self.dims, self.channels[1] - self.channels[0]
-        self.images, self.depths, *plane = self.spans
+        images, self.depths, *plane = self.spans
         met = [_met(dims, depth) for depth in range(*self.depths)]
         taps = max(1, *map(len, met)) if met else 1
 
@@ -160,7 +159,7 @@ class _Share(Share):
         a_row, c_row = (count * VECTOR + GAP for count in (vectors, dst_vectors))
         tiles = [(low // 2, ceil(high / 2)) for low, high in plane]
         limit = max(1, STEPS.winograd_slab_bytes // (PRODUCTS * (taps * a_row + c_row)))
-        self.slabs = cut_slabs([self.images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
+        self.slabs = cut_slabs([images, *tiles], dims.dst[1:], min(STEPS.winograd_slab_tiles, limit))
         most = int(tiles_of(self.slabs).max(initial=0))
 
         self.blocks = lane_blocks(dims.src_channels)
@@ -190,22 +189,23 @@ class _Share(Share):
         """Compute the share with the transformed weights in `scratch`; False when `stop` ended it early."""
         assert scratch is not None
         call, (low, high) = self.call(inputs, output), self.channels
-        for group, (depth, (sides, elements)) in product(
-            range(self.g1 - self.g0), zip(range(*self.depths), self._tables, strict=True)
-        ):
-            part, sides = self.one_pass(group, 1, high - low, low), sides.copy()
-            part["dst"]["start"] += depth * part["dst"]["strides"][:, 1]
-            vector = (self.g0 + group) * _vectors(self.problem) + low // WIDTH
+        for group in range(self.g0, self.g1):
+            part = self.one_pass(group - self.g0, 1, high - low, low)
+            vector = group * _vectors(self.problem) + low // WIDTH
             call["weights"] = address(scratch) + vector * _block(self.problem)
-            sides["start"] += call["src"] + part["src"]["start"]
-            sides["end"] += call["src"]
-            sides["stage"] += call["source"]
-            sides["panels"] += call["panels"]
-            for first in range(0, len(self.slabs), self._batch):
-                if stop():
-                    return False
-                slabs = self.slabs[first : first + self._batch]
-                add_products(micro_table(), sides, self.blocks, slabs, self.share, part, call, elements)
+            part["dst"]["start"] += self.depths[0] * part["dst"]["strides"][:, 1]
+            for sides, elements in self._tables:
+                sides = sides.copy()
+                sides["start"] += call["src"] + part["src"]["start"]
+                sides["end"] += call["src"]
+                sides["stage"] += call["source"]
+                sides["panels"] += call["panels"]
+                for first in range(0, len(self.slabs), self._batch):
+                    if stop():
+                        return False
+                    slabs = self.slabs[first : first + self._batch]
+                    add_products(micro_table(), sides, self.blocks, slabs, self.share, part, call, elements)
+                part["dst"]["start"] += part["dst"]["strides"][:, 1]
         return True
 
     def _elements(self, taps: Sequence[int], panels: int) -> Records:
