@@ -23,6 +23,7 @@ from kernels.emit.compiler import row_of, values_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.axes import AxisTable, Ints, axis_tables, numbers_of, tables_of
 from kernels.forward.operands import Share
+from kernels.forward.pairs import pack_pairs, pair_boxes
 from kernels.forward.records import (
     GatherShare,
     Grid,
@@ -42,10 +43,8 @@ from kernels.forward.staging import (
     Segment,
     Staged,
     gather_staged,
-    stage_weights,
 )
 from kernels.forward.tiles import ForwardTiles, way_cycles
-from kernels.pack.pairs import weight_boxes
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
@@ -243,11 +242,10 @@ class _Bands(Share):
         self.floats["products"] = LANES + 64
         self.floats["sums"] = (plan.rows + prod(plan.steps)) * LANES
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
-        numbers = numbers_of(dims)
-        self.taps = weight_boxes(problem, np.arange(len(numbers)), STEP * plan.depth * numbers, STEP)
+        self.boxes, self.unfolds = pair_boxes(problem, numbers_of(dims), TILE * plan.depth)
         panel = row_of(
-            RowPanel, depth=plan.depth, positions=positions, pitches=pitches, sizes=dims.src,
-            src_strides=self.src_strides, strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
+            RowPanel, pitches=pitches, sizes=dims.src, src_strides=self.src_strides,
+            strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
         )  # fmt: skip
         each = product(*(axis.segments for axis in axes))
         self.staged = Staged(panel, np.array([tuple(zip(*some, strict=True)) for some in each], Segment.dtype))
@@ -282,7 +280,7 @@ class _Bands(Share):
         others: list[list[int]] = []
         call = self.call(inputs, output)
         for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
-            stage_weights(self.share, part, call, self.taps)
+            pack_pairs(self.share, part, call, self.boxes, self.unfolds)
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False

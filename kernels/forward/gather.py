@@ -147,14 +147,14 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
 
 @jit
-def _bring_band(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
-    """Pack the src that a band reaches, unless it is read in place."""
+def _bring_band(share: GatherShare, one: Pass, call: Call, work: Work, channels: int, least: int) -> None:
+    """Pack the src `channels` that a band reaches, unless they are read in place: the first one at `work.start`."""
     if DOTS and share.micro == DOTS_PLACE:
-        bring_dots(share, one, call, work, least)
+        bring_dots(share, one, call, work, channels, least)
         return
     if not share.src.packed:
         return
-    strides, place = one.src.strides, work.block.source
+    strides, place = one.src.strides, work.start
     for axis in range(4):
         place += work.band.first[axis] * strides[axis]
     by_group = share.lanes.lanewise and not share.lanes.grouped  # the lanes of a packed position
@@ -163,7 +163,7 @@ def _bring_band(share: GatherShare, one: Pass, call: Call, work: Work, least: in
     if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
-        bring_box(src, work.block.channels, share.src.pixel_bytes, work, call.source)
+        bring_box(src, channels, share.src.pixel_bytes, work, call.source)
 
 
 @jit
@@ -302,7 +302,7 @@ def gather(
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
     batch, work = stack_record(BATCH), stack_record(WORK)
     counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
-    tile, block, panel, reading, flushes = work.tile, work.block, share.panel, share.src, share.sums.flushes
+    tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
     blocks, lists = (one.channels + WIDTH - 1) // WIDTH, list_room(tables, (panel.words - 1) // share.sums.chunk + 1)
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if share.rounds else 0
@@ -318,8 +318,7 @@ def gather(
             start, tile.micro = call.src + src.start + g * src.group, share.micro
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
-            work.start = begin = start
-            block.source, block.channels = start, share.channels
+            begin = start
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
@@ -336,15 +335,14 @@ def gather(
                 tile.pair, tile.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * panel.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
-                if by_block:  # few lanes at a time: positions lie close together
-                    block.source, block.channels = start + channel * src.channel, valid
-                if by_block or channel == 0:
-                    _bring_band(share, one, call, work, least)
+                if by_block or channel == 0:  # by block, so that positions lie close together
+                    work.start = start + channel * src.channel
+                    _bring_band(share, one, call, work, valid if by_block else share.channels, least)
                     begin = work.start
-                block.shift = 0
+                work.start = begin
                 if lanewise:
                     batch.b = call.panels + 4 * channel
-                    block.shift = 0 if by_block else channel * (4 if reading.packed else src.channel)
+                    work.start += 0 if by_block else channel * (4 if reading.packed else src.channel)
                 tile.limit = share.limits[wide - 1]
                 if DOTS and tile.micro == PAIRS:
                     tile.limit = PAIRS_ROWS
@@ -358,7 +356,6 @@ def gather(
                     work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
                 if not direct and not share.covered:
                     fill(stored, batch.start, lanes, counts, call.sums, work.dst[:])
-                work.start = begin + block.shift
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
                 sum_block(entry, share, tables, work, lists, batch)

@@ -12,7 +12,7 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import KernelLine
 
 __all__ = [
-    "Axis", "Band", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneBlock", "LaneGroups", "LineSums",
+    "Axis", "Band", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneGroups", "LineSums",
     "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "SrcReading", "SumOrder", "Tables", "Tap",
     "WeightPanel", "Work",
 ]  # fmt: skip
@@ -280,14 +280,6 @@ class MicroTile(Record):
     valid: int
 
 
-class LaneBlock(Record):
-    """A block of lanes: `source` and number of `channels` of what is packed; its own src is `shift` bytes further."""
-
-    source: int
-    channels: int
-    shift: int
-
-
 class Work(Record):
     """What is at hand: where src and dst lie, in bytes to the next position, and what is summed.
 
@@ -301,5 +293,4 @@ class Work(Record):
     band: Band
     part: PhasePart
     tile: MicroTile
-    block: LaneBlock
     line: KernelLine

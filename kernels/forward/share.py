@@ -43,8 +43,7 @@ from kernels.target import target
 DOTS = target().dots == "avx512bf16"
 
 if DOTS:
-    from kernels.forward.pairs import exponent_of, pack_pairs
-    from kernels.pack.pairs import unfolded_boxes, weight_boxes
+    from kernels.forward.pairs import exponent_of, pack_pairs, pair_boxes
 
 __all__ = ["LANES", "Way", "share"]
 
@@ -129,13 +128,7 @@ class _Gather(Share):
         )  # fmt: skip
         self.axes = tables_of(self.tables)
         self.parts = list(self._passes())
-        pairs = self.dots and not lanewise
-        self.unfolds = pairs and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
-        self.boxes = None
-        if self.unfolds:
-            self.boxes = unfolded_boxes(channels, 4 * words * self.numbers)
-        elif pairs:
-            self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4)
+        self.boxes = pair_boxes(problem, self.numbers, words) if self.dots and not lanewise else None
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
@@ -307,14 +300,12 @@ class _Gather(Share):
         """Compute pass by pass and band by band."""
         call = self.call(inputs, output)
         for part in self.parts:
-            least = 512
             if self.boxes is None:
                 pack_weights(self.share, part, call, self.numbers)
-                least = exponent_of(self.share, call) if self.dots else least
             else:
-                least = pack_pairs(self.share, part, call, self.boxes, self.unfolds)
-            if not pack_bias(self.share, part, call):
-                least = 0
+                pack_pairs(self.share, part, call, *self.boxes)
+            kept = pack_bias(self.share, part, call)
+            least = exponent_of(self.share, part, call) if self.dots and kept else 0
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
