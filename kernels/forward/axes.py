@@ -78,15 +78,6 @@ class AxisTable:
         return found
 
     @property
-    def reach(self) -> int:
-        """The largest number of src positions that a dst position spans."""
-        if not len(self.taps):
-            return 0
-        begins, first = self.begins, self.phases["first"]
-        spans = begins[first + self.phases["taps"] - 1] - begins[first] + 1
-        return int(min(self.src, spans.max(initial=1)))
-
-    @property
     def spread(self) -> int:
         """The number of src positions that the taps of all phases span, at dst positions side by side."""
         return int(np.ptp(self.begins)) + 1 if len(self.taps) else 0
@@ -124,10 +115,9 @@ def axis_table(dims: Dims, axis: int) -> AxisTable:
 
 
 def _covers(taps: Records, count: int) -> bool:
-    """Return whether every position of a phase meets a tap."""
-    order = np.argsort(taps["low"], kind="stable")
-    low, high = taps["low"][order], np.maximum.accumulate(taps["high"][order])
-    return bool(low[0] == 0 and high[-1] >= count and (low[1:] <= high[:-1]).all())
+    """Return whether every position of a phase meets a tap; the positions of taps fall."""
+    low, high = taps["low"], taps["high"]
+    return bool(low[-1] == 0 and high[0] >= count and (low[:-1] <= high[1:]).all())
 
 
 def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:

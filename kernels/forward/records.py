@@ -12,7 +12,7 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import KernelLine
 
 __all__ = [
-    "Axis", "Band", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneGroups", "LineSums",
+    "Axis", "Band", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneGroups", "LineSums",
     "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "SrcReading", "SumOrder", "Tables", "Tap",
     "WeightPanel", "Work",
 ]  # fmt: skip
@@ -39,14 +39,6 @@ class Filter(Record):
     tap: int
 
 
-class Bias(Record):
-    """The bias, as `Data` is."""
-
-    start: int
-    group: int
-    dst_channel: int
-
-
 class Call(Record):
     """Addresses of one call: its tensors, 0 for a bias that is none, and scratch memory."""
 
@@ -61,14 +53,14 @@ class Call(Record):
 
 
 class Pass(Record):
-    """Groups and dst `channels` of which the packed weights have room, and where their tensors begin.
+    """Groups and dst `channels` of which the packed weights have room, and where their tensors begin, as does the bias.
 
     Lanewise there is one group, whose dst channels are those of all groups.
     """
 
     src: Data
     weights: Filter
-    bias: Bias
+    bias: int
     dst: Data
     groups: int
     channels: int

@@ -259,9 +259,8 @@ class _Gather(Share):
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
         pixels = pixels if self.direct else min(pixels, STEPS.band_sums_bytes // (4 * self.lanes))
-        return (
-            max(pixels, min(STEPS.reach_pixels, prod(table.reach for table in self.tables))) if self.packed else pixels
-        )
+        reach = prod(min(table.src, table.spread) for table in self.tables) if self.packed else 1
+        return max(pixels, min(STEPS.reach_pixels, reach))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""

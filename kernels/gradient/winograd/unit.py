@@ -42,8 +42,7 @@ from kernels.plan import Kernel, Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
 from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
-from kernels.winograd.slabs import cut_slabs, side_of, tiles_of
-from kernels.winograd.tiles import GAP, PAIR, PRODUCTS, WIDTH
+from kernels.winograd.tiles import GAP, PAIR, PRODUCTS, WIDTH, cut_slabs, side_of, tiles_of
 
 __all__ = ["BwdWinograd"]
 
