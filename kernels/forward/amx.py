@@ -162,8 +162,6 @@ def _bands(dims: Dims, depth: int) -> tuple[list[int], list[_Axis]] | None:
     shape, tables, order = [1, *dims.dst], axis_tables(dims)[1:], 1 if dims.gathers else -1
 
     def lay() -> list[_Axis] | None:
-        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_BANDS:
-            return None
         each = (_axis(table, step, order) for table, step in zip(tables, shape[1:], strict=True))
         found = [axis for axis in each if axis is not None]
         return found if len(found) == 3 and prod(len(axis.segments) for axis in found) <= MOST_PHASES else None
@@ -305,12 +303,6 @@ class _Bands(Share):
         return [*n, self.g0 + group, self.g0 + group + 1, first, last, *chain(*spatial)]
 
 
-@cached
-def _share(problem: ConvProblem, unit: Unit) -> _Bands:
-    """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return _Bands(problem, unit.part)
-
-
 class ForwardAmx(ForwardTiles):
     """A forward operation from tile products of bf16."""
 
@@ -341,9 +333,10 @@ class ForwardAmx(ForwardTiles):
         n, *steps = plan.steps
         return (problem.n, dims.groups, dims.dst_channels, *dims.dst), (n, 1, LANES, *steps)
 
+    @cached
     def share(self, problem: ConvProblem, unit: Unit) -> Share:
-        """Return a unit's tables."""
-        return _share(problem, unit)
+        """Prepare a unit's tables once."""
+        return _Bands(problem, unit.part)
 
 
 FORWARD_AMX = (

@@ -136,9 +136,10 @@ class ForwardTiles:
         """Compute the dst box of one unit."""
         return not stop() and self.share(problem, unit).run(inputs, output, stop)
 
+    @cached
     def share(self, problem: ConvProblem, unit: Unit) -> Share:
-        """Return a unit's tables."""
-        return _share(problem, unit)
+        """Prepare a unit's tables once: a service sees the same shapes again and again."""
+        return share(problem, _way(problem), unit.part)
 
 
 def cut_units(
@@ -164,12 +165,6 @@ def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
     if problem.data_format == "NCX":
         return (n0, channel, *first), (n1 - n0, channels, *sizes)
     return (n0, *first, channel), (n1 - n0, *sizes, channels)
-
-
-@cached
-def _share(problem: ConvProblem, unit: Unit) -> Share:
-    """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return share(problem, _way(problem), unit.part)
 
 
 CONV_TRANSPOSE = ForwardTiles("conv_transpose_tiles", "ConvTranspose")

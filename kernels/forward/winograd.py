@@ -241,7 +241,12 @@ class ForwardWinograd(WinogradKernel):
         if stop():
             return False
         assert scratch is not None
-        return _share(problem, unit.part).run(inputs, scratch if unit.offset is None else output, stop, scratch)
+        return self.share(problem, unit.part).run(inputs, scratch if unit.offset is None else output, stop, scratch)
+
+    @cached
+    def share(self, problem: ConvProblem, part: tuple[int, ...]) -> _FilterShare | _Share:
+        """Prepare a unit's tables once."""
+        return _FilterShare(problem, part) if len(part) == 2 else _Share(problem, part)
 
 
 def _dst_units(problem: ConvProblem, workers: int) -> list[Unit]:
@@ -395,9 +400,3 @@ def _met(dims: Dims, depth: int) -> list[tuple[int, int]]:
         if rest == 0 and 0 <= place < dims.src[0]:
             found.append((tap, place))
     return found
-
-
-@cached
-def _share(problem: ConvProblem, part: tuple[int, ...]) -> _FilterShare | _Share:
-    """Prepare a unit's tables once."""
-    return _FilterShare(problem, part) if len(part) == 2 else _Share(problem, part)
