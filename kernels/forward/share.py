@@ -165,17 +165,16 @@ class _Gather(Share):
         """Choose the same where lanes are groups, or dst channels of each; a packed position has `pixel` lines."""
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
         dots, whole = DOTS and dtype == "bf16", dims.groups * self.many >= WIDTH
-        same = grouped(channels, dims.dst_channels, dots=dots)
+        self.grouped = same = grouped(channels, dims.dst_channels, dots=dots)
         lines = channels == 1 and len(self.numbers) <= self.limit
         read = dots if same else lines and dtype in DTYPES_IN_PLACE
         # the last vector may only be moved back into src where dst has the same lanes
         in_place = self.near and self.near_dst and (dtype == "f32" or read)
         in_place = in_place and (channels * self.many == 1 or same) and whole
-        self.packed, self.grouped = not in_place, same
-        self.dots = dots = dots and self.grouped
-        self.words, self.pixel = channels // 2 if dots else channels, 1 if self.grouped else channels
-        self.by_lines = self.grouped or lines
-        stored = in_place or (dtype == "f32" and not self.grouped)
+        self.packed, self.by_lines = not in_place, same or lines
+        self.dots = dots = dots and same
+        self.words, self.pixel = channels // 2 if dots else channels, 1 if same else channels
+        stored = in_place or (dtype == "f32" and not same)
         self.direct = self.near_dst and stored and whole
         self.rounds = dots and not self.near_dst
 
