@@ -128,9 +128,6 @@ class Sums:
     """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits.
     Where the result is bf16, in which that does not show, they are 16 times as many."""
 
-    source_bytes: int = 8 << 20
-    """Packed src of one dst position at the most; where taps reach farther it is packed tap by tap."""
-
     weights_bytes: int = 24 << 20
     """Packed weights of one pass, or sums of one image where products are scattered: a part of a worker's room of 64
     MiB. More dst channels are done one part after another, and AMX refuses what has no room for a pair of blocks."""
@@ -198,6 +195,9 @@ class Steps:
     band_pixels: int = 512
     """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
 
+    reach_pixels: int = 1 << 13
+    """Dst pixels of a band, where one of them reaches as many src positions."""
+
     # visits and packing
 
     together_channels: int = 64
@@ -208,10 +208,6 @@ class Steps:
 
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""
-
-    ahead_bytes: int = 256
-    """Bytes that packing asks memory for before it needs them, of each row: by itself the processor asks too late where
-    rows are many."""
 
 
 SUMS = Sums()

@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import wraps
+from math import inf
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -60,9 +61,9 @@ def measure(value: object) -> int:
 
 
 class Cache:
-    """Keep values by their keys, in at most `limit` bytes together."""
+    """Keep values by their keys, in at most `limit` bytes together; with no limit (`inf`) none is measured."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
         self.nbytes = 0
         self._entries = OrderedDict[Hashable, tuple[Any, int]]()
@@ -83,7 +84,7 @@ class Cache:
 
     def keep(self, key: Hashable, value: object) -> None:
         """Keep a value as the latest one, unless it is too large, and let the oldest go for it."""
-        size = measure((key, value))
+        size = measure((key, value)) if self.limit < inf else 0
         if size > self.limit // 2:
             return
         with self.lock:

@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import arena
-from kernels.blocks import SUMS
+from kernels.blocks import CACHES, SUMS
 from kernels.emit.compiler import Floats, jit
 
 __all__ = ["chunks_of", "sum_chunks", "sum_tree"]
 
 
-def chunks_of(most: int) -> int:
-    """Return the number of chunks of a sum that may have up to `most`."""
-    return 1 << (max(1, min(most, SUMS.chunks)).bit_length() - 1)
+def chunks_of(most: int, nbytes: int = 0) -> int:
+    """Return the number of chunks of a sum that may have up to `most`; its accumulators take so many bytes."""
+    limit = SUMS.large_chunks if nbytes > 2 * CACHES.l2 else SUMS.chunks
+    return 1 << (max(1, min(most, limit)).bit_length() - 1)
 
 
 @jit

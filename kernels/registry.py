@@ -34,7 +34,7 @@ if target().dots:  # compiled only where the processor can run it
     KERNELS = (*FORWARD_DOTS, BWD_DOTS, *KERNELS)
 
 if target().compiles:
-    from kernels.forward.winograd.unit import ForwardWinograd
+    from kernels.forward.winograd import ForwardWinograd
     from kernels.gradient.winograd.unit import BwdWinograd
 
     KERNELS = (ForwardWinograd(), BwdWinograd(KERNELS), *KERNELS)

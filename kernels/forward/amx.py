@@ -23,6 +23,7 @@ from kernels.emit.compiler import row_of, values_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.axes import AxisTable, Ints, axis_tables, numbers_of, tables_of
 from kernels.forward.operands import Share
+from kernels.forward.pairs import pack_pairs, pair_boxes
 from kernels.forward.records import (
     GatherShare,
     Grid,
@@ -42,10 +43,8 @@ from kernels.forward.staging import (
     Segment,
     Staged,
     gather_staged,
-    stage_weights,
 )
 from kernels.forward.tiles import ForwardTiles, way_cycles
-from kernels.pack.pairs import weight_boxes
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
@@ -163,8 +162,6 @@ def _bands(dims: Dims, depth: int) -> tuple[list[int], list[_Axis]] | None:
     shape, tables, order = [1, *dims.dst], axis_tables(dims)[1:], 1 if dims.gathers else -1
 
     def lay() -> list[_Axis] | None:
-        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_BANDS:
-            return None
         each = (_axis(table, step, order) for table, step in zip(tables, shape[1:], strict=True))
         found = [axis for axis in each if axis is not None]
         return found if len(found) == 3 and prod(len(axis.segments) for axis in found) <= MOST_PHASES else None
@@ -243,11 +240,10 @@ class _Bands(Share):
         self.floats["products"] = LANES + 64
         self.floats["sums"] = (plan.rows + prod(plan.steps)) * LANES
         self.batch = max(1, STEPS.batch_macs // (work * ceil((high - low) / LANES)))
-        numbers = numbers_of(dims)
-        self.taps = weight_boxes(problem, np.arange(len(numbers)), STEP * plan.depth * numbers, STEP)
+        self.boxes, self.unfolds = pair_boxes(problem, numbers_of(dims), TILE * plan.depth)
         panel = row_of(
-            RowPanel, depth=plan.depth, positions=positions, pitches=pitches, sizes=dims.src,
-            src_strides=self.src_strides, strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
+            RowPanel, pitches=pitches, sizes=dims.src, src_strides=self.src_strides,
+            strides=[1, *(axis.table.dst_step for axis in axes)], joined=plan.joined,
         )  # fmt: skip
         each = product(*(axis.segments for axis in axes))
         self.staged = Staged(panel, np.array([tuple(zip(*some, strict=True)) for some in each], Segment.dtype))
@@ -256,7 +252,7 @@ class _Bands(Share):
             taps = axis.table.taps.copy()
             taps["src"] += axis.segment * (inner * plan.segment_rows // pitch)
             tables.append(replace(axis.table, taps=taps))
-        self.tables = tables_of(tuple(tables), False)
+        self.tables = tables_of(tuple(tables))
         lows, highs, sizes, _ = zip(*self.grid, strict=True)
         self.share = row_of(
             GatherShare, kind=self.kind, micro=0, limits=[0, 0], loops=[0, 1, 2, 3], channels=dims.src_channels,
@@ -267,7 +263,7 @@ class _Bands(Share):
                 block_bytes=plan.block_bytes, kernel=[table.kernel for table in tables[1:]], order=0,
             ),
             src=values_of(
-                SrcReading, word=positions * ROW_BYTES, packed=True, by_tap=False, joined=False, pixel_bytes=ROW_BYTES,
+                SrcReading, word=positions * ROW_BYTES, packed=True, joined=False, pixel_bytes=ROW_BYTES,
                 staged=True,
             ),
             sums=values_of(
@@ -282,7 +278,7 @@ class _Bands(Share):
         others: list[list[int]] = []
         call = self.call(inputs, output)
         for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
-            stage_weights(self.share, part, call, self.taps)
+            pack_pairs(self.share, part, call, self.boxes, self.unfolds)
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
@@ -305,12 +301,6 @@ class _Bands(Share):
         """Return a part of dst, as `kernels.forward.share` takes it."""
         n, *spatial = spans
         return [*n, self.g0 + group, self.g0 + group + 1, first, last, *chain(*spatial)]
-
-
-@cached
-def _share(problem: ConvProblem, unit: Unit) -> _Bands:
-    """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return _Bands(problem, unit.part)
 
 
 class ForwardAmx(ForwardTiles):
@@ -343,9 +333,10 @@ class ForwardAmx(ForwardTiles):
         n, *steps = plan.steps
         return (problem.n, dims.groups, dims.dst_channels, *dims.dst), (n, 1, LANES, *steps)
 
+    @cached
     def share(self, problem: ConvProblem, unit: Unit) -> Share:
-        """Return a unit's tables."""
-        return _share(problem, unit)
+        """Prepare a unit's tables once."""
+        return _Bands(problem, unit.part)
 
 
 FORWARD_AMX = (

@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.emit.compiler import Records
-from kernels.forward.records import Axis, Phase, Tables, Tap, TapRun
+from kernels.forward.records import Axis, Phase, Tables, Tap
 from kernels.gradient import geometry
 from kernels.problem import Dims, wrapped
 
 __all__ = [
     "AxisTable", "Ints", "axis_tables", "chain_tables", "is_plain", "numbers_of", "plain", "tables_of", "tap_numbers",
-    "tap_runs",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -56,14 +55,6 @@ def reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
     return taps, low[taps], low[taps] * stride + taps * dilation - pad, (high - low)[taps]
 
 
-def tap_runs(dims: Dims, axis: int) -> Records:
-    """Return the taps of an axis of ConvTranspose that meet anything; dst positions rise with them."""
-    taps, low, start, length = reached(dims, axis)
-    table = np.empty(len(taps), TapRun.dtype)
-    table["tap"], table["dst"], table["count"], table["src"] = taps, start, length, low
-    return table
-
-
 @dataclass(frozen=True)
 class AxisTable:
     """One axis: sizes, the number of its taps, steps between positions of a phase, phases and taps.
@@ -87,26 +78,9 @@ class AxisTable:
         return found
 
     @property
-    def reach(self) -> int:
-        """The largest number of src positions that a dst position spans."""
-        if not len(self.taps):
-            return 0
-        begins, first = self.begins, self.phases["first"]
-        spans = begins[first + self.phases["taps"] - 1] - begins[first] + 1
-        return int(min(self.src, spans.max(initial=1)))
-
-    @property
     def spread(self) -> int:
         """The number of src positions that the taps of all phases span, at dst positions side by side."""
         return int(np.ptp(self.begins)) + 1 if len(self.taps) else 0
-
-    def alone(self) -> AxisTable:
-        """Return the axis with a phase for each tap, by their numbers."""
-        lanes = np.repeat(self.phases["dst"], self.phases["taps"])
-        order = np.argsort(self.taps["number"])
-        phases = np.empty(len(order), Phase.dtype)
-        phases["dst"], phases["first"], phases["taps"], phases["adjacent"] = lanes, np.arange(len(order)), 1, 1
-        return replace(self, phases=phases[order])
 
     def sparse(self) -> tuple[AxisTable, int]:
         """Return the axis without src positions between those that its only tap meets, and the first of all."""
@@ -141,10 +115,9 @@ def axis_table(dims: Dims, axis: int) -> AxisTable:
 
 
 def _covers(taps: Records, count: int) -> bool:
-    """Return whether every position of a phase meets a tap."""
-    order = np.argsort(taps["low"], kind="stable")
-    low, high = taps["low"][order], np.maximum.accumulate(taps["high"][order])
-    return bool(low[0] == 0 and high[-1] >= count and (low[1:] <= high[:-1]).all())
+    """Return whether every position of a phase meets a tap; the positions of taps fall."""
+    low, high = taps["low"], taps["high"]
+    return bool(low[-1] == 0 and high[0] >= count and (low[:-1] <= high[1:]).all())
 
 
 def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:
@@ -165,15 +138,14 @@ def is_plain(table: AxisTable) -> bool:
     return sizes and table.taps.tolist() == [(0, 0, table.dst, 0)]
 
 
-def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
-    """Return the tables of axes, phases and taps that compiled code reads; taps `alone` are phases of their own."""
-    tables = tuple(table.alone() for table in tables) if alone else tables
+def tables_of(tables: Sequence[AxisTable]) -> Tables:
+    """Return the tables of axes, phases and taps that compiled code reads."""
     axes = np.empty(len(tables), Axis.dtype)
     phases, taps = [], []
     first, tap = 0, 0
     for row, table in zip(axes, tables, strict=True):
         row["first"], row["phases"] = first, len(table.phases)
-        row["dst_step"], row["src_step"], row["stride"] = table.dst_step, 1 if alone else table.src_step, table.src_step
+        row["dst_step"], row["src_step"] = table.dst_step, table.src_step
         some = table.phases.copy()
         some["first"] += tap
         phases.append(some)
@@ -184,7 +156,7 @@ def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> Tables:
 
 def chain_tables(axes: Sequence[geometry.Axis], gathers: bool) -> Tables:
     """Return the tables of (n, d, h, w) for one image, whose taps keep their numbers, which rise in each phase."""
-    rows, phases, taps = [(0, 1, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
+    rows, phases, taps = [(0, 1, 1, 1)], [(0, 0, 1, 1)], [(0, 0, 1, 0)]
     for axis in axes:
         step, first, found = min(axis.stride, max(1, axis.wide)), len(phases), []
         for number, ((low, high), shift) in enumerate(zip(axis.ranges, axis.shifts, strict=True)):
@@ -198,6 +170,6 @@ def chain_tables(axes: Sequence[geometry.Axis], gathers: bool) -> Tables:
             begin = len(taps)
             taps += [tap for _, tap in some]
             phases.append((dst, begin, len(taps) - begin, 1))
-        steps = (1, *wrapped([axis.stride] * 2).tolist()) if gathers else (step, 1, 1)
+        steps = (1, *wrapped([axis.stride]).tolist()) if gathers else (step, 1)
         rows.append((first, len(phases) - first, *steps))
     return Tables(np.array(rows, Axis.dtype), np.array(phases, Phase.dtype), np.array(taps, Tap.dtype))

@@ -47,7 +47,7 @@ WIDTH, DOTS = target().lanes, target().dots == "avx512bf16"
 DOTS_PLACE = MICRO["dots"]
 PAIRS, PAIRS_ROWS = MICRO["pairs"], ROWS["pairs"][1] if DOTS else 0
 
-BATCH, CALL, PANEL, PASS, SHARE, WORK = (each.dtype for each in (Batch, Call, Panel, Pass, GatherShare, Work))
+BATCH, PANEL, SHARE, WORK = (each.dtype for each in (Batch, Panel, GatherShare, Work))
 
 
 @jit
@@ -96,7 +96,7 @@ def _reach(tables: Tables, axis: int, work: Work) -> None:
 
 @jit
 def _cut_band(share: GatherShare, tables: Tables, work: Work, counts: Vector, band: int) -> None:
-    """Note the positions of a band, and unless src is packed by taps the src positions that it meets."""
+    """Note the positions of a band, and the src positions that it meets."""
     grid, cut = share.grid, work.band
     for axis in range(3, -1, -1):
         low, high, size = grid.low[axis], grid.high[axis], grid.step[axis]
@@ -105,8 +105,7 @@ def _cut_band(share: GatherShare, tables: Tables, work: Work, counts: Vector, ba
         cut.high[axis] = min(high, cut.low[axis] + size)
         counts[axis] = cut.high[axis] - cut.low[axis]
         band //= parts
-        if not share.src.by_tap:
-            _reach(tables, axis, work)
+        _reach(tables, axis, work)
 
 
 @inlined
@@ -148,46 +147,23 @@ def _bring_lanes(share: GatherShare, src: Values, step: int, lanes: int, work: W
 
 
 @jit
-def _bring(share: GatherShare, one: Pass, call: Call, work: Work, source: int, strides: Vector) -> None:
-    """Pack a box of src positions, of which the first lies `source` bytes from position 0."""
+def _bring_band(share: GatherShare, one: Pass, call: Call, work: Work, channels: int, least: int) -> None:
+    """Pack the src `channels` that a band reaches, unless they are read in place: the first one at `work.start`."""
+    if DOTS and share.micro == DOTS_PLACE:
+        bring_dots(share, one, call, work, channels, least)
+        return
+    if not share.src.packed:
+        return
+    strides, place = one.src.strides, work.start
+    for axis in range(4):
+        place += work.band.first[axis] * strides[axis]
     by_group = share.lanes.lanewise and not share.lanes.grouped  # the lanes of a packed position
-    channel, place = one.src.group if by_group else one.src.channel, work.block.source + source
-    src = Values(share.kind, place, strides, channel, call.src + one.src.nbytes)
+    channel = one.src.group if by_group else one.src.channel
+    src = Values(share.kind, place, strides[:], channel, call.src + one.src.nbytes)
     if by_group:
         _bring_lanes(share, src, one.src.channel, one.channels, work, call.source)
     else:
-        bring_box(src, work.block.channels, share.src.pixel_bytes, work, call.source)
-
-
-@jit
-def _bring_band(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
-    """Pack the src that a band reaches, unless it is read in place or packed by tap."""
-    strides, first, source = one.src.strides, work.band.first, 0
-    if DOTS and share.micro == DOTS_PLACE:
-        bring_dots(share, one, call, work, least)
-    elif share.src.packed and not share.src.by_tap:
-        for axis in range(4):
-            source += first[axis] * strides[axis]
-        _bring(share, one, call, work, source, strides[:])
-
-
-@jit
-def _bring_tap(
-    share: GatherShare, one: Pass, call: Call, tables: Tables, work: Work, begin: Vector, stop: Vector
-) -> bool:
-    """Pack the src that positions of a band meet with a tap, side by side; return whether there is any."""
-    strides, band, source = stack_array(4, np.int64), work.band, 0
-    for axis in range(4):
-        tap, step = tables.taps[tables.phases[work.part.phase[axis]].first], tables.axes[axis].stride
-        begin[axis], stop[axis] = max(begin[axis], tap.low), min(stop[axis], tap.high)
-        band.first[axis], band.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
-        source += (tap.src + (begin[axis] - tap.low) * step) * one.src.strides[axis]
-        strides[axis] = step * one.src.strides[axis]
-        if begin[axis] >= stop[axis]:
-            return False
-    _bring(share, one, call, work, source, strides)
-    work.start += work.block.shift
-    return True
+        bring_box(src, channels, share.src.pixel_bytes, work, call.source)
 
 
 @jit
@@ -203,15 +179,10 @@ def _touch_source(data: Data, call: Call, work: Work) -> None:
 
 
 @jit
-def sum_block(
-    entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch, whole: Pass, call: Call
-) -> None:
-    """Sum all positions of a band for one block of lanes.
-
-    Where src is packed by tap, each tap is a phase of its own: the src that it meets is packed first, side by side.
-    """
+def sum_block(entry: int, share: GatherShare, tables: Tables, work: Work, lists: Lists, batch: Batch) -> None:
+    """Sum all positions of a band for one block of lanes."""
     axes, phases, taps, pieces, lines = tables.axes, tables.phases, tables.taps, lists.pieces, share.lines.kernel != 0
-    loops, part, band, reading, per_axis = share.loops, work.part, work.band, share.src, pieces.shape[0] // 4
+    loops, part, band, per_axis = share.loops, work.part, work.band, pieces.shape[0] // 4
     at, end, counts = part.at, part.end, part.counts
     begin, stop = stack_array(4, np.int64), stack_array(4, np.int64)
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
@@ -222,9 +193,7 @@ def sum_block(
             rest //= axes[axis].phases
             begin[axis], stop[axis] = _clip(axes[axis], phases[part.phase[axis]], band.low[axis], band.high[axis])
             some = some and begin[axis] < stop[axis]
-        if not some or (
-            reading.packed and reading.by_tap and not _bring_tap(share, whole, call, tables, work, begin, stop)
-        ):
+        if not some:
             continue
         depth, at[loops[0]] = 0, begin[loops[0]]
         while depth >= 0:
@@ -236,7 +205,7 @@ def sum_block(
                     at[loops[depth]] = end[loops[depth]]
             elif depth == 3:
                 left = stop[axis] - at[axis]
-                if reading.staged:
+                if share.src.staged:
                     counts[axis], _ = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)
                     rows = min(work.tile.limit, left)
                     part.repeat = left // rows
@@ -318,7 +287,7 @@ def gather_doubles(
             valid = min(dst.width, dst.channels - (g if dst.lanewise else c) * dst.width)
             batch.b = call[1] + 8 * place * packed(weights.positions, weights.width)
             fill_zero(call[4], positions * work.dst[3])
-            sum_block(table[0], share, tables, work, lists, batch, stack_record(PASS), stack_record(CALL))
+            sum_block(table[0], share, tables, work, lists, batch)
             _write_doubles(dst, call[4], to, parts, valid, counts)
 
 
@@ -336,7 +305,7 @@ def gather(
     src, dst, lanewise, direct = one.src, one.dst, share.lanes.lanewise, share.direct
     batch, work = stack_record(BATCH), stack_record(WORK)
     counts, buffer = stack_array(4, np.int64), stack_array(64, np.float32)
-    tile, block, panel, reading, flushes = work.tile, work.block, share.panel, share.src, share.sums.flushes
+    tile, panel, reading, flushes = work.tile, share.panel, share.src, share.sums.flushes
     blocks, lists = (one.channels + WIDTH - 1) // WIDTH, list_room(tables, (panel.words - 1) // share.sums.chunk + 1)
     batch.totals, batch.totals_row = call.products if flushes else 0, 8 * WIDTH
     batch.apart, batch.rounds = 1 if flushes else 0, 1 if share.rounds else 0
@@ -352,8 +321,7 @@ def gather(
             start, tile.micro = call.src + src.start + g * src.group, share.micro
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
-            work.start = begin = start
-            block.source, block.channels = start, share.channels
+            begin = start
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
             if direct and not share.covered:
                 to = place
@@ -370,15 +338,14 @@ def gather(
                 tile.pair, tile.valid = 2 * WIDTH * dst.channel, WIDTH if lanewise else valid - (vectors - 1) * WIDTH
                 batch.b = call.panels + (g * blocks + channel // WIDTH) * panel.block_bytes
                 batch.vectors, batch.last = vectors, 4 * (valid - WIDTH if direct else lanes)
-                if by_block:  # few lanes at a time: positions lie close together
-                    block.source, block.channels = start + channel * src.channel, valid
-                if by_block or channel == 0:
-                    _bring_band(share, one, call, work, least)
+                if by_block or channel == 0:  # by block, so that positions lie close together
+                    work.start = start + channel * src.channel
+                    _bring_band(share, one, call, work, valid if by_block else share.channels, least)
                     begin = work.start
-                block.shift = 0
+                work.start = begin
                 if lanewise:
                     batch.b = call.panels + 4 * channel
-                    block.shift = 0 if by_block else channel * (4 if reading.packed else src.channel)
+                    work.start += 0 if by_block else channel * (4 if reading.packed else src.channel)
                 tile.limit = share.limits[wide - 1]
                 if DOTS and tile.micro == PAIRS:
                     tile.limit = PAIRS_ROWS
@@ -390,12 +357,11 @@ def gather(
                 for axis in range(4):
                     to += work.band.low[axis] * dst.strides[axis]
                     work.place -= 0 if direct else work.band.low[axis] * work.dst[axis]
-                if not direct and (reading.by_tap or not share.covered):
+                if not direct and not share.covered:
                     fill(stored, batch.start, lanes, counts, call.sums, work.dst[:])
-                work.start = begin + block.shift
                 entry = table[tile.micro + wide - 1]
                 tile.last = table[tile.micro + narrow - 1]
-                sum_block(entry, share, tables, work, lists, batch, one, call)
+                sum_block(entry, share, tables, work, lists, batch)
                 if DOTS and share.rounds and not direct:
                     out = Values(share.kind, to, dst.strides[:], dst.channel, 0)
                     write_rounded(out, call.sums, lanes, valid, counts)

@@ -183,9 +183,8 @@ def sum_lists(entry: int, share: GatherShare, tables: Tables, work: Work, lists:
     pieces, elements = lists.pieces, lists.elements
     src, counts, per_axis, panel, order = work.src, work.part.counts, pieces.shape[0] // 4, share.panel, share.sums
     words, kernel, group = panel.words, panel.kernel, order.group
-    count, last, begun, start, totals, listed = 0, -1, share.src.by_tap, batch.start, batch.totals, 0
-    if not begun:
-        batch.totals = 0
+    count, last, begun, start, totals, listed = 0, -1, False, batch.start, batch.totals, 0
+    batch.totals = 0
     image = pieces[0]
     batch.elements = address_of(elements)
     for i in range(counts[1]):

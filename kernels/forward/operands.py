@@ -10,7 +10,7 @@ from typing import Any
 from kernels.arena import address, arena_address
 from kernels.dtypes import KINDS
 from kernels.emit.compiler import Records, row_of, values_of
-from kernels.forward.records import Bias, Call, Data, Filter, Pass
+from kernels.forward.records import Call, Data, Filter, Pass
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, data_steps, storage_dtype, wrapped
 
@@ -50,21 +50,21 @@ class Share(ABC):
         out = dims.dst_channels
         self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
         self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
-        names = ("start", "group", "dst_channel", "src_channel", "tap")
-        some = steps(group, dst_step, src_step, tap)
+        start, *some = steps(group, dst_step, src_step, tap)
+        names = "group", "dst_channel", "src_channel", "tap"
         nbytes = size * prod(problem.weights_shape)
-        self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
-        self.bias = values_of(Bias, **dict(zip(names[:3], steps(out, 1), strict=True)))
+        self.weights = values_of(Filter, start=start, nbytes=nbytes, **dict(zip(names, some, strict=True)))
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
         self.near_dst = bool(self.dst[-1] == size)
 
     def one_pass(self, group: int, groups: int, channels: int, first: int = 0) -> Records:
         """Return a pass of some groups from `group` on and some of their dst channels, from the `first` on."""
-        operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
-        one = row_of(Pass, groups=groups, channels=channels, **operands)
+        operands = {"src": self.src, "weights": self.weights, "dst": self.dst}
+        bias = storage_dtype(self.problem.dtype).itemsize * ((self.g0 + group) * self.dims.dst_channels + first)
+        one = row_of(Pass, groups=groups, channels=channels, bias=bias, **operands)
         for name in operands:
             one[name]["start"] += group * one[name]["group"]
-        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
+        for name, step in (("weights", "dst_channel"), ("dst", "channel")):
             one[name]["start"] += first * one[name][step]
         return one
 

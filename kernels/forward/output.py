@@ -38,11 +38,11 @@ __all__ = ["bring_bias", "fill", "lay_out", "write", "write_rounded"]
 @jit
 def bring_bias(kind: int, one: Pass, call: Call, g: int, first: int, lanes: int, to: int) -> None:
     """Bring the bias of a group's dst channels from the `first` on to `lanes` f32: zeros where there is none."""
-    bias = one.bias
-    place = call.bias + bias.start + g * bias.group + first * bias.dst_channel
+    size, each = stored_size(kind), one.dst.group // one.dst.channel  # channels of a group
+    place = call.bias + one.bias + size * (g * each + first)
     valid = one.channels - first if call.bias != 0 else 0
     for lane in range(lanes):
-        value = load(kind, place + lane * bias.dst_channel) if lane < valid else 0.0
+        value = load(kind, place + lane * size) if lane < valid else 0.0
         store_value(to + 4 * lane, np.float32(value))
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.brgemm import MICRO
-from kernels.emit.compiler import Rows, inlined, jit
+from kernels.emit.compiler import Records, Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import address_of, fill_zero, keep_alive, stack_array, stack_record
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
 from kernels.pack.lines import SPREAD, spread1, spread3, transpose16
 from kernels.pack.magnitudes import LEAST_SUM, magnitudes
-from kernels.pack.pairs import PackedBox, Packing, pack_boxes
+from kernels.pack.pairs import PackedBox, Packing, pack_boxes, unfolded_boxes, weight_boxes
+from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["bring_dots", "exponent_of", "pack_pairs"]
+__all__ = ["bring_dots", "exponent_of", "pack_pairs", "pair_boxes"]
 
 WIDTH, PAIRS = target().lanes, MICRO["pairs"]
 LINE = 64
@@ -42,30 +43,36 @@ def _unfold(weights: Filter, channels: int, taps: int, rows: int, source: int, t
                 transpose16(place + 2 * tap * channels, 2 * channels, kernels + 2 * tap, weights.src_channel)
 
 
+def pair_boxes(problem: ConvProblem, numbers: Vector, words: int) -> tuple[Records, bool]:
+    """Return the boxes that `pack_pairs` takes, where taps have so many words, and whether weights are unfolded."""
+    taps, channels = len(numbers), problem.dims.src_channels
+    if problem.weights_strides[3] == 1 and min(taps, channels) >= 8:
+        return unfolded_boxes(channels, 4 * words * numbers), True
+    return weight_boxes(problem, np.arange(taps), 2 * words * numbers, 4), False
+
+
 @jit
 def pack_pairs(
     shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox], unfolds: bool
-) -> int:
+) -> None:
     """Pack panels [tap number][pair of src channels][lanes][2], one for each group and vector of dst channels.
 
-    `taps` are boxes as `kernels.pack.pairs` takes them, of weights that are unfolded first if `unfolds`. Return the
-    smallest exponent among the weights that are not 0.
+    `taps` are boxes as `kernels.pack.pairs` takes them, of weights that are unfolded first if `unfolds`.
     """
     share, one, call, packing = shares[0], passes[0], calls[0], stack_record(PACKING)
-    weights, blocks = one.weights, (one.channels + WIDTH - 1) // WIDTH
-    packing.pairs, packing.channels = True, one.channels
+    weights, blocks, panel = one.weights, (one.channels + WIDTH - 1) // WIDTH, share.panel
+    packing.pairs, packing.channels, packing.plane = True, one.channels, panel.block_bytes
     packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
-    packing.planes, packing.plane = blocks, share.panel.block_bytes
-    whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
+    whole = panel.tap_bytes == 2 * WIDTH * share.channels and one.channels % WIDTH == 0  # no place is left for zeros
     kernel = taps.shape[0] * share.channels
     unfolded = np.empty(WIDTH * kernel if unfolds else 0, np.uint16)
     if unfolds:
-        packing.channel, packing.strides[3], packing.planes = 2 * kernel, 2, 1
+        packing.channel, packing.strides[3] = 2 * kernel, 2
     for g in range(one.groups):
         packing.source = call.weights + weights.start + g * weights.group
-        packing.target = call.panels + g * blocks * share.panel.block_bytes
+        packing.target = call.panels + g * blocks * panel.block_bytes
         if not whole:
-            fill_zero(packing.target, blocks * packing.plane)
+            fill_zero(packing.target, blocks * panel.block_bytes)
         if not unfolds:
             pack_boxes(packing, taps)
         for b in range(blocks if unfolds else 0):
@@ -74,16 +81,16 @@ def pack_pairs(
             packing.source = address_of(unfolded)
             _unfold(weights, share.channels, taps.shape[0], packing.channels, source, packing.source)
             pack_boxes(packing, taps)
-            packing.target += share.panel.block_bytes
+            packing.target += panel.block_bytes
     keep_alive(unfolded)
-    return _exponent(call.panels, one.groups * blocks * share.panel.block_bytes // LINE)
 
 
 @jit
-def exponent_of(shares: Rows[GatherShare], calls: Rows[Call]) -> int:
-    """Return the smallest exponent among the weights of all lanes, which `kernels.forward.gather` has packed."""
-    share = shares[0]
-    return _exponent(calls[0].panels, share.panel.block_bytes // LINE)
+def exponent_of(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) -> int:
+    """Return the smallest exponent among the packed weights of a pass that are not 0."""
+    share, one = shares[0], passes[0]
+    panels = 1 if share.lanes.lanewise else one.groups * ((one.channels + WIDTH - 1) // WIDTH)
+    return _exponent(calls[0].panels, panels * share.panel.block_bytes // LINE)
 
 
 @inlined
@@ -126,7 +133,6 @@ def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, wor
     box.sizes[3], packing.strides[3] = channels, data.channel
     packing.channels, packing.channel = run, strides[3]
     packing.source, packing.target, packing.plane = source, scratch, steps[3]
-    packing.planes = positions
     if steps[3] != 2 * channels:
         fill_zero(scratch, positions * steps[3])
     pack_boxes(packing, boxes)
@@ -154,8 +160,8 @@ def _keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) ->
 
 
 @jit
-def bring_dots(share: GatherShare, one: Pass, call: Call, work: Work, least: int) -> None:
+def bring_dots(share: GatherShare, one: Pass, call: Call, work: Work, channels: int, least: int) -> None:
     """Pack the src that a band reaches as pairs, unless it is read in place; choose what multiplies them."""
     if share.src.packed:
-        _bring_pairs(share, one.src, work.block.channels, work.block.source, work, call.source)
+        _bring_pairs(share, one.src, channels, work.start, work, call.source)
     work.tile.micro = share.micro if _keep(share, one.src, call, work, least) else PAIRS

@@ -12,9 +12,9 @@ from kernels.emit.compiler import Record, Rows, Vector, numbers, together
 from kernels.emit.depthwise import KernelLine
 
 __all__ = [
-    "Axis", "Band", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneBlock", "LaneGroups", "LineSums",
-    "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "ScatterShare", "SrcReading", "SumOrder", "Tables",
-    "Tap", "TapLine", "TapRun", "TapRuns", "WeightPanel", "Window", "Work",
+    "Axis", "Band", "Call", "Data", "Filter", "GatherShare", "Grid", "LaneGroups", "LineSums",
+    "Lists", "MicroTile", "Pass", "Phase", "PhasePart", "Piece", "SrcReading", "SumOrder", "Tables", "Tap",
+    "WeightPanel", "Work",
 ]  # fmt: skip
 
 
@@ -39,14 +39,6 @@ class Filter(Record):
     tap: int
 
 
-class Bias(Record):
-    """The bias, as `Data` is."""
-
-    start: int
-    group: int
-    dst_channel: int
-
-
 class Call(Record):
     """Addresses of one call: its tensors, 0 for a bias that is none, and scratch memory."""
 
@@ -61,14 +53,14 @@ class Call(Record):
 
 
 class Pass(Record):
-    """Groups and dst `channels` of which the packed weights have room, and where their tensors begin.
+    """Groups and dst `channels` of which the packed weights have room, and where their tensors begin, as does the bias.
 
     Lanewise there is one group, whose dst channels are those of all groups.
     """
 
     src: Data
     weights: Filter
-    bias: Bias
+    bias: int
     dst: Data
     groups: int
     channels: int
@@ -100,16 +92,12 @@ class Phase(Record):
 
 
 class Axis(Record):
-    """An axis: its `phases` from the place `first` on, and the steps from one position of a phase to the next.
-
-    Src has the steps `stride`, and where it is packed for one tap after another `src_step` of 1.
-    """
+    """An axis: its `phases` from the place `first` on, and the steps from one position of a phase to the next."""
 
     first: int
     phases: int
     dst_step: int
     src_step: int
-    stride: int
 
 
 @together
@@ -168,14 +156,13 @@ class WeightPanel(Record):
 class SrcReading(Record):
     """How src is read: in place unless it is `packed`; `word` bytes lead to the next word.
 
-    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `by_tap` src is
-    packed for one tap after another, because all that a band meets would be too much. With `staged` it is padded, so
-    that all positions meet all taps of their phase, and tiles are as tall as they can be (`kernels.forward.staging`).
+    A packed position has `pixel_bytes`. With `joined` taps side by side are one run of words. With `staged` src is
+    padded, so that all positions meet all taps of their phase, and tiles are as tall as they can be
+    (`kernels.forward.staging`).
     """
 
     word: int
     packed: bool
-    by_tap: bool
     joined: bool
     pixel_bytes: int
     staged: bool
@@ -249,38 +236,6 @@ class GatherShare(Record):
     lines: LineSums
 
 
-class Window(Record):
-    """Positions from `low` to `high`."""
-
-    low: Vector = numbers(4)
-    high: Vector = numbers(4)
-
-
-class ScatterShare(Record):
-    """The facts of a unit in which products of src pixels are scattered to so many dst `channels` of a group.
-
-    The dst positions that are `wanted` meet the src positions in `reach`, whose lines are done so many (`lines`) at a
-    time. A packed src position has `pixel_bytes`. A group has so many `src_channels`, summed `chunk` at a time, a line
-    of products so many `blocks` of two vectors, and tiles at most `limit` rows. `dense` says that the taps of a line
-    meet adjacent dst pixels.
-    """
-
-    kind: int
-    packed: bool
-    src_channels: int
-    channels: int
-    kernel: Vector = numbers(3)
-    strides: Vector = numbers(3)
-    wanted: Window
-    reach: Window
-    lines: int
-    pixel_bytes: int
-    blocks: int
-    chunk: int
-    limit: int
-    dense: bool
-
-
 class Band(Record):
     """Dst positions from `low` to `high`, and the src positions that they meet: the `first` ones, and `sizes`."""
 
@@ -318,14 +273,6 @@ class MicroTile(Record):
     valid: int
 
 
-class LaneBlock(Record):
-    """A block of lanes: `source` and number of `channels` of what is packed; its own src is `shift` bytes further."""
-
-    source: int
-    channels: int
-    shift: int
-
-
 class Work(Record):
     """What is at hand: where src and dst lie, in bytes to the next position, and what is summed.
 
@@ -339,30 +286,4 @@ class Work(Record):
     band: Band
     part: PhasePart
     tile: MicroTile
-    block: LaneBlock
     line: KernelLine
-
-
-class TapRun(Record):
-    """A tap of an axis: so many (`count`) positions from `dst` on, a stride apart, meet it from `src` on."""
-
-    tap: int
-    dst: int
-    count: int
-    src: int
-
-
-@together
-class TapRuns(NamedTuple):
-    """The taps of (d, h, w)."""
-
-    planes: Rows[TapRun]
-    lines: Rows[TapRun]
-    columns: Rows[TapRun]
-
-
-class TapLine(Record):
-    """A line of taps that a src line meets dst with: bytes from a pixel's products to its own, address of its sums."""
-
-    products: int
-    sums: int

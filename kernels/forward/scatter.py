@@ -1,4 +1,4 @@
-"""The compiled loops of ConvTranspose forward for few dst channels: products are added where they belong.
+"""ConvTranspose for few dst channels: products of src pixels with all taps are added where they belong.
 
 Lanes of a tile are (tap, dst channel) pairs and its rows src pixels; the products of a src pixel and a line of the
 kernel then lie next to each other, as their dst pixels do.
@@ -6,10 +6,16 @@ kernel then lie next to each other, as their dst pixels do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, prod
+from typing import NamedTuple
+
 import numpy as np
 
-from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.blocks import STEPS, SUMS
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, ROWS, Batch, Element, micro_table
+from kernels.emit.compiler import Record, Records, Rows, Vector, jit, numbers, row_of, together
 from kernels.emit.intrinsics import (
     F32,
     add_run,
@@ -22,22 +28,69 @@ from kernels.emit.intrinsics import (
     stack_record,
     store_value,
 )
+from kernels.forward.axes import axis_tables
 from kernels.forward.gather import bring_box
+from kernels.forward.operands import Share, Span
 from kernels.forward.output import bring_bias, fill, write
-from kernels.forward.records import Call, Pass, ScatterShare, TapLine, TapRun, TapRuns, Work
-from kernels.pack.panels import Values
+from kernels.forward.records import Call, Pass, Tap, Work
+from kernels.pack.panels import Values, padded
+from kernels.plan import Stop, Storage
+from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["pack_columns", "scatter"]
+__all__ = ["Scatter"]
 
 WIDTH = target().lanes
 LANES = 2 * WIDTH
+MOST_ROWS = ROWS["f32"][2]
 
-TAP_LINE, WORK, ELEMENT, BATCH = TapLine.dtype, Work.dtype, Element.dtype, Batch.dtype
+
+class Facts(Record):
+    """The facts of a unit: products of src pixels are scattered to so many dst `channels` of a group.
+
+    The dst positions from `low` to `high` are wanted. They meet the src positions from `first` to `last`, which are
+    read in place unless they are `packed`, `pitch` bytes apart. A group has so many `src_channels`, summed `chunk` at a
+    time, a line of products so many `blocks` of two vectors. `dense` says that the taps of a line meet adjacent dst
+    pixels.
+    """
+
+    kind: int
+    packed: bool
+    src_channels: int
+    channels: int
+    kernel: Vector = numbers(3)
+    strides: Vector = numbers(3)
+    low: Vector = numbers(4)
+    high: Vector = numbers(4)
+    first: Vector = numbers(4)
+    last: Vector = numbers(4)
+    pitch: int
+    blocks: int
+    chunk: int
+    dense: bool
+
+
+@together
+class SrcTaps(NamedTuple):
+    """The taps of (d, h, w): the src positions from `low` to `high` meet a tap, the first one at dst position `src`."""
+
+    planes: Rows[Tap]
+    lines: Rows[Tap]
+    columns: Rows[Tap]
+
+
+class TapLine(Record):
+    """A line of taps that a src line meets dst with: bytes from a pixel's products to its own, address of its sums."""
+
+    products: int
+    sums: int
+
+
+BATCH, ELEMENT, TAP_LINE, WORK = (each.dtype for each in (Batch, Element, TapLine, Work))
 
 
 @jit
-def pack_columns(shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call]) -> None:
+def pack_columns(shares: Rows[Facts], passes: Rows[Pass], calls: Rows[Call]) -> None:
     """Pack panels [group][vector][src channel][lanes] of (tap, dst channel) pairs."""
     share, one, call = shares[0], passes[0], calls[0]
     weights, channels, out = one.weights, share.src_channels, share.channels
@@ -55,75 +108,70 @@ def pack_columns(shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Cal
 
 @jit
 def _meet(
-    share: ScatterShare, planes: Rows[TapRun], lines: Rows[TapRun], d: int, h: int, counts: Vector, acc: int,
+    share: Facts, planes: Rows[Tap], lines: Rows[Tap], d: int, h: int, counts: Vector, acc: int,
     live: Rows[TapLine],
 ) -> int:  # fmt: skip
     """List the lines of taps that src line (d, h) meets wanted dst lines with; give their number."""
-    kernel, strides, low, out = share.kernel, share.strides, share.wanted.low, share.channels
+    kernel, strides, low, out = share.kernel, share.strides, share.low, share.channels
     count = 0
     for i in range(planes.shape[0]):
         plane = planes[i]
-        u = plane.dst + (d - plane.src) * strides[0] - low[1]
-        if d < plane.src or d >= plane.src + plane.count or u < 0 or u >= counts[1]:
+        u = plane.src + (d - plane.low) * strides[0] - low[1]
+        if d < plane.low or d >= plane.high or u < 0 or u >= counts[1]:
             continue
         for j in range(lines.shape[0]):
             line = lines[j]
-            v = line.dst + (h - line.src) * strides[1] - low[2]
-            if h >= line.src and h < line.src + line.count and v >= 0 and v < counts[2]:
+            v = line.src + (h - line.low) * strides[1] - low[2]
+            if h >= line.low and h < line.high and v >= 0 and v < counts[2]:
                 met = live[count]
-                met.products = 4 * (plane.tap * kernel[1] + line.tap) * kernel[2] * out
+                met.products = 4 * (plane.number * kernel[1] + line.number) * kernel[2] * out
                 met.sums = acc + 4 * (u * counts[2] + v) * counts[3] * out
                 count += 1
     return count
 
 
 @jit
-def _add_tile(
-    share: ScatterShare, columns: Rows[TapRun], live: Rows[TapLine], first: int, rows: int, products: int
-) -> None:
+def _add_tile(share: Facts, columns: Rows[Tap], live: Rows[TapLine], first: int, rows: int, products: int) -> None:
     """Add the products of `rows` src pixels of a line, from column `first` on, to the sums that they belong to."""
-    low, high, out, stride = share.wanted.low[3], share.wanted.high[3], share.channels, share.strides[2]
+    low, high, out, stride = share.low[3], share.high[3], share.channels, share.strides[2]
     # as src columns rise, the taps of a line that are inside fall
     start, stop = columns.shape[0], columns.shape[0]
     for x in range(first, first + rows):
         while stop > 0:
             tap = columns[stop - 1]
-            j = x - tap.src
-            if j < tap.count and tap.dst + j * stride < high:
+            if x < tap.high and tap.src + (x - tap.low) * stride < high:
                 break
             stop -= 1
         while start > 0:
             tap = columns[start - 1]
-            j = x - tap.src
-            if j < 0 or tap.dst + j * stride < low:
+            if x < tap.low or tap.src + (x - tap.low) * stride < low:
                 break
             start -= 1
         k = start
         while k < stop:
             tap = columns[k]
             run = stop - k if share.dense else 1
-            u = 4 * out * (tap.dst + (x - tap.src) * stride - low)
+            u = 4 * out * (tap.src + (x - tap.low) * stride - low)
             for i in range(live.shape[0]):
                 met = live[i]
-                add_run(met.sums + u, products + met.products + 4 * out * tap.tap, run * out)
+                add_run(met.sums + u, products + met.products + 4 * out * tap.number, run * out)
             k += run
         products += 8 * WIDTH * share.blocks
 
 
 @jit
 def scatter(
-    table: Vector, shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call], runs: TapRuns, first: int,
-    last: int,
-) -> None:  # fmt: skip
-    """Do items ``first..last`` in order: each is some src lines of one plane, group and image.
+    table: Vector, shares: Rows[Facts], passes: Rows[Pass], calls: Rows[Call], taps: SrcTaps, begin: int, end: int
+) -> None:
+    """Do items ``begin..end`` in order: each is a src line of one plane, group and image.
 
     The call's `products` hold those of one tile, its `sums` those of one image and group [d][h][w][dst channels].
     """
     share, one, call = shares[0], passes[0], calls[0]
-    planes, lines, columns = runs.planes, runs.lines, runs.columns
+    planes, lines, columns = taps.planes, taps.lines, taps.columns
     kind, channels, src, dst, chunk = share.kind, share.src_channels, one.src, one.dst, share.chunk
-    out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
-    low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
+    out, groups, used = share.channels, one.groups, share.blocks
+    low, high, acc = share.low, share.high, call.sums
     counts, sums, buffer = stack_array(4, np.int64), stack_array(4, np.int64), stack_array(64, np.float32)
     work, batch, live = stack_record(WORK), stack_record(BATCH), np.empty(planes.shape[0] * lines.shape[0], TAP_LINE)
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
@@ -137,56 +185,98 @@ def scatter(
     batch.start, batch.apart = address_of(zeros), 1 if channels > chunk else 0
     batch.a_step, batch.b_step, batch.b_vector = 4, 4 * WIDTH, 4 * WIDTH * channels
     batch.c_row, batch.totals_row = 8 * WIDTH * used, 8 * WIDTH
-    batch.totals = call.products + limit * used * 8 * WIDTH if channels > chunk else 0
-    for axis in range(1, 4):
-        counts[axis] = high[axis] - low[axis]
-    counts[0], sums[3] = 1, 4 * out
+    batch.totals = call.products + MOST_ROWS * used * 8 * WIDTH if channels > chunk else 0
+    for axis in range(4):
+        counts[axis] = high[axis] - low[axis] if axis > 0 else 1
+    sums[3] = 4 * out
     for axis in range(2, -1, -1):
         sums[axis] = sums[axis + 1] * counts[axis + 1]
-    chunks = max(1, (reach.high[2] - reach.low[2] + share.lines - 1) // share.lines)
-    depth = max(1, reach.high[1] - reach.low[1])
-    left, width = reach.low[3], reach.high[3] - reach.low[3]
-    box, sizes = work.band.first, work.band.sizes
-    sizes[0], sizes[1], box[3], sizes[3] = 1, 1, left, width
-    for item in range(first, last):
-        g = item // (chunks * depth) % groups
-        n, d = low[0] + item // (chunks * depth * groups), reach.low[1] + item // chunks % depth
-        begin = reach.low[2] + item % chunks * share.lines
-        end = min(reach.high[2], begin + share.lines)
-        if item % (chunks * depth) == 0:
+    depth, height = max(1, share.last[1] - share.first[1]), max(1, share.last[2] - share.first[2])
+    width, place, sizes = share.last[3] - share.first[3], work.band.first, work.band.sizes
+    sizes[0], sizes[1], sizes[2], sizes[3], place[3] = 1, 1, 1, width, share.first[3]
+    for item in range(begin, end):
+        g, line = item // (height * depth) % groups, item % (height * depth)
+        n, d, h = low[0] + item // (height * depth * groups), share.first[1] + line // height, line % height
+        place[0], place[1], place[2] = n, d, share.first[2] + h
+        if line == 0:
             if call.bias == 0:  # data gradients: for three channels zeros at once are several times as fast
                 fill_zero(acc, sums[0])
             else:
                 bring_bias(kind, one, call, g, 0, out, call.products)
                 fill(F32, call.products, out, counts, acc, sums)
-        box[0], box[1], box[2], sizes[2] = n, d, begin, end - begin
-        work.start = call.src + src.start + g * src.group
+        source = call.src + src.start + g * src.group
         for axis in range(4):
-            work.src[axis] = src.strides[axis]
-        if share.packed:
-            source = work.start
-            for axis in range(4):
-                source += box[axis] * src.strides[axis]
+            source += place[axis] * src.strides[axis]
+        batch.a_row = src.strides[3]
+        count = _meet(share, planes, lines, d, place[2], counts, acc, live)
+        if share.packed and count > 0:
+            batch.a_row = share.pitch
             values = Values(kind, source, src.strides[:], src.channel, call.src + src.nbytes)
-            bring_box(values, channels, share.pixel_bytes, work, call.source)
-        steps = work.src
-        base = work.start + n * steps[0] + d * steps[1]
-        batch.a_row = steps[3]
-        for h in range(begin, end):
-            count = _meet(share, planes, lines, d, h, counts, acc, live)
-            pieces = (width + limit - 1) // limit if count > 0 else 0
-            for piece in range(pieces):
-                x, rows = left + width * piece // pieces, width * (piece + 1) // pieces - width * piece // pieces
-                batch.rows, batch.a = rows, base + h * steps[2] + x * steps[3]
-                for b in range(used):
-                    batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
-                    batch.c = batch.next = call.products + b * 8 * WIDTH
-                    call_entry(table[1], address_of(batch))
-                _add_tile(share, columns, live[:count], x, rows, call.products)
-        if item % (chunks * depth) == chunks * depth - 1:
-            place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
+            bring_box(values, channels, batch.a_row, work, call.source)
+            source = call.source
+        pieces = (width + MOST_ROWS - 1) // MOST_ROWS if count > 0 else 0
+        for piece in range(pieces):
+            x = width * piece // pieces
+            batch.rows, batch.a = width * (piece + 1) // pieces - x, source + x * batch.a_row
+            for b in range(used):
+                batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
+                batch.c = batch.next = call.products + b * 8 * WIDTH
+                call_entry(table[1], address_of(batch))
+            _add_tile(share, columns, live[:count], place[3] + x, batch.rows, call.products)
+        if line == height * depth - 1:
+            to = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):
-                place += low[axis] * dst.strides[axis]
-            to = Values(kind, place, dst.strides[:], dst.channel, call.dst + dst.nbytes)
-            write(to, acc, out, out, counts, address_of(buffer))
+                to += low[axis] * dst.strides[axis]
+            values = Values(kind, to, dst.strides[:], dst.channel, call.dst + dst.nbytes)
+            write(values, acc, out, out, counts, address_of(buffer))
     keep_alive(elements)
+
+
+class Scatter(Share):
+    """Products of src pixels with all taps, added to the dst pixels that they belong to."""
+
+    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
+        super().__init__(problem, part)
+        dims, channels, out = self.dims, self.dims.src_channels, self.dims.dst_channels
+        taps = [
+            table.taps for table in axis_tables(replace(dims, gathers=True))[1:]
+        ]  # what src meets, as if it was dst
+        self.taps = SrcTaps(taps[0], taps[1], taps[2])
+        lows, highs = zip(*self.spans, strict=True)
+        firsts, lasts = zip(self.spans[0], *map(_reach, taps, self.spans[1:], self.strides), strict=True)
+        packed = not (self.near and problem.dtype == "f32")
+        lanes, pitch = prod(dims.kernel) * out, padded(channels)
+        used = ceil(lanes / LANES)
+        depth, height, width = (max(1, last - first) for first, last in zip(firsts[1:], lasts[1:], strict=True))
+        groups = self.g1 - self.g0
+        self.floats["panels"] = groups * channels * used * LANES
+        self.floats["source"] = width * max(channels + 8, pitch) if packed else 0
+        self.floats["products"] = MOST_ROWS * (used + 1) * LANES
+        self.floats["sums"] = prod(high - low for low, high in self.spans[1:]) * out
+        self.items = (highs[0] - lows[0]) * groups * depth * height
+        self.batch = max(1, STEPS.batch_macs // (width * lanes * channels))
+        self.part = self.one_pass(0, groups, out)
+        self.share = row_of(
+            Facts, kind=self.kind, packed=packed, src_channels=channels, channels=out, kernel=dims.kernel,
+            strides=self.strides, low=lows, high=highs, first=firsts, last=lasts, pitch=4 * pitch, blocks=used,
+            chunk=ceil(channels / ceil(channels / SUMS.flush_steps)), dense=dims.dilations[2] == 1,
+        )  # fmt: skip
+
+    def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
+        """Compute some src lines after the other."""
+        call = self.call(inputs, output)
+        pack_columns(self.share, self.part, call)
+        for item in range(0, self.items, self.batch):
+            if stop():
+                return False
+            end = min(self.items, item + self.batch)
+            scatter(micro_table(), self.share, self.part, call, self.taps, item, end)
+        return True
+
+
+def _reach(taps: Records, span: Span, stride: int) -> Span:
+    """Return the src positions of an axis that meet some of the dst positions of a span."""
+    first, last = (taps["low"] + np.maximum(0, -((taps["src"] - end) // stride)) for end in span)
+    last = np.minimum(taps["high"], last)
+    met = first < last
+    return (int(first[met].min()), int(last[met].max())) if met.any() else (0, 0)

@@ -21,22 +21,19 @@ from kernels.emit.depthwise import (
     grouped,
     line_taps,
 )
-from kernels.forward.axes import AxisTable, axis_tables, is_plain, numbers_of, plain, tables_of, tap_runs
+from kernels.forward.axes import AxisTable, axis_tables, is_plain, numbers_of, plain, tables_of
 from kernels.forward.gather import gather, pack_bias
-from kernels.forward.operands import Row, Share, Span
+from kernels.forward.operands import Share
 from kernels.forward.records import (
     GatherShare,
     Grid,
     LaneGroups,
     LineSums,
-    ScatterShare,
     SrcReading,
     SumOrder,
-    TapRuns,
     WeightPanel,
-    Window,
 )
-from kernels.forward.scatter import pack_columns, scatter
+from kernels.forward.scatter import Scatter
 from kernels.forward.weights import pack_weights
 from kernels.pack.panels import padded, spread
 from kernels.plan import Stop, Storage
@@ -46,8 +43,7 @@ from kernels.target import target
 DOTS = target().dots == "avx512bf16"
 
 if DOTS:
-    from kernels.forward.pairs import exponent_of, pack_pairs
-    from kernels.pack.pairs import unfolded_boxes, weight_boxes
+    from kernels.forward.pairs import exponent_of, pack_pairs, pair_boxes
 
 __all__ = ["LANES", "Way", "share"]
 
@@ -75,9 +71,9 @@ class _Gather(Share):
         self.limit = SUMS.flush_steps * (16 if problem.dtype == "bf16" else 1)
         self.numbers, tables = numbers_of(dims), self._tables()
         if lanewise:
-            self._read_groups(tables)
+            self._read_groups()
         else:
-            self._read_channels(tables)
+            self._read_channels()
         self.tables = self._merge(tables)
         words, taps = self.words, len(self.numbers)
         self.line = 4 * ceil((self.g1 - self.g0) * self.many / WIDTH) * WIDTH if lanewise else 4 * WIDTH
@@ -90,8 +86,7 @@ class _Gather(Share):
         grid = self._grid(self._band_pixels(pixel_bytes))
         self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
         if self.packed:
-            points = prod(grid) if self.by_tap else self._points(grid)
-            self.floats["source"] = points * pixel_bytes // 4 + WIDTH * 4
+            self.floats["source"] = self._points(grid) * pixel_bytes // 4 + WIDTH * 4
         self.floats["sums"] = 0 if self.direct else prod(grid) * self.lanes
         self.floats["products"] = LANES * max(ROWS["f32"].values())
         micro = "dots" if self.dots else "lanes" if lanewise else "f32"
@@ -106,7 +101,7 @@ class _Gather(Share):
             kernel=kernel, order=order,
         )  # fmt: skip
         src = values_of(
-            SrcReading, word=self.line if lanewise else 4, packed=self.packed, by_tap=self.by_tap, joined=self.joined,
+            SrcReading, word=self.line if lanewise else 4, packed=self.packed, joined=self.joined,
             pixel_bytes=pixel_bytes, staged=False,
         )  # fmt: skip
         sums = values_of(
@@ -131,15 +126,9 @@ class _Gather(Share):
             grid=values_of(Grid, low=lows, high=highs, step=grid),
             panel=panel, src=src, sums=sums, lanes=lanes, lines=lines,
         )  # fmt: skip
-        self.axes = tables_of(self.tables, self.by_tap)
+        self.axes = tables_of(self.tables)
         self.parts = list(self._passes())
-        pairs = self.dots and not lanewise
-        self.unfolds = pairs and problem.weights_strides[3] == 1 and min(taps, channels) >= 8
-        self.boxes = None
-        if self.unfolds:
-            self.boxes = unfolded_boxes(channels, 4 * words * self.numbers)
-        elif pairs:
-            self.boxes = weight_boxes(problem, np.arange(taps), 2 * words * self.numbers, 4)
+        self.boxes = pair_boxes(problem, self.numbers, words) if self.dots and not lanewise else None
         values = (self.g1 - self.g0) * prod(high - low for low, high in [self.channels, *self.spans])
         macs = problem.macs * values // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         self.batch = max(1, STEPS.batch_macs * self.bands * len(self.parts) // max(1, macs))
@@ -156,43 +145,37 @@ class _Gather(Share):
                 self.src = start + first * strides[axis], nbytes, group, steps, channel
         return tuple(tables)
 
-    def _read_channels(self, tables: Sequence[AxisTable]) -> None:
+    def _read_channels(self) -> None:
         """Choose how to read src where lanes are dst channels, and where sums go (see `SrcReading`, `GatherShare`).
 
         With `dots` a word is two bf16; a packed position has `pixel` words.
         """
         dims, channels, f32 = self.dims, self.dims.src_channels, self.problem.dtype == "f32"
-        dots = DOTS and self.problem.dtype == "bf16"
+        self.dots = dots = DOTS and self.problem.dtype == "bf16"
         in_place = self.near and (channels % 2 == 0 if dots else f32)
-        large = 4 * prod(table.reach for table in tables) * channels > SUMS.source_bytes
-        self.by_tap = large and not in_place
-        self.dots = dots = dots and not self.by_tap
         self.words = words = ceil(channels / 2) if dots else channels
         few, whole = words < FEW_WORDS, MASKS or (self.channels[1] - self.channels[0]) % WIDTH == 0
-        self.packed = not in_place or (few and dims.groups > 1 and not large)
+        self.packed = not in_place or (few and dims.groups > 1)
         self.pixel = spread(words) if dots else padded(channels)
         self.joined = few and (self.pixel == words if self.packed else dims.groups == 1)
-        self.direct = self.near_dst and (f32 or dots) and whole and not self.by_tap
+        self.direct = self.near_dst and (f32 or dots) and whole
         self.rounds = dots and not self.near_dst
 
-    def _read_groups(self, tables: Sequence[AxisTable]) -> None:
+    def _read_groups(self) -> None:
         """Choose the same where lanes are groups, or dst channels of each; a packed position has `pixel` lines."""
         dims, channels, dtype = self.dims, self.dims.src_channels, self.problem.dtype
         dots, whole = DOTS and dtype == "bf16", dims.groups * self.many >= WIDTH
-        same = grouped(channels, dims.dst_channels, dots=dots)
+        self.grouped = same = grouped(channels, dims.dst_channels, dots=dots)
         lines = channels == 1 and len(self.numbers) <= self.limit
         read = dots if same else lines and dtype in DTYPES_IN_PLACE
         # the last vector may only be moved back into src where dst has the same lanes
         in_place = self.near and self.near_dst and (dtype == "f32" or read)
         in_place = in_place and (channels * self.many == 1 or same) and whole
-        large = 4 * prod(table.reach for table in tables) * channels * dims.groups > SUMS.source_bytes
-        self.packed, self.by_tap = not in_place, large and not in_place
-        self.grouped = same and not self.by_tap
-        self.dots = dots = dots and self.grouped
-        self.words, self.pixel = channels // 2 if dots else channels, 1 if self.grouped else channels
-        self.by_lines = self.grouped or (lines and not self.by_tap)
-        stored = in_place or (dtype == "f32" and not self.grouped)
-        self.direct = self.near_dst and stored and whole and not self.by_tap
+        self.packed, self.by_lines = not in_place, same or lines
+        self.dots = dots = dots and same
+        self.words, self.pixel = channels // 2 if dots else channels, 1 if same else channels
+        stored = in_place or (dtype == "f32" and not same)
+        self.direct = self.near_dst and stored and whole
         self.rounds = dots and not self.near_dst
 
     def _line_entry(self, micro: str) -> int:
@@ -260,7 +243,10 @@ class _Gather(Share):
         return self.limit // words, True
 
     def _band_pixels(self, pixel_bytes: int) -> int:
-        """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
+        """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too.
+
+        Where taps are far apart bands have more, because what each of them reaches is packed anew.
+        """
         dims = self.dims
         phases = prod(len(table.phases) for table in self.tables)
         if self.direct and self.lanewise and not self.grouped and not self.packed and phases == 1:
@@ -270,7 +256,9 @@ class _Gather(Share):
         per_pixel = pixel_bytes * groups * src // max(1, dst)
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return pixels if self.direct else min(pixels, STEPS.band_bytes // (4 * self.lanes))
+        pixels = pixels if self.direct else min(pixels, STEPS.band_bytes // (4 * self.lanes))
+        reach = prod(min(table.src, table.spread) for table in self.tables) if self.packed else 1
+        return max(pixels, min(STEPS.reach_pixels, reach))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""
@@ -309,14 +297,12 @@ class _Gather(Share):
         """Compute pass by pass and band by band."""
         call = self.call(inputs, output)
         for part in self.parts:
-            least = 512
             if self.boxes is None:
                 pack_weights(self.share, part, call, self.numbers)
-                least = exponent_of(self.share, call) if self.dots else least
             else:
-                least = pack_pairs(self.share, part, call, self.boxes, self.unfolds)
-            if not pack_bias(self.share, part, call):
-                least = 0
+                pack_pairs(self.share, part, call, *self.boxes)
+            kept = pack_bias(self.share, part, call)
+            least = exponent_of(self.share, part, call) if self.dots and kept else 0
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
@@ -325,67 +311,8 @@ class _Gather(Share):
         return True
 
 
-class _Scatter(Share):
-    """Products of src pixels with all taps, added to the dst pixels that they belong to."""
-
-    def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
-        super().__init__(problem, part)
-        dims, channels = self.dims, self.dims.narrow_channels
-        runs = [tap_runs(dims, axis) for axis in range(3)]
-        self.runs = TapRuns(runs[0], runs[1], runs[2])
-        reach = [self.spans[0], *map(_reach, runs, self.spans[1:], self.strides)]
-        packed = not (self.near and problem.dtype == "f32")
-        lanes = prod(dims.kernel) * dims.wide_channels
-        used, limit = ceil(lanes / LANES), ROWS["f32"][2]
-        depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
-        macs = max(1, width * lanes * channels)
-        floats = max(1, width * max(channels + 8, padded(channels)))
-        lines = max(1, min(height, STEPS.batch_macs // macs, SUMS.source_bytes // (4 * floats)))
-        groups = self.g1 - self.g0
-        self.floats["panels"] = groups * channels * used * LANES
-        self.floats["source"] = lines * floats if packed else 0
-        self.floats["products"] = limit * (used + 1) * LANES
-        self.floats["sums"] = prod(high - low for low, high in self.spans[1:]) * dims.wide_channels
-        self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
-        self.batch = max(1, STEPS.batch_macs // (macs * lines))
-        self.part = self.one_pass(0, groups, dims.wide_channels)
-        self.share = row_of(
-            ScatterShare, kind=self.kind, packed=packed, src_channels=channels, channels=dims.wide_channels,
-            kernel=dims.kernel, strides=self.strides, wanted=_window(self.spans), reach=_window(reach), lines=lines,
-            pixel_bytes=4 * padded(channels), blocks=used, chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
-            limit=limit, dense=dims.dilations[2] == 1,
-        )  # fmt: skip
-
-    def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
-        """Compute some src lines after the other."""
-        call = self.call(inputs, output)
-        pack_columns(self.share, self.part, call)
-        for item in range(0, self.items, self.batch):
-            if stop():
-                return False
-            end = min(self.items, item + self.batch)
-            scatter(micro_table(), self.share, self.part, call, self.runs, item, end)
-        return True
-
-
-def _window(spans: Sequence[Span]) -> Row:
-    """Return the low and the high ends of spans."""
-    lows, highs = zip(*spans, strict=True)
-    return values_of(Window, low=lows, high=highs)
-
-
-def _reach(table: Records, span: Span, stride: int) -> Span:
-    """Return the src positions of an axis that meet some of the dst positions of a span."""
-    first = np.maximum(0, -((table["dst"] - span[0]) // stride))
-    last = np.minimum(table["count"], -((table["dst"] - span[1]) // stride))
-    met = first < last
-    if not met.any():
-        return 0, 0
-    return int((table["src"] + first)[met].min()), int((table["src"] + last)[met].max())
-
-
 def share(problem: ConvProblem, way: Way, part: Sequence[int]) -> Share:
     """Prepare a unit's share."""
     if way == "scatter":
-        return _Scatter(problem, part)
+        return Scatter(problem, part)
     return _Gather(problem, part, lanewise=way == "lanes")

@@ -36,7 +36,6 @@ __all__ = [
     "Segment",
     "Staged",
     "gather_staged",
-    "stage_weights",
 ]
 
 LANES = 2 * TILE
@@ -62,14 +61,12 @@ class Segment(Record):
 class RowPanel(Record):
     """How src is staged, in panels of one segment after another, and what the rows of its tiles are.
 
-    A segment has `depth` planes of 32 channels, each of `positions`, with `pitches`
-    along (n, d, h, w). Positions are `src_strides` apart in src, which has `sizes`, and meet dst positions that are
-    `strides` apart. Rows go along the axes that are `joined`, the last one always: line after line, with the panel's
-    gaps between. The sums of their phases lie one after another, those of the last one side by side.
+    A segment has planes of 32 channels, whose positions have `pitches` along (n, d, h, w). Positions are `src_strides`
+    apart in src, which has `sizes`, and meet dst positions that are `strides` apart. Rows go along the axes that are
+    `joined`, the last one always: line after line, with the panel's gaps between. The sums of their phases lie one
+    after another, those of the last one side by side.
     """
 
-    depth: int
-    positions: int
     pitches: Vector = numbers(4)
     sizes: Vector = numbers(3)
     src_strides: Vector = numbers(3)
@@ -103,18 +100,6 @@ def _least_exponent(place: int, size: int) -> int:
 
 
 @jit
-def stage_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox]) -> None:
-    """Pack weights to [block][tap][steps of src channels], each a tile, from the boxes of the `taps`."""
-    share, one, call, packing = shares[0], passes[0], calls[0], stack_record(PACKING)
-    packing.pairs, packing.channels, weights = True, one.channels, one.weights
-    packing.source, packing.channel = call.weights + weights.start, weights.dst_channel
-    packing.strides[3] = weights.src_channel
-    packing.target, packing.planes, packing.plane = call.panels, _blocks(one), share.panel.block_bytes
-    fill_zero(call.panels, packing.planes * packing.plane)
-    pack_boxes(packing, taps)
-
-
-@jit
 def _weigh(share: GatherShare, one: Pass, call: Call, exponents: Vector) -> None:
     """Find the smallest exponent of the weights of each pair of blocks; 0 where its bias is too small as well."""
     blocks, size = _blocks(one), share.panel.block_bytes
@@ -137,8 +122,8 @@ def _stage(
     """
     src, low, packing, sizes = one.src, work.band.low, stack_record(PACKING), stack_array(3, np.int64)
     source, place, strides = call.src + src.start + low[0] * src.strides[0], 0, packing.strides
-    plane = panel.positions * ROW_BYTES
-    fill_zero(to, panel.depth * plane)
+    plane, depth = share.src.word, share.panel.words
+    fill_zero(to, depth * plane)
     for axis in range(3):
         step = panel.src_strides[axis]
         packing.steps[axis] = ROW_BYTES * panel.pitches[axis]
@@ -155,8 +140,8 @@ def _stage(
         strides[1 + axis] = step * src.strides[1 + axis]
     packing.channel, strides[0], strides[3] = strides[3], src.strides[0], src.channel
     packing.channels = sizes[2]
-    packing.source, packing.target, packing.planes, packing.plane = 0, to, panel.depth * panel.positions, ROW_BYTES
-    for j in range(panel.depth):
+    packing.source, packing.target, packing.plane = 0, to, ROW_BYTES
+    for j in range(depth):
         box = boxes[j]
         box.source, box.place = source + j * STEP * src.channel, j * plane + place
         box.sizes[0], box.sizes[1], box.sizes[2] = work.band.sizes[0], sizes[0], sizes[1]
@@ -217,11 +202,10 @@ def gather_staged(
     """
     share, panel, one, call, segments = shares[0], staged.panels[0], passes[0], calls[0], staged.segments
     dst, blocks, block, bias = one.dst, _blocks(one), share.panel.block_bytes, call.products
-    lists = list_room(tables, panel.depth)
-    boxes = np.zeros(panel.depth, PACKED_BOX)
+    lists, boxes = list_room(tables, share.panel.words), np.zeros(share.panel.words, PACKED_BOX)
     batch, work, exponents = stack_record(BATCH), stack_record(WORK), np.empty(failed.shape[1], np.int64)
     _weigh(share, one, call, exponents)
-    size = panel.depth * panel.positions * ROW_BYTES
+    size = share.panel.words * share.src.word
     batch.a_step, batch.b_step, batch.b_vector = share.src.word, TILE_BYTES, block
     work.place, work.start, work.tile.blocks = call.sums, call.source, 1
     for item in range(failed.shape[0]):
@@ -248,7 +232,7 @@ def gather_staged(
                 fill(F32, bias, across * TILE, work.band.high[:], call.sums, work.dst[:])
             batch.start, batch.b = bias, call.panels + 2 * p * block
             work.tile.limit, work.tile.last = TILE * DOWN[across - 1], table[BLOCKS + across - 1]
-            sum_block(work.tile.last, share, tables, work, lists, batch, one, call)
+            sum_block(work.tile.last, share, tables, work, lists, batch)
             out = Values(share.kind, place + LANES * p * dst.channel, dst.strides[:], dst.channel, 0)
             _write(panel, work, out, across * TILE, valid, bias + 4 * LANES)
         call_entry(table[END])

@@ -10,10 +10,9 @@ added to the dst pixels that they belong to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, pairwise, product
 from math import ceil, prod
 from operator import sub
-
-import numpy as np
 
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
@@ -28,6 +27,8 @@ from kernels.target import target
 __all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "FORWARD_DOTS", "ForwardTiles", "cut_units", "way_costs"]
 
 Shape = tuple[int, ...]
+Grid = tuple[Sequence[int], Sequence[int]]
+Order = Sequence[Sequence[int]]
 WIDTH = target().lanes
 
 WAITING = 1.1
@@ -103,8 +104,7 @@ class ForwardTiles:
         """Share out images, dst lines, groups, then lane blocks; lanes first where weights are the larger tensor.
 
         Units of images or lines pack all weights each, units of lanes all of src. So where the weights are not small,
-        each worker gets one unit, or a few large ones between which those of other calls run. Another order is taken
-        where in this one some workers would wait for others.
+        each worker gets one unit, or a few large ones between which those of other calls run.
         """
         sizes, steps = self.grid(problem)
         wanted = int(max(1, min(4 * workers, work_of(problem) // (STEPS.unit_macs * self.speed(problem)))))
@@ -113,19 +113,15 @@ class ForwardTiles:
         if not (small and gathers):
             turns = max(1, ceil(problem.macs / (workers * STEPS.most_forward_macs)))
             wanted = min(wanted, workers * turns)
-        wanted -= wanted % workers if wanted > workers else 0
         lanes, lines, cells = (1, 2), (3, 4, 5), _cells(sizes, steps)
         orders = [((0,), lines, lanes), ((0, *lanes), lines), (lines, (0, *lanes))]
         if weights > src and cells[1] * cells[2] >= wanted:
             orders.insert(0, (lanes, lines))
         elif not (small and (gathers or problem.data_format == "NXC")):
             orders.insert(0, orders[1])
-        cuts = [_counts(cells, order, wanted) for order in orders]
-        times = [_longest(sizes, steps, counts, workers) for counts in cuts]
-        chosen = 0 if times[0] <= WAITING * min(times) else times.index(min(times))
-        return cut_units(problem, sizes, steps, cuts[chosen]), 0
+        return cut_units(problem, (sizes, steps), orders, wanted, workers), 0
 
-    def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
+    def grid(self, problem: ConvProblem) -> Grid:
         """Return the sizes of (n, groups, a group's dst channels, d, h, w), and the steps in which units are cut."""
         dims, way = problem.dims, _way(problem)
         channels = LANES if way == "gather" else max(1, dims.dst_channels)
@@ -139,9 +135,10 @@ class ForwardTiles:
         """Compute the dst box of one unit."""
         return not stop() and self.share(problem, unit).run(inputs, output, stop)
 
+    @cached
     def share(self, problem: ConvProblem, unit: Unit) -> Share:
-        """Return a unit's tables."""
-        return _share(problem, unit)
+        """Prepare a unit's tables once: a service sees the same shapes again and again."""
+        return share(problem, _way(problem), unit.part)
 
 
 def _cells(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -151,7 +148,7 @@ def _cells(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
     return cells
 
 
-def _counts(cells: Sequence[int], order: Sequence[Sequence[int]], wanted: int) -> list[int]:
+def _counts(cells: Sequence[int], order: Order, wanted: int) -> list[int]:
     """Cut into at least `wanted` parts if there are as many `cells`: axes in an `order`, one of d, h and w."""
     counts = [1] * len(cells)
     for axes in order:
@@ -167,21 +164,24 @@ def _edges(size: int, step: int, cells: int, count: int) -> list[int]:
     return [*(step * (cells * i // count) for i in range(count)), size]
 
 
-def _longest(sizes: Sequence[int], steps: Sequence[int], counts: Sequence[int], workers: int) -> float:
-    """Return the share of dst that one worker may have to compute, if units are as large as the largest."""
-    edges = map(_edges, sizes, steps, _cells(sizes, steps), counts)
-    largest = prod(max(map(sub, each[1:], each)) / max(1, each[-1]) for each in edges)
-    return float(ceil(prod(counts) / workers) * largest)
+def cut_units(problem: ConvProblem, grid: Grid, orders: Sequence[Order], wanted: int, workers: int) -> list[Unit]:
+    """Cut dst, as `ForwardTiles.grid` describes it, into about so many units (`wanted`).
 
-
-def cut_units(problem: ConvProblem, sizes: Sequence[int], steps: Sequence[int], counts: Sequence[int]) -> list[Unit]:
-    """Cut dst into `counts` parts along each axis of `ForwardTiles.grid`."""
-    edges = list(map(_edges, sizes, steps, _cells(sizes, steps), counts))
+    Axes are cut in the first of the `orders`, or where some workers would then wait for others, in that in which they
+    wait least.
+    """
+    wanted -= wanted % workers if wanted > workers else 0
+    cuts, times = [], []
+    for order in orders:
+        counts = _counts(_cells(*grid), order, wanted)
+        cuts.append([_edges(*axis) for axis in zip(*grid, _cells(*grid), counts, strict=True)])
+        largest = prod(max(map(sub, each[1:], each)) / max(1, each[-1]) for each in cuts[-1])
+        times.append(ceil(prod(counts) / workers) * largest)
+    edges = cuts[0 if times[0] <= WAITING * min(times) else times.index(min(times))]
     units: list[Unit] = []
-    for index in np.ndindex(*counts):
-        part = [edge for each, i in zip(edges, index, strict=True) for edge in each[i : i + 2]]
-        offset, shape = _box(problem, part)
-        units.append(Unit(len(units), 0, offset, shape, macs_of(problem, shape), tuple(part)))
+    for spans in product(*(pairwise(each) for each in edges)):
+        offset, shape = _box(problem, part := tuple(chain(*spans)))
+        units.append(Unit(len(units), 0, offset, shape, macs_of(problem, shape), part))
     return units
 
 
@@ -195,12 +195,6 @@ def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
     if problem.data_format == "NCX":
         return (n0, channel, *first), (n1 - n0, channels, *sizes)
     return (n0, *first, channel), (n1 - n0, *sizes, channels)
-
-
-@cached
-def _share(problem: ConvProblem, unit: Unit) -> Share:
-    """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return share(problem, _way(problem), unit.part)
 
 
 CONV_TRANSPOSE = ForwardTiles("conv_transpose_tiles", "ConvTranspose")

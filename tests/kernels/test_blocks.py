@@ -15,7 +15,7 @@ from tests.kernels.harness import assert_same_bits, compute
 from tests.kernels.sizes import resize
 from tests.kernels.workers import large_case, rough, small_units
 
-COMPILED = {"strip_positions", "ahead_bytes"}
+COMPILED = {"strip_positions"}
 """Sizes that are built into compiled code."""
 
 

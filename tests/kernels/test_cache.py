@@ -14,7 +14,7 @@ import pytest
 
 from kernels import cache, plan
 from kernels.cache import Cache, cached, measure
-from kernels.forward.tiles import _share
+from kernels.forward.tiles import CONV_TRANSPOSE
 from kernels.gradient.tiles.schedule import schedule
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from tests.kernels.harness import problem_of
@@ -119,7 +119,7 @@ def test_units_with_their_tables_stay_within_the_bound(monkeypatch: pytest.Monke
         assert schedule(problem) is part.plan
         forward = problem_of(Case(op="ConvTranspose", src_spatial=(9 + i,), dst_spatial=(11 + i,), kernel=(3,)))
         first = plan(forward).units[0]
-        assert _share(forward, first) is _share(forward, first)
+        assert CONV_TRANSPOSE.share(forward, first) is CONV_TRANSPOSE.share(forward, first)
     assert BWD_WEIGHTS.part(problem, unit) is part
 
 

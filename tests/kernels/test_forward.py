@@ -118,8 +118,8 @@ def overrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 def test_small_caches(
     way: Way, dtype: str, data_format: str, monkeypatch: pytest.MonkeyPatch, overrun: Callable[[], list[str]]
 ) -> None:
-    """Many bands, several passes of weights, src packed tap by tap and many checks of `stop` change no bit."""
-    limits = {"band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
+    """Many bands, several passes of weights and many checks of `stop` change no bit."""
+    limits = {"band_bytes": 1024, "band_pixels": 24, "reach_pixels": 1}
     resize(monkeypatch, **limits, weights_bytes=8192, batch_macs=100_000)
     for case in (*CONVOLUTIONS, *(CONVOLUTIONS.values() if way != "scatter" else ())):
         _check(replace(case, dtype=dtype, data_format=data_format), way)

@@ -280,8 +280,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     if not STAGED:
         visited = min(visited, prod(map(_visited, lines, steps))) * LEAST_ROWS / tall
         inside = inside * prod(int((axis.spans[:, 1] - axis.spans[:, 0]).sum()) for axis in geo.axes) // (taps * points)
-    large = 4 * rows * TILE * b_blocks * problem.groups > SUMS.cached_sums_bytes
-    most = SUMS.large_chunks if large else SUMS.chunks
+    chunks = min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)
     return DotSchedule(
         geo=unswapped,
         groups=problem.groups,
@@ -306,7 +305,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         offsets=np.pad(at.reshape(-1), (0, rows - at.size), mode="edge"),
         slabs=slabs,
         boxes=np.concatenate([wide, narrow], axis=1),
-        chunks=chunks_of(min(most, len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)),
+        chunks=chunks_of(chunks, 4 * rows * TILE * b_blocks * problem.groups),
         use=inside / (problem.groups * rows * TILE * b_blocks * visited),
         vector_is_wide=swapped,
     )

@@ -223,10 +223,9 @@ def schedule(problem: ConvProblem) -> Schedule:
         tiles_a_walk = STEPS.band_bytes // (4 * limit * max(1, prod(block)))
         tables = partial(tap_tables, rows, spatial, steps, roles.vector_is_wide, tiles_a_walk)
     slab_cuts, points = cut(axes, shape), prod(axis.size for axis in axes)
-    large = 4 * taps * channels * lanes * problem.groups > 2 * CACHES.l2
-    least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
-    most = SUMS.large_chunks if large else SUMS.chunks
-    chunks = chunks_of(min(most, prod(map(len, slab_cuts)), points // least, problem.macs // SUMS.chunk_macs))
+    sums = 4 * taps * channels * lanes * problem.groups
+    least = SUMS.chunk_positions if sums > 2 * CACHES.l2 else SUMS.cached_chunk_positions
+    chunks = chunks_of(min(prod(map(len, slab_cuts)), points // least, problem.macs // SUMS.chunk_macs), sums)
     return Schedule(
         **vars(roles),
         vector=vectors,

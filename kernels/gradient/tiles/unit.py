@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -32,7 +31,7 @@ from kernels.plan import Stop, Storage, Unit, macs_of, work_of
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.reduction import sum_chunks, sum_tree
 
-__all__ = ["BWD_WEIGHTS", "BwdWeights", "Cut", "Part", "box_of", "cut_shares", "units_of"]
+__all__ = ["BWD_WEIGHTS", "BwdWeights", "Cut", "Part", "box_of", "shares_of", "units_of"]
 
 Floats = npt.NDArray[np.float32]
 Cut = tuple[int, int, int, int]
@@ -72,12 +71,15 @@ class BwdWeights:
         plan = self.schedule(problem)
         box = partial(_box, problem, plan)
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
-        cells = plan.groups * (1 if plan.lanes_are_groups else len(plan.blocks))
+        blocks = 1 if plan.lanes_are_groups else len(plan.blocks)
         unit = STEPS.unit_macs * self.speed(problem)
         wanted = max(1, min(workers, work_of(problem) // unit), min(4 * workers, problem.macs // (2 * unit)))
+        busy = workers if wanted >= workers else 1
         parts, slabs, small = 1, len(plan.slabs), acc_bytes <= STEPS.shared_sums_bytes
         while 2 * parts <= min(wanted, plan.chunks):
-            few = parts * cells < min(wanted, workers) and 2 * parts * acc_bytes <= STEPS.most_shared_bytes
+            few = (
+                parts * plan.groups * blocks < min(wanted, workers) and 2 * parts * acc_bytes <= STEPS.most_shared_bytes
+            )
             if not (small or few) or (2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts):
                 break  # also where some would have one slab and others two
             parts *= 2
@@ -87,24 +89,13 @@ class BwdWeights:
                 wanted = min(wanted, workers)
             slab_macs = problem.macs // max(1, slabs)
             least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // (4 * STEPS.batch_macs)) + 1
-            shares = _shares(plan, max(wanted, -(-least // workers) * workers if least > 1 else 1), 1, workers)
-            return units_of(problem, shares, box), 0
-        ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
-        each = list(product(enumerate(ends), _shares(plan, 1, parts, workers if wanted >= workers else parts)))
-        first = [
-            Unit(
-                i,
-                0,
-                None,
-                None,
-                macs_of(problem, box(share)[1]) // parts,
-                (*share, part, parts),
-                _images(problem, plan, end),
-            )
-            for i, ((part, end), share) in enumerate(each)
-        ]
-        shares = _shares(plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.shared_sums_bytes)), 1, 1)
-        return first + units_of(problem, shares, box, parts, len(first)), parts * acc_bytes
+            wanted = max(wanted, -(-least // workers) * workers if least > 1 else 1)
+            return units_of(problem, box, shares_of(plan.groups, blocks, wanted, busy)), 0
+        ends = [slabs * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
+        shares = shares_of(plan.groups, blocks, 1, busy, parts)
+        joins = shares_of(plan.groups, blocks, max(1, min(4, wanted, parts * acc_bytes // STEPS.shared_sums_bytes)))
+        images = [_images(problem, plan, end) for end in ends]
+        return units_of(problem, box, shares, joins, images), parts * acc_bytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -146,7 +137,7 @@ class Part(ABC):
     def __init__(self, problem: ConvProblem, plan: Sum, unit: Unit) -> None:
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
-        mine = plan.blocks[self.b0 : self.b1]
+        mine = plan.blocks if plan.lanes_are_groups else plan.blocks[self.b0 : self.b1]
         self.first_lane = int(mine[0]["lane"])
         self.width = int(mine["vectors"].sum()) * WIDTH
         self.blocks = mine.copy()
@@ -296,23 +287,16 @@ def _images(problem: ConvProblem, plan: Sum, slabs: int) -> int:
     return -(-end * problem.n // plan.axes[outermost].size)
 
 
-def _shares(plan: Sum, least: int, parts: int, workers: int) -> list[Cut]:
-    """Cut the output by groups, then by lane blocks, in at least so many shares if it has them.
+def shares_of(groups: int, blocks: int, least: int, workers: int = 1, parts: int = 1) -> list[Cut]:
+    """Cut groups, then blocks of lanes, into equal parts: low and high of both for each share.
 
-    In more, where otherwise some of the `workers` would wait for others. Each share has a unit for each of some `parts`
-    of the pixels.
+    There are at least so many shares, if that is possible, and more where otherwise some of the `workers` would wait
+    for others. Each share has a unit for each of some `parts` of the pixels.
     """
-    groups, blocks = plan.groups, 1 if plan.lanes_are_groups else len(plan.blocks)
     cuts = [(min(groups, n), min(blocks, -(-n // groups))) for n in range(least, least + workers)]
-    longest = [
-        -(-parts * i * j // workers) * -(-groups // i) * -(-blocks // j) for i, j in cuts
-    ]  # units of the busiest worker, times groups and blocks of the largest unit
-    by_group, by_block = next(cut for cut, time in zip(cuts, longest, strict=True) if time <= IDLE * min(longest))
-    return cut_shares(by_group, by_block, groups, len(plan.blocks))
-
-
-def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[Cut]:
-    """Cut groups, then blocks of lanes, into equal parts: low and high of both for each share."""
+    # units of the busiest worker, times groups and blocks of the largest unit
+    times = [-(-parts * i * j // workers) * -(-groups // i) * -(-blocks // j) for i, j in cuts]
+    by_group, by_block = next(cut for cut, time in zip(cuts, times, strict=True) if time <= IDLE * min(times))
     return [
         (groups * i // by_group, groups * (i + 1) // by_group, blocks * j // by_block, blocks * (j + 1) // by_block)
         for i in range(by_group)
@@ -321,20 +305,24 @@ def cut_shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[C
 
 
 def units_of(
-    problem: ConvProblem, shares: Sequence[Cut], box: Callable[[Cut], tuple[Shape, Shape]], parts: int = 1,
-    first: int = 0,
+    problem: ConvProblem, box: Callable[[Cut], tuple[Shape, Shape]], shares: Sequence[Cut], joins: Sequence[Cut] = (),
+    images: Sequence[int | None] = (None,),
 ) -> list[Unit]:  # fmt: skip
-    """Return a unit for each share: it computes its `box` of the output, or joins partial sums of several `parts`.
+    """Return a unit for each share, which computes its `box` of the output.
 
-    They are numbered from the `first` on.
+    Where `joins` are given, shares leave partial sums of each part of the pixels, which reach into so many `images`;
+    a second stage adds them up.
     """
-    if parts == 1:
-        boxes = [box(share) for share in shares]
-        return [
-            Unit(i, 0, *each, macs_of(problem, each[1]), (*share, 0, 1))
-            for i, (share, each) in enumerate(zip(shares, boxes, strict=True))
-        ]
-    return [Unit(first + i, 1, *box(share), 0, (*share, -1, parts)) for i, share in enumerate(shares)]
+    units: list[Unit] = []
+    for part, reach in enumerate(images):
+        for share in shares:
+            offset, shape = box(share)
+            macs, place = macs_of(problem, shape) // len(images), (*share, part, len(images))
+            final = (None, None) if joins else (offset, shape)
+            units.append(Unit(len(units), 0, final[0], final[1], macs, place, reach))
+    for share in joins:
+        units.append(Unit(len(units), 1, *box(share), 0, (*share, -1, len(images))))
+    return units
 
 
 def _box(problem: ConvProblem, plan: Sum, part: Cut) -> tuple[Shape, Shape]:

@@ -36,14 +36,13 @@ from kernels.emit.winograd import FACTORS, TAPS
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import lane_blocks, lines_cost, role_costs
 from kernels.gradient.tiles.records import Weights
-from kernels.gradient.tiles.unit import BwdWeights, box_of, cut_shares, units_of
+from kernels.gradient.tiles.unit import BwdWeights, box_of, shares_of, units_of
 from kernels.gradient.winograd.driver import add_products, write_taps
 from kernels.plan import Kernel, Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
 from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
-from kernels.winograd.slabs import cut_slabs, side_of, tiles_of
-from kernels.winograd.tiles import GAP, PAIR, PRODUCTS, WIDTH
+from kernels.winograd.tiles import GAP, PAIR, PRODUCTS, WIDTH, cut_slabs, side_of, tiles_of
 
 __all__ = ["BwdWinograd"]
 
@@ -157,18 +156,14 @@ class BwdWinograd(WinogradKernel):
         nbytes = each * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
         parts = chunks_of(min(wanted, plan.chunks)) if 9 * nbytes <= 16 * STEPS.shared_sums_bytes else 1
+        busy = workers if wanted >= workers else 1
         if parts > 1:
-            wanted = max(1, min(wanted, parts * nbytes // STEPS.shared_sums_bytes))
-        elif each > STEPS.unit_sums_bytes:
+            joins = shares_of(groups, blocks, max(1, min(wanted, parts * nbytes // STEPS.shared_sums_bytes)))
+            shares = shares_of(groups, blocks, 1, busy, parts)
+            return units_of(problem, box, shares, joins, [None] * parts), parts * nbytes
+        if each > STEPS.unit_sums_bytes:
             wanted = max(wanted, -(-each // STEPS.unit_sums_bytes) * groups)
-        by_group = min(groups, wanted)
-        by_block = -(-wanted // groups) if by_group == groups else 1  # a box is of several groups or a part of one
-        units = units_of(problem, cut_shares(by_group, min(blocks, by_block), groups, blocks), box, parts, parts)
-        if parts == 1:
-            return units, 0
-        macs = problem.macs // parts
-        first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
-        return first + units, parts * nbytes
+        return units_of(problem, box, shares_of(groups, blocks, wanted, busy)), 0
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,

@@ -1,1 +1,0 @@
-"""Convolution and ConvTranspose by Winograd's algorithm."""
