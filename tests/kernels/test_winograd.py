@@ -120,7 +120,7 @@ def test_inf_and_nan_arrive(monkeypatch: pytest.MonkeyPatch, forward: bool) -> N
 @each_way
 def test_inf_and_nan_take_no_other_way(monkeypatch: pytest.MonkeyPatch, forward: bool) -> None:
     """Where values are not finite, each unit computes its own part all the same, in as many calls."""
-    module = import_module(f"kernels.{'forward' if forward else 'gradient'}.winograd.unit")
+    module = import_module("kernels.forward.winograd" if forward else "kernels.gradient.winograd.unit")
     add_products, calls = module.add_products, list[int]()
     _small(monkeypatch, forward)
 
@@ -141,7 +141,7 @@ def test_inf_and_nan_take_no_other_way(monkeypatch: pytest.MonkeyPatch, forward:
 @pytest.mark.parametrize("groups_axis", ["I", "O"])
 def test_boxes_of_units_are_disjoint(monkeypatch: pytest.MonkeyPatch, groups_axis: str) -> None:
     """Where sums are cut to be small, each element of the gradient belongs to one unit."""
-    resize(monkeypatch, unit_sums_bytes=1 << 14, shared_sums_bytes=0)
+    resize(monkeypatch, unit_sums_bytes=1 << 14, shared_sums_bytes=1)
     for op, (src, dst), workers in product(OPS[False], ((40, 100), (100, 40)), (1, 3)):
         channels = {"groups": 2, "src_channels": 2 * src, "dst_channels": 2 * dst}
         problem = draw(np.random.default_rng(7), op=op, groups_axis=groups_axis, **channels)

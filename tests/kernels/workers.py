@@ -55,7 +55,7 @@ def small_units(*, by_channels: bool = False) -> Iterator[None]:
     every = [DOTS] if target().dots else []
     every += [FORWARD] if target().dots == "amx" else []
     with pytest.MonkeyPatch.context() as patch:
-        resize(patch, **SMALL, shared_sums_bytes=0 if by_channels else 1 << 20)
+        resize(patch, **SMALL, shared_sums_bytes=1 if by_channels else 1 << 20)
         if by_channels:
             patch.setattr("kernels.forward.tiles.WAITING", np.inf)
         for module, constants in (item for each in every for item in each.items()):
