@@ -27,6 +27,14 @@ def test_progress_reaches_its_total() -> None:
     assert progress == [(done, total) for done in range(total + 1)]
 
 
+def test_the_cache_holds_machine_code_alone() -> None:
+    """Without bitcode and annotated source all compiled functions of a target take less than 3 MB."""
+    assert list(warmup())
+    sizes = [file.stat().st_size for file in Path(cache_folder()).rglob("*.nbc")]
+    assert len(sizes) >= len(ENTRIES)
+    assert sum(sizes) < 3_000_000
+
+
 def test_no_call_compiles() -> None:
     """After the warm-up, calls of every kind use only compiled code."""
     list(warmup())
