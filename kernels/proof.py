@@ -77,7 +77,8 @@ def _trials(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], bool]]
         for tiles in range(1, down + 1):
             yield f"tile products, {tiles} x {across}", partial(_try_tiles, tiles, across, rng)
     entries = [("pixels", dtype, 1, LINES, PIXELS) for dtype in DTYPES_IN_PLACE]
-    entries += [("groups", name, target().lanes // 2, GROUP_LINES, limits) for name, limits in GROUP_PIXELS.items()]
+    for name, limits in GROUP_PIXELS.items():
+        entries.append(("groups", name, target().lanes // (1 if name == "one_dots" else 2), GROUP_LINES, limits))
     for kind, dtype, channels, of_strides, limits in entries:
         for stride, rows in product(of_strides, tile_sizes(limits)):
             for taps in of_strides[stride]:

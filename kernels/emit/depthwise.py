@@ -56,10 +56,10 @@ PIXELS = (8, 8) if target().registers == 32 or target().arch == "aarch64" else (
 lines that are no multiple of these."""
 
 GROUP_PIXELS = {"f32": (14, 7) if target().registers == 32 else (4, 4)} | (
-    {"dots": (14, 7), "pairs": (4, 4)} if target().dots == "avx512bf16" else {}
+    {"dots": (14, 7), "one_dots": (14, 7), "pairs": (4, 4)} if target().dots == "avx512bf16" else {}
 )
-"""Those of ``groups``, by product (see `kernels.emit.brgemm`). Tiles of 8 to 13 rows would save lines of 20 or 32
-pixels a tenth of the time, and take a twentieth of the time to compile everything."""
+"""Those of ``groups``, by product (see `kernels.emit.brgemm`); with ``one_dots`` a vector has one group. Tiles of 8 to
+13 rows would save lines of 20 or 32 pixels a tenth of the time, and take a twentieth of the time to compile all."""
 
 TAPS = 9
 """Rows of the tallest tile of taps: a 3x3 kernel."""
@@ -233,8 +233,8 @@ class _Groups(Tile):
 
     def __init__(self, builder: Any, batch: Any, kind: str, line: Any) -> None:
         super().__init__(builder, batch, "f32" if kind == "f32" else "bf16", target().lanes)
-        self.kind, self.line, ints = kind, line, ir.VectorType(_I32, self.width)
-        self.lane = self.lane if kind == "f32" else ints
+        self.kind, self.line, ints = kind.removeprefix("one_"), line, ir.VectorType(_I32, self.width)
+        self.one, self.lane = kind != self.kind, self.lane if kind == "f32" else ints
         words = ir.Constant(ints, [lane if kind == "f32" else lane // 2 for lane in range(self.width)])
         steps = simd.splat(builder, builder.trunc(line.steps, _I32), self.width)
         self.first = builder.and_(words, builder.neg(steps))  # word of the group of each lane
@@ -242,6 +242,8 @@ class _Groups(Tile):
     def _exchanged(self, place: Any, step: Any) -> Any:
         """Return the values of a column that the lanes take in a step."""
         builder = self.builder
+        if self.one:
+            return simd.splat(builder, simd.load(builder, place, _I32, 2), self.width)
         lanes = builder.add(self.first, simd.splat(builder, step, self.width))
         if self.kind == "f32":
             return simd.permute(builder, self._load(place), lanes)
@@ -268,7 +270,7 @@ class _Groups(Tile):
                 return self._exchanged(simd.nth(builder, places[column // 3], batch.a_row, column % 3), number)
 
             sums = self._add_columns((rows, taps, stride), element, b, load, sums)
-            following = [simd.opaque(builder, place) for place in places]
+            following = [simd.opaque(builder, builder.add(place, simd.I64(4 * self.one))) for place in places]
             return [builder.add(number, _I32(1)), builder.add(b, batch.b_step), *following, *sums]
 
         begin = [_I32(0), b, *heads, *sums[:rows]]

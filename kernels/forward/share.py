@@ -182,7 +182,8 @@ class _Gather(Share):
         """Return the micro-kernel of lines of taps."""
         if not self.grouped:
             return depthwise_entry("pixels", "f32" if self.packed else self.problem.dtype)
-        return depthwise_entry("groups", "f32" if micro == "lanes" else micro)
+        one = micro == "dots" and self.many == WIDTH
+        return depthwise_entry("groups", "f32" if micro == "lanes" else "one_dots" if one else micro)
 
     def _line_row(self) -> int:
         """Choose the axis along which lines of taps are summed, and note in its phases how many at once."""

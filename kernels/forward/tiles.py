@@ -10,6 +10,7 @@ added to the dst pixels that they belong to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapreplace
 from itertools import chain, pairwise, product
 from math import ceil, prod
 from operator import sub
@@ -32,7 +33,7 @@ Order = Sequence[Sequence[int]]
 WIDTH = target().lanes
 
 WAITING = 1.1
-"""Times as long as with the best order of axes that the longest units may take, before that one is taken."""
+"""Times as long as with the best order of axes that the busiest worker may compute, before that one is taken."""
 
 
 def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
@@ -171,12 +172,14 @@ def cut_units(problem: ConvProblem, grid: Grid, orders: Sequence[Order], wanted:
     wait least.
     """
     wanted -= wanted % workers if wanted > workers else 0
-    cuts, times = [], []
+    cells, cuts, times = _cells(*grid), [], []
     for order in orders:
-        counts = _counts(_cells(*grid), order, wanted)
-        cuts.append([_edges(*axis) for axis in zip(*grid, _cells(*grid), counts, strict=True)])
-        largest = prod(max(map(sub, each[1:], each)) / max(1, each[-1]) for each in cuts[-1])
-        times.append(ceil(prod(counts) / workers) * largest)
+        counts = _counts(cells, order, wanted)
+        cuts.append([_edges(*axis) for axis in zip(*grid, cells, counts, strict=True)])
+        loads = [0] * workers
+        for sizes in product(*(map(sub, each[1:], each) for each in cuts[-1])):
+            heapreplace(loads, loads[0] + prod(sizes))
+        times.append(max(loads))
     edges = cuts[0 if times[0] <= WAITING * min(times) else times.index(min(times))]
     units: list[Unit] = []
     for spans in product(*(pairwise(each) for each in edges)):
