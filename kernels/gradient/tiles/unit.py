@@ -93,7 +93,7 @@ class BwdWeights:
             return units_of(problem, box, shares_of(plan.groups, blocks, wanted, busy)), 0
         ends = [slabs * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
         shares = shares_of(plan.groups, blocks, 1, busy, parts)
-        joins = shares_of(plan.groups, blocks, max(1, min(4, wanted, parts * acc_bytes // STEPS.shared_sums_bytes)))
+        joins = shares_of(plan.groups, blocks, max(1, min(workers, parts * acc_bytes // STEPS.shared_sums_bytes)))
         images = [_images(problem, plan, end) for end in ends]
         return units_of(problem, box, shares, joins, images), parts * acc_bytes
 
