@@ -198,8 +198,11 @@ class BiasSums:
         if chunks == 1:
             return [Unit(0, 0, (0,), (channels,), macs, (0, rows))], 0
         spans = enumerate(pairwise(rows * chunk // chunks for chunk in range(chunks + 1)))
-        first = [Unit(i, 0, None, None, macs // chunks, span, ceil(span[1] / pixels)) for i, span in spans]
-        return [*first, Unit(chunks, 1, (0,), (channels,), 0)], 8 * chunks * channels
+        size, units = 8 * channels, list[Unit]()
+        for i, (low, high) in spans:
+            images, place = (low // pixels, ceil(high / pixels)), (size * i, size * (i + 1))
+            units.append(Unit(i, 0, None, None, macs // chunks, (low, high), images, place))
+        return [*units, Unit(chunks, 1, (0,), (channels,), 0)], size * chunks
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -259,7 +262,9 @@ class BiasAdd:
             n0, n1 = (shape[0] * at // by_image for at in (image, image + 1))
             low, high = (shape[1] * at // by_next for at in (part, part + 1))
             placed = (n0, low, *(0,) * (len(shape) - 2)), (n1 - n0, high - low, *shape[2:])
-            units.append(Unit(len(units), 0, *placed, problem.macs // (by_image * by_next), (n0, n1, low, high), n1))
+            units.append(
+                Unit(len(units), 0, *placed, problem.macs // (by_image * by_next), (n0, n1, low, high), (n0, n1))
+            )
         return units, 0
 
     def run(

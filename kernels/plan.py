@@ -38,8 +38,8 @@ class Unit:
 
     `offset` and `shape` are the box of the output that is final when the unit is done, None for a unit that only
     leaves partial sums in the shared scratch. All units of a stage finish before the next stage starts. `part` is
-    the kernel's own description of the work. Of src and diff_dst a unit reads the first `images` alone, where that is
-    given: it can run before the others are there.
+    the kernel's own description of the work. If they are given, a unit reads only those `images` of src and diff_dst,
+    from the first to behind the last, and writes only those bytes of the `scratch`.
     """
 
     index: int
@@ -48,7 +48,8 @@ class Unit:
     shape: tuple[int, ...] | None
     macs: int
     part: tuple[int, ...] = ()
-    images: int | None = None
+    images: tuple[int, int] | None = None
+    scratch: tuple[int, int] | None = None
 
 
 BYTE_MACS = 5

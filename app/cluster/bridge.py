@@ -151,7 +151,7 @@ class _Bridge:
             self._abandoned.add(task := asyncio.create_task(_abandon(submitted)))
             task.add_done_callback(self._abandoned.discard)
             raise
-        write(job.plan, job.plan.units[unit], result, job.tensors[len(job.plan.problem.input_shapes)], job.tensors[-1])
+        write(job.plan.units[unit], result, job.tensors[len(job.plan.problem.input_shapes)], job.tensors[-1])
         return float(seconds)
 
     async def release(self, number: int) -> None:

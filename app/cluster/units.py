@@ -57,14 +57,13 @@ def can_travel(plan: Plan) -> bool:
 def portions(plan: Plan, unit: Unit) -> tuple[Portion, ...]:
     """Return what a unit of the first stage reads of each input.
 
-    A unit of partial sums reads the images from where the unit before it stops, the one that both may share included.
-    A unit of a forward operation reads the images that it writes, one of a weights gradient the channels of its box.
+    A unit of partial sums reads the images that it names, one of a forward operation the images that it writes, and one
+    of a weights gradient the channels of its box.
     """
     problem = plan.problem
     inputs = len(problem.input_shapes)
     if unit.images is not None and unit.offset is None:
-        before = plan.units[unit.index - 1].images if unit.index else None
-        return (_images(problem.n, max(0, (before or 0) - 1), unit.images),) * inputs
+        return (_images(problem.n, *unit.images),) * inputs
     if isinstance(problem, ConvProblem) and unit.offset and unit.shape:
         if problem.forward:
             return _images(problem.n, unit.offset[0], unit.offset[0] + unit.shape[0]), *(_WHOLE,) * (inputs - 1)
@@ -102,18 +101,12 @@ def arguments(plan: Plan, index: int) -> tuple[Plan, tuple[Portion, ...], slice 
     """Return what a unit of the first stage takes beside its inputs: its own plan, its portions and its share."""
     unit = plan.units[index]
     single = replace(plan, units=(replace(unit, index=0, stage=0),), stages=1, refusals=())  # quick to send
-    return single, portions(plan, unit), _share(plan, unit) if unit.offset is None else None
+    return single, portions(plan, unit), None if unit.scratch is None else slice(*unit.scratch)
 
 
-def write(plan: Plan, unit: Unit, result: Array, output: Array, scratch: Array) -> None:
+def write(unit: Unit, result: Array, output: Array, scratch: Array) -> None:
     """Put the result of a unit of the first stage in its place: a box of the output, or its share of the scratch."""
-    if unit.offset is None:
-        scratch[_share(plan, unit)] = result
+    if unit.scratch is not None:
+        scratch[slice(*unit.scratch)] = result
     else:
         box(output, unit)[...] = result
-
-
-def _share(plan: Plan, unit: Unit) -> slice:
-    """Return the bytes of the scratch that a unit of the first stage writes: the shares are equal and in order."""
-    size = plan.scratch_bytes // first_stage(plan)
-    return slice(unit.index * size, (unit.index + 1) * size)

@@ -91,11 +91,18 @@ class BwdWeights:
             least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // (4 * STEPS.batch_macs)) + 1
             wanted = max(wanted, -(-least // workers) * workers if least > 1 else 1)
             return units_of(problem, box, shares_of(plan.groups, blocks, wanted, busy)), 0
-        ends = [slabs * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
+        ends = [slabs * (i * plan.chunks // parts) // plan.chunks for i in range(parts + 1)]
         shares = shares_of(plan.groups, blocks, 1, busy, parts)
         joins = shares_of(plan.groups, blocks, max(1, min(workers, parts * acc_bytes // STEPS.shared_sums_bytes)))
-        images = [_images(problem, plan, end) for end in ends]
-        return units_of(problem, box, shares, joins, images), parts * acc_bytes
+        partial_sums = [(part, share) for part in range(parts) for share in shares]
+        first = [
+            Unit(
+                i, 0, None, None, macs_of(problem, box(share)[1]) // parts, (*share, part, parts),
+                _images(problem, plan, *ends[part : part + 2]), _scratch(plan, share, part),
+            )
+            for i, (part, share) in enumerate(partial_sums)
+        ]  # fmt: skip
+        return first + units_of(problem, box, joins, parts, len(first)), parts * acc_bytes
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -280,11 +287,24 @@ class TilePart(Part):
         add_slabs(self.table, self.share, call, self.plan.slabs[some], self.blocks, self.lines, self.ranges, self.tiles)
 
 
-def _images(problem: ConvProblem, plan: Sum, slabs: int) -> int:
-    """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
+def _images(problem: ConvProblem, plan: Sum, low: int, high: int) -> tuple[int, int]:
+    """Return the images of some slabs: they are the outermost axis with positions, or a part of it."""
     outermost = next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
-    end = int(plan.slabs["high"][slabs - 1, outermost])
-    return -(-end * problem.n // plan.axes[outermost].size)
+    first, end = (int(plan.slabs[name][at, outermost]) for name, at in (("low", low), ("high", high - 1)))
+    size = plan.axes[outermost].size
+    return first * problem.n // size, -(-end * problem.n // size)
+
+
+def _scratch(plan: Sum, share: Cut, part: int) -> tuple[int, int]:
+    """Return the bytes of the shared scratch in which a share of the output leaves its sums of a part of the pixels.
+
+    A share is of whole groups, or of one.
+    """
+    g0, g1, b0, b1 = share
+    blocks = plan.blocks if plan.lanes_are_groups else plan.blocks[b0:b1]
+    row, lanes = 4 * plan.rows, int(blocks["vectors"].sum()) * WIDTH
+    start = row * ((part * plan.groups + g0) * plan.lanes + int(blocks["lane"][0]))
+    return start, start + row * (g1 - g0) * lanes
 
 
 def shares_of(groups: int, blocks: int, least: int, workers: int = 1, parts: int = 1) -> list[Cut]:
@@ -305,23 +325,20 @@ def shares_of(groups: int, blocks: int, least: int, workers: int = 1, parts: int
 
 
 def units_of(
-    problem: ConvProblem, box: Callable[[Cut], tuple[Shape, Shape]], shares: Sequence[Cut], joins: Sequence[Cut] = (),
-    images: Sequence[int | None] = (None,),
+    problem: ConvProblem, box: Callable[[Cut], tuple[Shape, Shape]], shares: Sequence[Cut], parts: int = 1,
+    first: int = 0,
 ) -> list[Unit]:  # fmt: skip
-    """Return a unit for each share, which computes its `box` of the output.
+    """Return a unit for each share, numbered from the `first` on, which computes its `box` of the output.
 
-    Where `joins` are given, shares leave partial sums of each part of the pixels, which reach into so many `images`;
-    a second stage adds them up.
+    With several `parts` it adds up partial sums of the pixels, after the units that have left them.
     """
     units: list[Unit] = []
-    for part, reach in enumerate(images):
-        for share in shares:
-            offset, shape = box(share)
-            macs, place = macs_of(problem, shape) // len(images), (*share, part, len(images))
-            final = (None, None) if joins else (offset, shape)
-            units.append(Unit(len(units), 0, final[0], final[1], macs, place, reach))
-    for share in joins:
-        units.append(Unit(len(units), 1, *box(share), 0, (*share, -1, len(images))))
+    for number, share in enumerate(shares, first):
+        offset, shape = box(share)
+        if parts == 1:
+            units.append(Unit(number, 0, offset, shape, macs_of(problem, shape), (*share, 0, 1)))
+        else:
+            units.append(Unit(number, 1, offset, shape, 0, (*share, -1, parts)))
     return units
 
 

@@ -38,7 +38,7 @@ from kernels.gradient.roles import lane_blocks, lines_cost, role_costs
 from kernels.gradient.tiles.records import Weights
 from kernels.gradient.tiles.unit import BwdWeights, box_of, shares_of, units_of
 from kernels.gradient.winograd.driver import add_products, write_taps
-from kernels.plan import Kernel, Stop, Storage, Unit
+from kernels.plan import Kernel, Stop, Storage, Unit, macs_of
 from kernels.problem import ConvProblem
 from kernels.reduction import chunks_of, sum_chunks, sum_tree
 from kernels.winograd.rules import WinogradKernel, plane_products, plane_tiles
@@ -159,8 +159,17 @@ class BwdWinograd(WinogradKernel):
         busy = workers if wanted >= workers else 1
         if parts > 1:
             joins = shares_of(groups, blocks, max(1, min(wanted, parts * nbytes // STEPS.shared_sums_bytes)))
-            shares = shares_of(groups, blocks, 1, busy, parts)
-            return units_of(problem, box, shares, joins, [None] * parts), parts * nbytes
+            first: list[Unit] = []
+            # sums of a part of a group's channels lie side by side only where the kernel has one plane
+            shares = shares_of(groups, blocks if len(plan.slabs) == 1 else 1, 1, busy, parts)
+            for part, (g0, g1, b0, b1) in product(range(parts), shares):
+                share = g0, g1, b0, b1 if len(plan.slabs) == 1 else blocks
+                lanes = plan.lanes[share[2] : share[3]]
+                start = part * nbytes + g0 * len(plan.slabs) * each + int(lanes["acc"][0])
+                place = start, start + 4 * plan.sums_of(lanes) * (g1 - g0) * len(plan.slabs)
+                macs = macs_of(problem, box(share)[1]) // parts
+                first.append(Unit(len(first), 0, None, None, macs, (*share, part, parts), None, place))
+            return first + units_of(problem, box, joins, parts, len(first)), parts * nbytes
         if each > STEPS.unit_sums_bytes:
             wanted = max(wanted, -(-each // STEPS.unit_sums_bytes) * groups)
         return units_of(problem, box, shares_of(groups, blocks, wanted, busy)), 0

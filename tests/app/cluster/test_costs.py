@@ -62,7 +62,7 @@ def test_a_gain_is_asked_for() -> None:
 
 def test_more_machines_than_are_fast_are_not_used() -> None:
     """Every machine needs src whole: beyond some number, sending takes longer than computing saves."""
-    chosen = plan(LARGE, workers=1000)
+    chosen = plan(LARGE, workers=8)  # by channels
     used = FAST.nodes(chosen, here=1, there=8, nodes=8)
     assert 1 < used < 8
     assert FAST.nodes(chosen, here=1, there=1000, nodes=1000) == used

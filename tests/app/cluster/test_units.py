@@ -25,6 +25,9 @@ PROBLEMS = [
     dataclasses.replace(
         WIDE, op="ConvTranspose", n=20, src_channels=64, dst_channels=64, src_spatial=(56, 56), dst_spatial=(58, 58)
     ),
+    dataclasses.replace(  # shared out by images and by channels
+        WIDE, n=16, src_channels=64, dst_channels=128, src_spatial=(30, 30), dst_spatial=(28, 28)
+    ),
     BIAS,
     dataclasses.replace(BIAS, op="BiasAdd", bias=True),
 ]
@@ -52,7 +55,7 @@ def remotely(chosen: Plan, inputs: list[Array]) -> Array:
         for part in parts:
             part.flags.writeable = False  # as Ray gives them
         result, _ = compute_unit(*arguments(chosen, unit.index), *parts)
-        write(chosen, unit, result, output, scratch)
+        write(unit, result, output, scratch)
     return output
 
 
@@ -61,18 +64,20 @@ def named(problem: ConvProblem) -> str:
     return f"{problem.op}-{problem.dtype}-{problem.data_format}-{problem.weights_format}"
 
 
+@pytest.mark.parametrize("workers", [8, 40])
 @pytest.mark.parametrize("problem", PROBLEMS + CHANNELS, ids=named)
-def test_portions_and_shares_are_enough(problem: ConvProblem) -> None:
+def test_portions_and_shares_are_enough(problem: ConvProblem, workers: int) -> None:
     """Units that get only the parts that they are said to read, and return only their share, give the same bits."""
-    chosen, inputs = plan(problem, workers=8), random_inputs(problem)
+    chosen, inputs = plan(problem, workers=workers), random_inputs(problem)
     assert len(chosen.units) > 2 or target().dots == "amx"  # whose units have more channels
     np.testing.assert_array_equal(remotely(chosen, inputs), compute(problem, *inputs))
 
 
+@pytest.mark.parametrize("workers", [8, 40])
 @pytest.mark.parametrize("problem", PROBLEMS + CHANNELS, ids=named)
-def test_units_do_not_see_the_rest(problem: ConvProblem) -> None:
+def test_units_do_not_see_the_rest(problem: ConvProblem, workers: int) -> None:
     """A unit writes the same bytes where all that it is said not to read is NaN."""
-    chosen, inputs = plan(problem, workers=8), random_inputs(problem)
+    chosen, inputs = plan(problem, workers=workers), random_inputs(problem)
     whole = compute(problem, *inputs)
     output = np.empty(problem.output_shape, problem.output_dtype)
     scratch = np.empty(chosen.scratch_bytes, np.uint8)
