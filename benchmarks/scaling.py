@@ -87,8 +87,8 @@ class Call:
 
 
 CALLS = (
-    Call("1.8 GMAC, 27 MB in", 1_849_688_064, 0, 26_624_000, 147_456, 8, partial=True),
-    Call("118 GMAC, 426 MB in", 118_380_036_096, 220_463_104, 205_520_896, 2_359_296, 16, partial=False),
+    Call("1.8 GMAC, 27 MB in", 1_849_688_064, 0, 26_624_000, 147_456, 32, partial=True),
+    Call("118 GMAC, 426 MB in", 118_380_036_096, 0, 425_984_000, 147_456, 128, partial=True),
     Call("3.4 TMAC, 647 MB in", 3_367_254_360_064, 378_535_936, 268_435_456, 205_520_896, 64, partial=False),
 )
 """The calls of the plot: small, middle and large, as a processor with AVX2 cuts them for many workers."""

@@ -74,7 +74,9 @@ def test_an_honest_kernel_passes(live: Client, seed: bool) -> None:
     assert document["key"] == ("(self-test)" if isinstance(live, convgrad.LocalClient) else "-")
     assert live.finish_check(check) == document
     assert live.verify_signature(document)["valid"]
-    assert [entry["case"] for entry in document["cases"] if "repeats" in entry] == [3, 7, 11]
+    repeats = [entry["case"] for entry in document["cases"] if "repeats" in entry]
+    assert repeats[-2:] == [7, 11]
+    assert set(repeats) <= {3, 7, 11}  # none of the first three cases may have data to vary
     problems = list[Case]()
     for case, entry in zip(drawn, document["cases"], strict=True):
         assert entry["sent"] == ("seed" if seed else "tensors")
