@@ -210,12 +210,14 @@ def sum_block(entry: int, share: GatherShare, tables: Tables, work: Work, lists:
                     rows = min(work.tile.limit, left)
                     part.repeat = left // rows
                 else:
-                    limit = work.tile.limit
-                    if lines and left % limit > 0:
-                        limit = min(limit, share.limits[1])
+                    step, limit = axes[axis].src_step, work.tile.limit
                     rows, part.repeat, counts[axis] = list_rows(
-                        taps, phase, axes[axis].src_step, at[axis], stop[axis], limit, share.skips, some_taps
+                        taps, phase, step, at[axis], stop[axis], limit, share.skips, some_taps
                     )
+                    if lines and counts[axis] > 0 and share.limits[1] < rows and rows < limit:  # there is no such tile
+                        rows, part.repeat, counts[axis] = list_rows(
+                            taps, phase, step, at[axis], stop[axis], share.limits[1], share.skips, some_taps
+                        )
                 batch.rows = rows
                 if counts[axis] > 0 and lines:
                     sum_lines(share, tables, work, lists, batch)

@@ -213,10 +213,10 @@ class GatherShare(Record):
     """The facts of a unit in which dst pixels gather their taps.
 
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
-    of at most `limits` rows by their vectors (for `lines` that are a multiple of the first, and for others), along the
-    last of the axes in the order of the `loops`. A group has so
-    many src `channels`. A tap may leave out `skips` rows at either end of a tile. With `direct` tiles are written to
-    dst itself. With `rounds` sums are stored as `kind` at once. `covered` says that every dst position meets a tap.
+    of at most `limits` rows by their vectors (for `lines` of the first, or of up to the second), along the last of the
+    axes in the order of the `loops`. A group has so many src `channels`. A tap may leave out `skips` rows at either end
+    of a tile. With `direct` tiles are written to dst itself. With `rounds` sums are stored as `kind` at once. `covered`
+    says that every dst position meets a tap.
     """
 
     kind: int

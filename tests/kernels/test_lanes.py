@@ -136,3 +136,16 @@ def test_groups_do_not_meet(channels: int) -> None:
     inputs = case.inputs()
     inputs["src"][0, 3, 4, 1], inputs["src"][1, 5, 5, -1] = np.inf, np.nan
     assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_tap_that_begins_and_ends_inside_a_line(dtype: str, data_format: str) -> None:
+    """Where a line is cut for a tap, its parts have rows that there are tiles for."""
+    for width in range(1, 13):
+        case = Case(
+            op="ConvTranspose", dtype=dtype, src_channels=8, dst_channels=8, src_spatial=(3, width), kernel=(3, 15 - width),
+            dst_spatial=(3, 14), pads_begin=(1, 0), pads_end=(1, 0), data_format=data_format, weights_format="XIO",
+        )  # fmt: skip
+        check(case)
+        check(replace(case, groups=4, src_channels=32, dst_channels=32))
