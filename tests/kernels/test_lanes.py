@@ -144,8 +144,9 @@ def test_a_tap_that_begins_and_ends_inside_a_line(dtype: str, data_format: str) 
     """Where a line is cut for a tap, its parts have rows that there are tiles for."""
     for width in range(1, 13):
         case = Case(
-            op="ConvTranspose", dtype=dtype, src_channels=8, dst_channels=8, src_spatial=(3, width), kernel=(3, 15 - width),
-            dst_spatial=(3, 14), pads_begin=(1, 0), pads_end=(1, 0), data_format=data_format, weights_format="XIO",
+            op="ConvTranspose", dtype=dtype, src_channels=8, dst_channels=8, src_spatial=(3, width),
+            dst_spatial=(3, 14), kernel=(3, 15 - width), pads_begin=(1, 0), pads_end=(1, 0),
+            data_format=data_format, weights_format="XIO",
         )  # fmt: skip
         check(case)
         check(replace(case, groups=4, src_channels=32, dst_channels=32))
