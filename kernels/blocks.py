@@ -85,7 +85,7 @@ class Sums:
     """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
 
     large_chunks: int = 8
-    """Those where a cache does not hold the accumulators: each level of the tree has some of its own."""
+    """The same where the accumulators do not fit a cache: each level of the tree keeps accumulators of its own."""
 
     chunk_macs: int = 10_000_000
     """Multiply-adds of a chunk at the least: below it nobody shares it out."""
@@ -135,7 +135,7 @@ class Sums:
     # sums of a bias (`kernels.bias`)
 
     bias_chunk: int = 1 << 18
-    """Values of a chunk at the least; up to `chunks` of them are summed by themselves. A unit has twice as many."""
+    """Values of a chunk at the least; up to `chunks` of them are summed by themselves. Units have twice as many."""
 
     bias_piece: int = 1 << 21
     """Values of a channel that are summed at once, and values between two looks at whether to stop."""
@@ -165,7 +165,7 @@ class Steps:
     """Those of a unit of a forward operation, about 40 ms, where more units pack src or weights more than once."""
 
     unit_sums_bytes: int = 24 << 20
-    """Sums of one unit at the most, or tiles of a slab with theirs: a part of a worker's room of 64 MiB."""
+    """The most that the sums of one unit take, or the tiles of a slab with their sums: a part of a worker's 64 MiB."""
 
     shared_sums_bytes: int = 1 << 20
     """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them. So

@@ -52,8 +52,8 @@ GROUP_LINES = {1: (1, 2, 3), 2: (3,)}
 """The same for ``groups``."""
 
 PIXELS = (8, 8) if target().registers == 32 or target().arch == "aarch64" else (4, 4)
-"""Rows of the tallest tile of pixels, whose sums and a line of weights fit the registers, and of the tallest one for
-lines that are no multiple of these."""
+"""Rows of the tallest tile of pixels, whose sums and a line of weights fit the registers; and the number up to which
+there is a tile for every number of rows."""
 
 GROUP_PIXELS = {"f32": (14, 7) if target().registers == 32 else (4, 4)} | (
     {"dots": (14, 7), "one_dots": (14, 7), "pairs": (4, 4)} if target().dots == "avx512bf16" else {}

@@ -166,10 +166,10 @@ def _edges(size: int, step: int, cells: int, count: int) -> list[int]:
 
 
 def cut_units(problem: ConvProblem, grid: Grid, orders: Sequence[Order], wanted: int, workers: int) -> list[Unit]:
-    """Cut dst, as `ForwardTiles.grid` describes it, into about so many units (`wanted`).
+    """Cut dst into about `wanted` units, along the axes of `ForwardTiles.grid`.
 
-    Axes are cut in the first of the `orders`, or where some workers would then wait for others, in that in which they
-    wait least.
+    The first of the `orders` of axes is taken, unless some workers would then wait for others: then the order in which
+    they wait least.
     """
     wanted -= wanted % workers if wanted > workers else 0
     cells, cuts, times = _cells(*grid), [], []

@@ -247,7 +247,7 @@ def _walk(table: Vector, share: TileShare, slab: Slab, tables: WalkTables, batch
 
 @inlined
 def _step(at: Vector, low: Vector, high: Vector, sizes: Vector) -> bool:
-    """Lead to the next block of a slab, the last axis fastest; whether there is none, so that `at` is the first."""
+    """Go on to the next block of a slab, the last axis fastest; return True after the last one."""
     for axis in range(3, -1, -1):
         at[axis] += sizes[axis]
         if at[axis] < high[axis]:
