@@ -15,7 +15,6 @@ from kernels.emit.intrinsics import (
     store_lines,
     store_value,
     stored_size,
-    touch,
     touch_all,
     transpose_panel,
     untranspose,
@@ -135,9 +134,13 @@ def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector
             for h in range(lines):
                 source = sums + ((n * planes + d) * lines + h) * run * 2 * lanes
                 place = dst.place + n * steps[0] + d * steps[1] + h * steps[2]
+                # a few channels' lines at a time: those a power of two apart lie in the same sets of the caches
                 for first in range(0, run, STRIP // 2):
-                    for lane in range(valid if first + STRIP // 2 < run else 0):
-                        touch(place + lane * dst.channel + 2 * first + STRIP)
-                        touch(place + lane * dst.channel + 2 * first + STRIP + 64)
-                    pixels = Pixels(source + 2 * lanes * first, 2 * lanes, 2, min(STRIP // 2, run - first))
-                    pack_line(valid, place + 2 * first, dst.channel, pixels)
+                    count, follows = min(STRIP // 2, run - first), first + STRIP // 2 < run
+                    for block in range(0, valid, 8):
+                        lane = max(0, min(block, valid - 8))
+                        target, channels = place + 2 * first + lane * dst.channel, min(8, valid)
+                        for ahead in range(STRIP, 2 * STRIP if follows else STRIP, 64):
+                            touch_all(target + ahead, dst.channel)
+                        pixels = Pixels(source + 2 * (lanes * first + lane), 2 * lanes, 2, count)
+                        pack_line(channels, target, dst.channel, pixels)

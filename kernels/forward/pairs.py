@@ -13,7 +13,7 @@ from kernels.emit.compiler import Records, Rows, Vector, inlined, jit
 from kernels.emit.intrinsics import address_of, fill_zero, keep_alive, stack_array, stack_record
 from kernels.forward.output import lay_out
 from kernels.forward.records import Call, Data, Filter, GatherShare, Pass, Work
-from kernels.pack.lines import SPREAD, spread1, spread3, transpose16
+from kernels.pack.lines import SPREAD, join3, spread1, spread3, transpose16
 from kernels.pack.magnitudes import LEAST_SUM, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, pack_boxes, unfolded_boxes, weight_boxes
 from kernels.problem import ConvProblem
@@ -116,8 +116,9 @@ def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, wor
         return
     fill_zero(scratch + positions * steps[3], LINE)
     run = sizes[3]
-    lines = data.channel == 2 and strides[3] == 2 * channels
-    if (channels == 1 or channels == 3) and lines and run >= SPREAD:
+    planes = channels == 3 and strides[3] == 2
+    adjacent = strides[3] == 2 * channels and (channels == 1 or (channels == 3 and data.channel == 2))
+    if (adjacent or planes) and run >= SPREAD:
         for n in range(sizes[0]):
             for d in range(sizes[1]):
                 for h in range(sizes[2]):
@@ -125,6 +126,8 @@ def _bring_pairs(share: GatherShare, data: Data, channels: int, source: int, wor
                     to = scratch + ((n * sizes[1] + d) * sizes[2] + h) * steps[2]
                     if channels == 1:
                         spread1(to, line, run)
+                    elif planes:
+                        join3(to, line, data.channel, run)
                     else:
                         spread3(to, line, run)
         return

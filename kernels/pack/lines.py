@@ -15,7 +15,7 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted, jit, together
 from kernels.emit.intrinsics import F32, copy_bytes, transpose_panel
 
-__all__ = ["SPREAD", "Pixels", "move16", "pack_line", "pack_line_pairs", "spread1", "spread3", "transpose16"]
+__all__ = ["SPREAD", "Pixels", "join3", "move16", "pack_line", "pack_line_pairs", "spread1", "spread3", "transpose16"]
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -109,6 +109,32 @@ def _pairs(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, pixel
     simd.loop(builder, count, [dst, src], body, "pairs")
 
 
+def _every(apart: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
+    """Bring `count` (more than 16) values that are `apart` values from each other side by side.
+
+    What lies between the first and the last one is read, and nothing else.
+    """
+    between, step = ir.VectorType(_I16, 16 * apart), _I64(32 * apart)
+
+    def move(to: Any, first: Any, place: int) -> None:
+        order = ir.Constant(ir.VectorType(_I32, 16), [place + apart * lane for lane in range(16)])
+        values = simd.load(builder, first, between, 2)
+        simd.store(builder, builder.shuffle_vector(values, ir.Constant(between, ir.Undefined), order), to, 2)
+
+    def body(carried: list[Any]) -> list[Any]:
+        to, first = carried
+        move(to, first, 0)
+        return [builder.add(to, _I64(32)), builder.add(first, step)]
+
+    simd.loop(builder, builder.lshr(builder.sub(count, _I64(1)), _I64(4)), [dst, src], body, "every")
+    last = builder.sub(count, _I64(16))  # some are moved twice
+    to, first = (builder.add(place, builder.mul(last, _I64(size))) for place, size in ((dst, 2), (src, 2 * apart)))
+    move(to, builder.sub(first, _I64(2 * apart - 2)), apart - 1)
+
+
+every2, every6 = (emitted(partial(_every, apart)) for apart in (2, 6))
+
+
 def _spread(channels: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
     """Bring `count` (at least `SPREAD`) adjacent pixels of an odd number of channels to pairs of channels.
 
@@ -130,6 +156,28 @@ def _spread(channels: int, builder: Any, dst: Any, src: Any, count: Any) -> None
     body([builder.add(dst, builder.mul(last, _I64(size + 2))), builder.add(src, builder.mul(last, _I64(size)))])
 
 
+@emitted
+def join3(builder: Any, dst: Any, src: Any, plane: Any, count: Any) -> None:
+    """Bring `count` (at least `SPREAD`) adjacent pixels of three channels, `plane` bytes apart, to pairs as well."""
+    width = SPREAD // 2
+
+    def mixed(a: Any, b: Any) -> Any:
+        order = [each for lane in range(width) for each in (lane, width + lane)]
+        joined = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, 2 * width), order))
+        return builder.bitcast(joined, ir.VectorType(_I32 if a.type == _SIXTEEN else _I64, width))
+
+    def body(carried: list[Any]) -> list[Any]:
+        to, first = carried
+        a, b, c = (simd.load(builder, simd.nth(builder, first, plane, m), _SIXTEEN, 2) for m in range(3))
+        pairs = mixed(a, b), mixed(c, ir.Constant(_SIXTEEN, [0] * width))
+        simd.store(builder, mixed(*pairs), to, 2)
+        return [builder.add(to, _I64(8 * width)), builder.add(first, _I64(2 * width))]
+
+    simd.loop(builder, builder.udiv(count, _I64(width)), [dst, src], body, "join")
+    last = builder.sub(count, _I64(width))
+    body([builder.add(dst, builder.mul(last, _I64(8))), builder.add(src, builder.mul(last, _I64(2)))])
+
+
 SPREAD = 32
 """Values that are spread at a time, zeros included."""
 
@@ -140,19 +188,21 @@ spread1, spread3 = (emitted(partial(_spread, channels)) for channels in (1, 3))
 def pack_line(channels: int, dst: int, plane: int, src: Pixels) -> None:
     """Pack one line of pixels into each channel's plane; adjacent channels are transposed."""
     place, pixel, channel, run = src
-    done = 0
-    while channel == 2 and channels >= 8 and pixel != 2 and run - done >= 8:
-        c = 0
-        while c < channels:
-            c = min(c, channels - 8)
-            transpose16(dst + c * plane + 2 * done, plane, place + 2 * c + done * pixel, pixel)
-            c += 8
-        done += 8
+    done = run // 8 * 8 if channel == 2 and channels >= 8 and pixel != 2 else 0
+    # a few channels' lines at a time: planes a power of two apart lie in the same sets of the caches
+    for first in range(0, channels if done > 0 else 0, 8):
+        c = min(first, channels - 8)
+        for p in range(0, done, 8):
+            transpose16(dst + c * plane + 2 * p, plane, place + 2 * c + p * pixel, pixel)
     left = run - done
     for c in range(channels if left > 0 else 0):
         to, here = dst + c * plane + 2 * done, place + c * channel + done * pixel
         if pixel == 2:
             copy_bytes(to, here, 2 * left)
+        elif pixel == 4 and left > 16:
+            every2(to, here, left)
+        elif pixel == 12 and left > 16:
+            every6(to, here, left)
         else:
             move16(to, 2, here, pixel, left)
 

@@ -110,6 +110,20 @@ def test_short_lines_fill_tiles(op: str, size: int, kernel: int, least: float) -
     assert prod(layout.steps) * kernel**2 / tiles >= least
 
 
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_few_channels(channels: int, data_format: str) -> None:
+    """Lines of src with few channels, short and long, are packed as they are: all sums are exact."""
+    for width, stride, dst_channels in ((31, 1, 20), (32, 2, 33), (45, 1, 16), (70, 2, 7)):
+        case = Case(
+            op="Convolution", dtype="bf16", n=2, src_channels=channels, dst_channels=dst_channels,
+            src_spatial=(3, width), dst_spatial=(ceil(3 / stride), ceil(width / stride)), kernel=(3, 3),
+            strides=(stride, stride), pads_begin=(1, 1), pads_end=(1, 1), data_format=data_format,
+        )  # fmt: skip
+        inputs = case.inputs()
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
 @pytest.mark.parametrize("op", LAYERS)
 def test_special_values_and_workers(op: str) -> None:
     """Inf and NaN reach only the sums that they are part of, and any number of workers gives the same bits."""
