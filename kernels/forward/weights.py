@@ -16,6 +16,7 @@ from kernels.emit.intrinsics import (
     stack_array,
     store_value,
     stored_size,
+    touch,
 )
 from kernels.forward.records import Call, Filter, GatherShare, Pass
 from kernels.pack.lines import move16
@@ -31,23 +32,26 @@ KERNEL_TAPS = 576
 
 
 @jit
-def _pack_kernels(share: GatherShare, taps: int, valid: int, weights: Filter, source: int, panel: int) -> None:
+def _pack_kernels(share: GatherShare, numbers: Vector, valid: int, weights: Filter, source: int, panel: int) -> None:
     """Pack a panel of weights whose taps are adjacent: transpose the kernels of some src channels, then set taps apart.
 
     Panels of taps are often powers of two apart, where a few lines at a time push each other out of L1.
     """
-    line, some, whole = 4 * WIDTH, max(1, KERNEL_TAPS // taps), weights.src_channel == taps * weights.tap
+    line, taps = 4 * WIDTH, numbers.shape[0]
+    some, whole = max(1, KERNEL_TAPS // taps), weights.src_channel == taps * weights.tap
     buffer, layout = np.empty(some * taps * WIDTH, np.float32), share.panel
     for first in range(0, share.channels, some):
         place, count = address_of(buffer), min(some, share.channels - first)
         for c in range(1 if whole else count):
+            kernels = source + (first + c) * weights.src_channel
+            for ahead in range(0, 0 if whole else valid * weights.dst_channel, 64):
+                touch(kernels + 2 * weights.src_channel + ahead)  # they lie in another page
             transpose_run(
-                share.kind, WIDTH, valid, place + c * taps * line, line, source + (first + c) * weights.src_channel,
-                weights.dst_channel, count * taps if whole else taps,
+                share.kind, WIDTH, valid, place + c * taps * line, line, kernels, weights.dst_channel,
+                count * taps if whole else taps,
             )  # fmt: skip
         for tap in range(taps):
-            number = tap if layout.order > 0 else taps - 1 - tap
-            to = panel + number * layout.tap_bytes + first * line
+            to = panel + numbers[tap] * layout.tap_bytes + first * line
             copy_panel(F32, WIDTH, to, line, place + tap * line, taps * line, count)
     keep_alive(buffer)
 
@@ -92,13 +96,12 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
     if share.lanes.lanewise:
         _pack_lanes(share, one, call, numbers)
         return
-    adjacent = layout.order != 0 and weights.tap == size
-    if adjacent and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
+    if weights.tap == size and (taps >= 8 or (taps > 1 and weights.src_channel == taps * size)):
         for g in range(one.groups):
             for b in range(blocks):
                 source = call.weights + weights.start + g * weights.group + b * WIDTH * weights.dst_channel
                 panel = call.panels + (g * blocks + b) * layout.block_bytes
-                _pack_kernels(share, taps, min(WIDTH, one.channels - b * WIDTH), weights, source, panel)
+                _pack_kernels(share, numbers, min(WIDTH, one.channels - b * WIDTH), weights, source, panel)
         return
     counts, steps, to = np.ones(4, np.int64), stack_array(4, np.int64), stack_array(4, np.int64)
     panels = np.empty(blocks, PANEL)
