@@ -62,7 +62,7 @@ def test_the_checksum_of_listed_nans(http: httpx.Client, dtype: str) -> None:
     """It is that of the bits that a reader of the list has, whatever sign a NaN had."""
     case = replace(TINY, dtype=dtype)
     inputs = case.inputs()
-    inputs["src"] = np.copysign(np.full_like(inputs["src"], np.nan), -1)
+    inputs["src"] = np.copysign(np.full_like(inputs["src"], np.nan), -1).astype(inputs["src"].dtype)
     body = document(case, inputs, encoding="list", reference=dtype == "f64")
     result = read_events(http.post(f"/v1/ops/{case.op}", json=body, headers={"accept": SSE}))
     assert np.isnan(result).all()
