@@ -85,7 +85,7 @@ class Sums:
     """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
 
     large_chunks: int = 8
-    """The same where the accumulators do not fit a cache: each level of the tree keeps accumulators of its own."""
+    """The same for accumulators that do not fit a cache: each level of the tree has its own copy of them."""
 
     chunk_macs: int = 10_000_000
     """Multiply-adds of a chunk at the least: below it nobody shares it out."""
@@ -135,7 +135,7 @@ class Sums:
     # sums of a bias (`kernels.bias`)
 
     bias_chunk: int = 1 << 18
-    """Values of a chunk at the least; up to `chunks` of them are summed by themselves. Units have twice as many."""
+    """The least values of a chunk, of which there are up to `chunks`. Other units have at least twice as many."""
 
     bias_piece: int = 1 << 21
     """Values of a channel that are summed at once, and values between two looks at whether to stop."""

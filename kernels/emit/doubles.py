@@ -2,7 +2,8 @@
 
 They read the lists of `kernels.emit.brgemm`: vectors have as many bytes, so half as many lanes. The second set of sums
 stays in registers. Sums go on from those at `totals`; without that address they begin at zero. Both `a` and `b` are
-float64; in `wide` tiles `a` holds vectors, each lane a problem of its own. No rows are left out (`Element.case`).
+float64; in `wide` tiles `a` holds vectors, and each lane is a separate problem. `Element.case` is not read: all rows
+take part.
 
 Products of f32, f16 and bf16 are exact in float64, so it makes no difference either whether multiply-adds are fused.
 

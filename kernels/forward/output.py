@@ -134,7 +134,7 @@ def write_rounded(dst: Values, sums: int, lanes: int, valid: int, counts: Vector
             for h in range(lines):
                 source = sums + ((n * planes + d) * lines + h) * run * 2 * lanes
                 place = dst.place + n * steps[0] + d * steps[1] + h * steps[2]
-                # a few channels' lines at a time: those a power of two apart lie in the same sets of the caches
+                # 8 channels at a time: lines a power of two apart compete for the same sets of the caches
                 for first in range(0, run, STRIP // 2):
                     count, follows = min(STRIP // 2, run - first), first + STRIP // 2 < run
                     for block in range(0, valid, 8):

@@ -44,7 +44,7 @@ def _unfold(weights: Filter, channels: int, taps: int, rows: int, source: int, t
 
 
 def pair_boxes(problem: ConvProblem, numbers: Vector, words: int) -> tuple[Records, bool]:
-    """Return the boxes that `pack_pairs` takes, for taps of so many `words`, and whether weights are unfolded."""
+    """Return the boxes for `pack_pairs`, where each tap has `words` words, and whether weights are unfolded."""
     taps, channels = len(numbers), problem.dims.src_channels
     if problem.weights_strides[3] == 1 and min(taps, channels) >= 8:
         return unfolded_boxes(channels, 4 * words * numbers), True

@@ -45,7 +45,7 @@ def _pack_kernels(share: GatherShare, numbers: Vector, valid: int, weights: Filt
         for c in range(1 if whole else count):
             kernels = source + (first + c) * weights.src_channel
             for ahead in range(0, 0 if whole else valid * weights.dst_channel, 64):
-                touch(kernels + 2 * weights.src_channel + ahead)  # they lie in another page
+                touch(kernels + 2 * weights.src_channel + ahead)  # hardware does not prefetch across pages
             transpose_run(
                 share.kind, WIDTH, valid, place + c * taps * line, line, kernels, weights.dst_channel,
                 count * taps if whole else taps,

@@ -110,9 +110,9 @@ def _pairs(builder: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, pixel
 
 
 def _every(apart: int, builder: Any, dst: Any, src: Any, count: Any) -> None:
-    """Bring `count` (more than 16) values that are `apart` values from each other side by side.
+    """Copy every `apart`-th value, `count` (more than 16) in all, to adjacent places.
 
-    What lies between the first and the last one is read, and nothing else.
+    Nothing outside the first and the last one is read.
     """
     between, step = ir.VectorType(_I16, 16 * apart), _I64(32 * apart)
 
@@ -158,7 +158,10 @@ def _spread(channels: int, builder: Any, dst: Any, src: Any, count: Any) -> None
 
 @emitted
 def join3(builder: Any, dst: Any, src: Any, plane: Any, count: Any) -> None:
-    """Bring `count` (at least `SPREAD`) adjacent pixels of three channels, `plane` bytes apart, to pairs as well."""
+    """Interleave `count` (at least `SPREAD`) pixels of three planes, `plane` bytes apart, as pairs of channels.
+
+    A zero follows the third channel. The last pixels overlap.
+    """
     width = SPREAD // 2
 
     def mixed(a: Any, b: Any) -> Any:
@@ -189,7 +192,7 @@ def pack_line(channels: int, dst: int, plane: int, src: Pixels) -> None:
     """Pack one line of pixels into each channel's plane; adjacent channels are transposed."""
     place, pixel, channel, run = src
     done = run // 8 * 8 if channel == 2 and channels >= 8 and pixel != 2 else 0
-    # a few channels' lines at a time: planes a power of two apart lie in the same sets of the caches
+    # 8 channels at a time: planes a power of two apart compete for the same sets of the caches
     for first in range(0, channels if done > 0 else 0, 8):
         c = min(first, channels - 8)
         for p in range(0, done, 8):
