@@ -75,11 +75,15 @@ def _taps(row: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _finish(
-    total: tl.tensor, bias: tl.tensor, dst: tl.tensor, flag: tl.tensor, row: tl.tensor, outside: tl.tensor,
-    n: tl.tensor, d: tl.tensor, h: tl.tensor, w: tl.tensor, there: tl.tensor, o: tl.tensor,
-    BIAS: tl.constexpr, FIRST: tl.constexpr,
+    total: tl.tensor, written: tl.tuple, row: tl.tensor, outside: tl.tensor, place: tl.tuple, there: tl.tensor,
+    o: tl.tensor, BIAS: tl.constexpr, FIRST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the bias, store the block's rows that are there, and set the flag if not all of them are finite."""
+    """Add the bias, store the block's rows that are there, and set the flag if not all of them are finite.
+
+    `written` is (bias, dst, flag), `place` the image of each row and its position along (d, h, w) of its phase.
+    """
+    bias, dst, flag = written
+    n, d, h, w = place
     group = tl.program_id(2).to(tl.int64)
     groups = tl.num_programs(2)
     if BIAS:
@@ -173,8 +177,8 @@ def multiply_dst(
             a0, a1, a2 = _parts(a, src_part, met, PARTS)
             b0, b1, b2 = _parts(b, weights_part, there, PARTS)
             total = multiply(total, a0, a1, a2, b0.T, b1.T, b2.T, PARTS)
-        n, d, h, w = _positions(row, m, True)
-        _finish(total, bias, dst, flag, row, outside, n, d, h, w, m < rows, o, BIAS, FIRST)
+        place = _positions(row, m, True)
+        _finish(total, (bias, dst, flag), row, outside, place, m < rows, o, BIAS, FIRST)
 
 
 @triton.jit
@@ -247,7 +251,8 @@ def multiply_boxes(
         h = h0 + m // W % H
         w = w0 + m % W
         there = (n < images) & (d < many_d) & (h < many_h) & (w < many_w)
-        _finish(total.T, bias, dst, flag, row, outside, n, d, h, w, there, o0 + tl.arange(0, COLUMNS), BIAS, FIRST)
+        o = o0 + tl.arange(0, COLUMNS)
+        _finish(total.T, (bias, dst, flag), row, outside, (n, d, h, w), there, o, BIAS, FIRST)
 
 
 @triton.jit
