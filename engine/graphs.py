@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,17 +72,12 @@ class PreparedGraph:
     layout: str
     options: Options
     in_memory: Set[int]
-
-    @property
-    def units(self) -> int:
-        """The number of units of all nodes."""
-        return sum(planned.units for _, planned in self.nodes)
+    units: int
+    """The number of units of all nodes."""
 
     def steps(self) -> Iterator[tuple[Node, Prepared, dict[str, int], set[int]]]:
         """Yield the nodes in order: each with its plan, the tensors that it reads by input, and those then unused."""
-        uses = Counter(self.wanted)
-        for node, _ in self.nodes:
-            uses.update(node.inputs.values())
+        uses = Counter(chain(self.wanted, *(node.inputs.values() for node, _ in self.nodes)))
         for node, planned in self.nodes:
             reads = {row.name: node.inputs[row.name] for row in planned.op.inputs if row.name in node.inputs}
             uses.subtract(node.inputs.values())
@@ -142,7 +138,8 @@ def prepare_graph(
     given = {int(name): meta.shape for name, meta in metas.items() if isinstance(meta, TensorMeta)}
     laid_out = {number for number in given if graph.tensors[number].strides is not None}
     in_memory = {number for number in laid_out if given[number] != graph.tensors[number].shape}
-    return PreparedGraph(graph, tuple(planned), wanted, layout, options, in_memory)
+    units = sum(each.units for _, each in planned)
+    return PreparedGraph(graph, tuple(planned), wanted, layout, options, in_memory, units)
 
 
 def _resolved(call: GraphCall, metas: Mapping[str, TensorMeta | list[int]], need_all: bool) -> ResolvedGraph:

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 # Inputs that are read or collected in a millisecond.
-_AT_ONCE = 64
+_AT_ONCE = 16
 # Decoding or reordering this much takes well under a millisecond.
 _INLINE = 128 << 10
 _WHAT = "invalid inputs"

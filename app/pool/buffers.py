@@ -303,14 +303,13 @@ class SegmentPool:
     def _take_idle(self, size: int) -> _Block | None:
         # A block up to half as large again is better than fresh pages; the last used one is warmest.
         best = None
-        for block in reversed(self._idle):
-            if size <= block.size <= size + size // 2 and (best is None or block.size < best.size):
-                best = block
-                if block.size == size:
+        for at in range(len(self._idle) - 1, -1, -1):
+            found = self._idle[at].size
+            if size <= found <= size + size // 2 and (best is None or found < self._idle[best].size):
+                best = at
+                if found == size:
                     break
-        if best is not None:
-            self._idle.remove(best)
-        return best
+        return None if best is None else self._idle.pop(best)
 
     def _fresh(self, size: int, nbytes: int, owner: str, *, touch: bool = False) -> Segment:
         self._reserve(size, owner)

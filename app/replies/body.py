@@ -24,7 +24,7 @@ SMALL = 64 << 10
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
 # Short pieces that are sent in a millisecond.
-_AT_ONCE = 64
+_AT_ONCE = 16
 # The fastest level: tensors hardly shrink at any. Compressing this much takes a millisecond; more is done in a thread.
 _LEVEL, _INLINE = 1, 32 << 10
 _WBITS = {"gzip": 31, "deflate": 15}
