@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.live import LiveService, running_service
 # A busy machine must not fail a test: no deadline for examples or for generating them.
 settings.register_profile("any-speed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-speed")
+
+# Shells start what runs in the background without it, and what the tests start and interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
