@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from math import inf
 from multiprocessing.connection import Connection, wait
@@ -47,6 +48,9 @@ __all__ = ["Verdict", "prepare", "prove_loaded", "read_verdict"]
 Report = Callable[[int, int], None]
 
 _CONTEXT = multiprocessing.get_context("fork")
+
+_PROVERS = 2
+"""Processes that share the proof: each loads all code, which takes as long as a quarter of the trials."""
 
 _PROOF_CPU_S = 300
 """Processor time of a proof, which takes a second of it, at the most: code that is wrong may never end."""
@@ -246,24 +250,34 @@ def _remember_types_of_calls() -> None:
 
 
 def _proof() -> str | None:
-    """Run the proof in a process of its own and say what is wrong."""
-    worker, doing = _Worker(_prover), "loading the compiled code"
+    """Run the proof in processes of its own and say what is wrong."""
+    workers: list[_Worker] = []
+    doing = dict[Any, tuple[_Worker, str]]()
     try:
-        while doing:
+        for part in range(_PROVERS):
+            worker = _Worker(partial(_prover, part), [other.pipe for other in workers])
+            workers.append(worker)
+            doing[worker.pipe] = worker, "loading the compiled code"
             worker.pipe.send(None)
-            doing = worker.answer(doing)
+        while doing:
+            for pipe in wait(list(doing)):
+                worker, name = doing.pop(pipe)
+                if name := worker.answer(name):
+                    doing[pipe] = worker, name
+                    worker.pipe.send(None)
     except ArithmeticError as error:
         return str(error)
     finally:
-        worker.close()
+        for worker in workers:
+            worker.close()
     return None
 
 
-def _prover() -> Callable[[None], str]:
-    """Return what goes on to the next trial and gives its name, empty after the last one."""
+def _prover(part: int) -> Callable[[None], str]:
+    """Return what goes on to the next trial of a part and gives its name, empty after the last one."""
     resource.setrlimit(resource.RLIMIT_CPU, (_PROOF_CPU_S, _PROOF_CPU_S + 10))  # then: SIGXCPU
     CACHE.limit = inf  # measuring what few small problems leave would take a third of the time
-    trials = prove()
+    trials = prove(part, _PROVERS)
     return lambda _: next(trials, "")
 
 

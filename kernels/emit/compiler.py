@@ -44,7 +44,6 @@ __all__ = [
     "Rows",
     "Table",
     "Vector",
-    "callback",
     "emitted",
     "emitted_entry",
     "inlined",
@@ -215,6 +214,15 @@ class _Library(_InlinedLibrary):
         return self.name, "object", (self._get_compiled_object(), llvm.parse_assembly(text).as_bitcode())
 
 
+class _EmittedLibrary(_Library):
+    """Tidy up code that we emit as it is to run: all other passes would take a seventh of the time and gain nothing."""
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = llvm.create_new_module_pass_manager(), self._codegen._pass_builder()
+        passes.add_instruction_combine_pass()
+        passes.run(self._final_module, builder)
+
+
 class _InlinedPipeline(Compiler):
     """Name a function's symbol by its module, its name and its signature, and so equally in every process.
 
@@ -238,6 +246,12 @@ class _Pipeline(_InlinedPipeline):
     library = _Library
 
 
+class _EmittedPipeline(_InlinedPipeline):
+    """Do so for an emitted function."""
+
+    library = _EmittedLibrary
+
+
 def jit(function: F) -> F:
     """Compile for the one signature that the annotations say, cached on disk, without the GIL.
 
@@ -258,7 +272,7 @@ def inlined(function: F) -> F:
 
 def _compiled(function: F, *, inlined: bool) -> F:
     arguments = tuple(_NUMBA[kind] for name, kind in function.__annotations__.items() if name != "return")
-    # C calls nothing but a `callback`, and Python few functions: an entry for either takes time to compile
+    # C calls nothing but emitted entries, and Python few functions: an entry for either takes time to compile
     options: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inlined or function.__name__.startswith("_")}
     options |= {"error_model": "numpy", "boundscheck": False}
     options["pipeline_class"] = _InlinedPipeline if inlined else _Pipeline
@@ -285,13 +299,6 @@ def _make_called(function: Callable[..., Any]) -> None:
     """Make the functions that one names ready: its code, where it comes from the cache, is linked to theirs."""
     for dispatcher in _named(function):
         dispatcher.compile(())
-
-
-def callback(signature: Any, function: Callable[..., Any]) -> Any:
-    """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
-    _make_called(function)
-    with _cached_here():
-        return numba.cfunc(signature, cache=True, pipeline_class=_Pipeline)(function)
 
 
 def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
@@ -329,7 +336,9 @@ def emitted_entry(name: str, emit: Callable[..., None], count: int) -> Callable[
         space: dict[str, Any] = {"__name__": __name__, "emit": emitted(emit)}
         text = f"def _{name}({values}):\n    emit({values})\n"
         exec(compile(text, __file__, "exec"), space)  # noqa: S102 -- our own text
-        return callback(types.void(*[types.int64] * count), space[f"_{name}"])
+        signature = types.void(*[types.int64] * count)
+        with _cached_here():
+            return numba.cfunc(signature, cache=True, pipeline_class=_EmittedPipeline)(space[f"_{name}"])
 
     ENTRIES.append(Entry(name, make))
     return lambda: int(make().address)

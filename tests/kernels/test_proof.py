@@ -26,6 +26,8 @@ def test_right_code_is_proved() -> None:
     names = list(proof.prove())
     assert len(names) > 200
     assert len(names) == len(set(names))
+    parts = [list(proof.prove(part, 2)) for part in range(2)]
+    assert [parts[number % 2][number // 2] for number in range(len(names))] == names
 
 
 def test_a_fault_of_the_reference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
