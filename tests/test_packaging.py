@@ -132,7 +132,7 @@ def test_the_wheel_computes_in_the_process(installed: Path, tmp_path: Path) -> N
         "    passed = client.verify('BiasAddBackward', {'diff_dst': ones}, found, {'data_format': 'NCX'}).passed\n"
         "print(found, passed, sys.path == before, kernels.whose)"
     )
-    # NumPy's own arithmetic: compiling all kernels for another path of the sources takes most of a minute.
+    # NumPy's own arithmetic: compiling all kernels for another path of the sources takes half a minute of a processor.
     environment = {**plain_environment(), NAME: REFERENCE.name}
     command = [str(installed), "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -161,7 +161,7 @@ def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
     """`convgrad serve` of the wheel computes a call, from a folder that has nothing in it, and leaves nothing there."""
     folder = tmp_path / "empty"
     folder.mkdir()
-    # NumPy's own arithmetic: compiling all kernels for another path of the sources takes most of a minute.
+    # NumPy's own arithmetic: compiling all kernels for another path of the sources takes half a minute of a processor.
     environment = {**plain_environment(), NAME: REFERENCE.name, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [str(installed.with_name("convgrad")), "serve", "--port", "0"]
     src, diff_dst = np.array([[[1, 2, 3]]], np.float32), np.ones((1, 1, 2), np.float32)
