@@ -326,7 +326,10 @@ def _tensors(inputs: Inputs, *, f64: bool) -> dict[str, Any]:
     Raises `Unsupported`, `ParseError` and `OSError` as a client of a service does.
     """
     found: dict[str, Any] = {}
+    torch = sys.modules.get("torch")
     for name, value in inputs.items():
+        if torch is not None and isinstance(value, torch.Tensor):
+            value = array_of(value)
         if type(value) is np.ndarray and value.flags.c_contiguous and value.dtype in _DIRECT:
             found[name] = value
         elif core.is_list(name, value):

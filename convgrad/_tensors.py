@@ -100,10 +100,9 @@ def array_of(value: Any) -> Array:
         return np.asarray(value)  # no subclass: a slice of a matrix or masked array is another one
     if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        if value.dtype == torch.bfloat16:
-            found: Array = value.view(torch.uint16).numpy().view(_BFLOAT16)
-            return found
-        return np.asarray(value)
+        half = value.dtype == torch.bfloat16
+        found: Array = value.view(torch.uint16).numpy().view(_BFLOAT16) if half else value.numpy()
+        return found
     if (cupy := sys.modules.get("cupy")) is not None and isinstance(value, cupy.ndarray):
         copied: Array = value.get()
         return copied

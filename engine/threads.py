@@ -29,6 +29,9 @@ from kernels.plan import Storage
 __all__ = ["Job", "OnUnit", "Stages", "Stop", "run"]
 
 _MOST_THREADS = 256
+_ALONE = 5_000_000
+"""Multiply-adds, a tenth of a millisecond: another thread would take as long to begin."""
+
 _PACKAGES = {"convgrad", "engine", "kernels", "schemas", "verify"}
 _OPENMP = re.compile(r"/torch(\.libs)?/.*lib(gomp|iomp5|omp)\b[^/]*$")
 
@@ -89,6 +92,8 @@ def run(jobs: Sequence[Job], threads: int, stop: Stop, on_unit: OnUnit | None = 
     Raises what a unit raises, `Cancelled` and `DeadlineExceeded`. After an exception, also `KeyboardInterrupt`, no
     thread works on the jobs any more, and the outputs are undefined.
     """
+    if sum([job.plan.macs for job in jobs]) < _ALONE:
+        threads = 1
     if threads > 1 and (threads := min(threads, sum([len(job.plan.units) for job in jobs]))) > 1:
         work = _Work(jobs, stop, on_unit)
         _team()(work, threads)

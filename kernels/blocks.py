@@ -159,7 +159,7 @@ class Steps:
     # units, which workers share
 
     unit_macs: int = 20_000_000
-    """Multiply-adds that make a unit worth its message to a worker; twice as many where workers get several."""
+    """The most multiply-adds of a unit that waits for nobody: half as many are worth its message to a worker."""
 
     most_forward_macs: int = 2_000_000_000
     """Those of a unit of a forward operation, about 40 ms, where more units pack src or weights more than once."""

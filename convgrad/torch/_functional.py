@@ -10,6 +10,7 @@ Raise `convgrad.ConvgradError`: `InvalidParams` for shapes that do not fit, `Uns
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +132,10 @@ class _BiasGradient(torch.autograd.Function):
     def backward(ctx: Any, of_bias: Tensor) -> Any:
         return _by_channel(of_bias, ctx.shape), None
 
+
+for _function in (_Convolve, _Gradients, _BiasAdd, _BiasGradient):
+    # PyTorch asks for it in each call, and making it takes longer than all else there
+    vars(_function.forward)["__signature__"] = inspect.signature(_function.forward)
 
 _convolve = differentiable("conv", _Convolve)
 _gradients = differentiable("conv_gradients", _Gradients)

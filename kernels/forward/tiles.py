@@ -108,7 +108,7 @@ class ForwardTiles:
         each worker gets one unit, or a few large ones between which those of other calls run.
         """
         sizes, steps = self.grid(problem)
-        wanted = int(max(1, min(4 * workers, work_of(problem) // (STEPS.unit_macs * self.speed(problem)))))
+        wanted = max(1, min(4 * workers, ceil(work_of(problem) / (STEPS.unit_macs * self.speed(problem)))))
         weights, src = prod(problem.weights_shape), prod(problem.src_shape)
         small, gathers = wanted * weights < src, _way(problem) == "gather"
         if not (small and gathers):

@@ -73,7 +73,7 @@ class BwdWeights:
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
         blocks = 1 if plan.lanes_are_groups else len(plan.blocks)
         unit = STEPS.unit_macs * self.speed(problem)
-        wanted = max(1, min(workers, work_of(problem) // unit), min(4 * workers, problem.macs // (2 * unit)))
+        wanted = max(1, min(workers, -(-work_of(problem) // unit)), min(4 * workers, problem.macs // (2 * unit)))
         busy = workers if wanted >= workers else 1
         parts, slabs, small = 1, len(plan.slabs), acc_bytes <= STEPS.shared_sums_bytes
         while 2 * parts <= min(wanted, plan.chunks):
