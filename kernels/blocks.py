@@ -159,7 +159,8 @@ class Steps:
     # units, which workers share
 
     unit_macs: int = 20_000_000
-    """The most multiply-adds of a unit that waits for nobody: half as many are worth its message to a worker."""
+    """The most multiply-adds of a unit while a worker has none, for half as many are worth a message; twice as many
+    make a unit where workers get several."""
 
     most_forward_macs: int = 2_000_000_000
     """Those of a unit of a forward operation, about 40 ms, where more units pack src or weights more than once."""

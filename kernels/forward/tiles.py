@@ -108,7 +108,8 @@ class ForwardTiles:
         each worker gets one unit, or a few large ones between which those of other calls run.
         """
         sizes, steps = self.grid(problem)
-        wanted = max(1, min(4 * workers, ceil(work_of(problem) / (STEPS.unit_macs * self.speed(problem)))))
+        work, unit = work_of(problem), STEPS.unit_macs * self.speed(problem)
+        wanted = max(1, min(workers, ceil(work / unit)), min(4 * workers, work // (2 * unit)))
         weights, src = prod(problem.weights_shape), prod(problem.src_shape)
         small, gathers = wanted * weights < src, _way(problem) == "gather"
         if not (small and gathers):
