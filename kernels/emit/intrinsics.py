@@ -17,10 +17,10 @@ from kernels.emit import simd
 from kernels.emit.compiler import emitted
 
 __all__ = [
-    "F32", "add_run", "address_of", "by_kind", "call_entry", "copy_bytes", "copy_panel", "fence", "fill_zero",
-    "interleave2", "interleave3", "keep_alive", "load", "load_wide", "put", "put_value", "size_of", "stack_array",
-    "stack_record", "store_lines", "store_narrow", "store_value", "stored_size", "touch", "touch_all",
-    "transpose_panel", "untranspose",
+    "F32", "PICKED", "add_run", "address_of", "by_kind", "call_entry", "copy_bytes", "copy_panel", "fence",
+    "fill_zero", "interleave2", "interleave3", "keep_alive", "load", "load_wide", "pick_panel", "put", "put_value",
+    "size_of", "stack_array", "stack_record", "store_lines", "store_narrow", "store_value", "stored_size", "touch",
+    "touch_all", "transpose_panel", "untranspose",
 ]  # fmt: skip
 
 F32 = KINDS["f32"]
@@ -59,23 +59,46 @@ def stored_size(builder: Any, kind: str) -> Any:
 
 
 @by_kind
-def copy_panel(
-    builder: Any, kind: str, lanes: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any
-) -> None:
-    """Copy `count` (at least 1) positions of `lanes` (a multiple of 8) adjacent channels, converted to f32."""
-    size = size_of(kind)
+def copy_panel(builder: Any, kind: str, *values: Any) -> None:
+    """Copy positions of adjacent channels, converted to f32.
+
+    Arguments: channels, a multiple of 8; where they go, bytes from a position to the next there; where they lie, bytes
+    from a position to the next there; positions, at least 1.
+    """
+    _copy_every(builder, kind, 1, *values)
+
+
+PICKED = 2, 4, 8
+"""Steps of `pick_panel`."""
+
+
+@by_kind
+def pick_panel(builder: Any, kind: str, step: Any, *values: Any) -> None:
+    """Do so for every second, fourth or eighth channel, as the `step` says; those between are read, too."""
+    simd.switch(builder, step, {each: partial(_copy_every, builder, kind, each, *values) for each in PICKED})
+
+
+def _copy_every(
+    builder: Any, kind: str, step: int, lanes: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any
+) -> list[Any]:
+    size, evens = size_of(kind), ir.Constant(ir.VectorType(ir.IntType(32), 8), list(range(0, 16, 2)))
 
     def some(width: int, origins: list[Any]) -> None:
         def position(places: list[Any]) -> list[Any]:
             to, origin = places
             for j in range(0, width, 8):
-                value = load_wide(builder, builder.add(origin, simd.I64(size * j)), kind, 8)
-                simd.store(builder, value, builder.add(to, simd.I64(4 * j)))
+                at = [builder.add(origin, simd.I64(size * (j * step + 8 * i))) for i in range(step)]
+                vectors = [load_wide(builder, each, kind, 8) for each in at]
+                while len(vectors) > 1:
+                    pairs = zip(vectors[::2], vectors[1::2], strict=True)
+                    vectors = [builder.shuffle_vector(*pair, evens) for pair in pairs]
+                simd.store(builder, vectors[0], builder.add(to, simd.I64(4 * j)))
             return [builder.add(to, dst_step), builder.add(origin, src_step)]
 
         simd.loop(builder, count, origins, position, "copy")
 
-    simd.each_run(builder, lanes, (dst, src), (4, size), (16, 8), some)
+    simd.each_run(builder, lanes, (dst, src), (4, size * step), (16, 8), some)
+    return []
 
 
 def _columns(builder: Any, rows: list[Any]) -> list[Any]:

@@ -13,10 +13,12 @@ import numpy as np
 from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, inlined, jit, together
 from kernels.emit.intrinsics import (
+    PICKED,
     copy_panel,
     interleave2,
     interleave3,
     load,
+    pick_panel,
     store_value,
     stored_size,
     touch_all,
@@ -130,15 +132,16 @@ def _pack_run(src: Values, panel: Panel, line: int, step: int, place: int, run: 
     if src.channel != size and pixel == size:
         transpose_run(src.kind, lanes, valid, to, to_step, source, src.channel, run)
         return
-    whole = 0
-    if src.channel == size:
+    whole, vectors, every = 0, (lanes + 7) // 8 * 8, src.channel // size
+    if every == 1 or (valid == vectors and every in PICKED):
         # whole vectors may read past the valid channels, but never past the tensor
-        vectors = (lanes + 7) // 8 * 8
         whole = run
-        while whole > 0 and source + (whole - 1) * pixel + vectors * size > src.end:
+        while whole > 0 and source + (whole - 1) * pixel + vectors * src.channel > src.end:
             whole -= 1
-        if whole > 0:
+        if whole > 0 and every == 1:
             copy_panel(src.kind, vectors, to, to_step, source, pixel, whole)
+        elif whole > 0:
+            pick_panel(src.kind, every, vectors, to, to_step, source, pixel, whole)
     for p in range(whole, run):
         for c in range(valid):
             store_value(to + p * to_step + 4 * c, load(src.kind, source + p * pixel + c * src.channel))
