@@ -78,9 +78,8 @@ def pick_panel(builder: Any, kind: str, step: Any, *values: Any) -> None:
     simd.switch(builder, step, {each: partial(_copy_every, builder, kind, each, *values) for each in PICKED})
 
 
-def _copy_every(
-    builder: Any, kind: str, step: int, lanes: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any
-) -> list[Any]:
+def _copy_every(builder: Any, kind: str, step: int, *values: Any) -> list[Any]:
+    lanes, dst, dst_step, src, src_step, count = values
     size, evens = size_of(kind), ir.Constant(ir.VectorType(ir.IntType(32), 8), list(range(0, 16, 2)))
 
     def some(width: int, origins: list[Any]) -> None:
