@@ -114,17 +114,13 @@ def _sum_tiles(down: int, across: int, builder: Any, batch: Any) -> list[Any]:
 def _stage_rows(builder: Any, a: Any, offsets: Any, tile: Any, steps: Any, to: Any) -> None:
     """Copy 16 rows of `a`, from any offsets, into tiles of 16 lines that are `tile` bytes apart."""
 
-    def row(carried: list[Any]) -> list[Any]:
-        offset, dst = carried
+    def line(places: list[Any]) -> list[Any]:
+        simd.store(builder, simd.load(builder, places[1], INTS, 2), places[0])
+        return [builder.add(places[0], tile), builder.add(places[1], _I64(LINE))]
 
-        def line(places: list[Any]) -> list[Any]:
-            simd.store(builder, simd.load(builder, places[1], INTS, 2), places[0])
-            return [builder.add(places[0], tile), builder.add(places[1], _I64(LINE))]
-
-        simd.loop(builder, steps, [dst, builder.add(a, simd.load(builder, offset, _I64, 8))], line, "line")
-        return [builder.add(offset, _I64(8)), builder.add(dst, _I64(LINE))]
-
-    simd.loop(builder, _I64(16), [offsets, to], row, "row")
+    for row in range(16):
+        offset = simd.load(builder, builder.add(offsets, _I64(8 * row)), _I64, 8)
+        simd.loop(builder, steps, [builder.add(to, _I64(LINE * row)), builder.add(a, offset)], line, "line")
     if HAS_TILES:
         machine(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
 
