@@ -59,7 +59,7 @@ def local(
     of PyTorch that are there are not copied, and results are such tensors; other results are arrays. All else is
     computed on the CPU; only `verify` projects tensors on a GPU there.
 
-    The first time on a machine the kernels are compiled, which takes 15 to 30 seconds on two processors;
+    The first time on a machine the kernels are compiled, which took 15 seconds on two processors of Zen 4;
     `progress` shows a bar meanwhile, by default in terminals and notebooks.
 
     The first call raises `ImportError` if a package that computes is missing (the extra ``compute``), and

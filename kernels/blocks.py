@@ -159,8 +159,8 @@ class Steps:
     # units, which workers share
 
     unit_macs: int = 20_000_000
-    """The most multiply-adds of a unit while a worker has none, for half as many are worth a message; twice as many
-    make a unit where workers get several."""
+    """Multiply-adds beyond which a problem is shared out: a unit with half as many is worth its message to a worker.
+    Workers get several units only if each has twice as many."""
 
     most_forward_macs: int = 2_000_000_000
     """Those of a unit of a forward operation, about 40 ms, where more units pack src or weights more than once."""

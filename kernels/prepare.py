@@ -250,7 +250,7 @@ def _remember_types_of_calls() -> None:
 
 
 def _proof() -> str | None:
-    """Run the proof in processes of its own and say what is wrong."""
+    """Run the proof in several processes; return what is wrong, or None."""
     workers: list[_Worker] = []
     doing = dict[Any, tuple[_Worker, str]]()
     try:
@@ -274,7 +274,7 @@ def _proof() -> str | None:
 
 
 def _prover(part: int) -> Callable[[None], str]:
-    """Return what goes on to the next trial of a part and gives its name, empty after the last one."""
+    """Return a function that ends the trial at hand and returns the name of the next one, empty after the last."""
     resource.setrlimit(resource.RLIMIT_CPU, (_PROOF_CPU_S, _PROOF_CPU_S + 10))  # then: SIGXCPU
     CACHE.limit = inf  # measuring what few small problems leave would take a third of the time
     trials = prove(part, _PROVERS)

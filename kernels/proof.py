@@ -56,7 +56,7 @@ PROBLEMS = 60
 def prove(part: int = 0, parts: int = 1) -> Iterator[str]:
     """Run each micro-kernel, then problems of every operation; yield the name of each before it runs.
 
-    Each of several `parts` is every so many of them. Raises ArithmeticError for the first wrong result.
+    With several `parts` this one runs every `parts`-th of them. Raises ArithmeticError for the first wrong result.
     """
     for name, is_right in islice(_trials(np.random.default_rng(5)), part, None, parts):
         yield name

@@ -134,7 +134,7 @@ class _BiasGradient(torch.autograd.Function):
 
 
 for _function in (_Convolve, _Gradients, _BiasAdd, _BiasGradient):
-    # PyTorch asks for it in each call, and making it takes longer than all else there
+    # PyTorch asks for the signature in every call, and Python computes it anew unless it is stored
     vars(_function.forward)["__signature__"] = inspect.signature(_function.forward)
 
 _convolve = differentiable("conv", _Convolve)

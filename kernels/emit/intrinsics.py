@@ -74,7 +74,7 @@ PICKED = 2, 4, 8
 
 @by_kind
 def pick_panel(builder: Any, kind: str, step: Any, *values: Any) -> None:
-    """Do so for every second, fourth or eighth channel, as the `step` says; those between are read, too."""
+    """Copy every second, fourth or eighth channel likewise, as `step` says; the channels between are read, too."""
     simd.switch(builder, step, {each: partial(_copy_every, builder, kind, each, *values) for each in PICKED})
 
 

@@ -246,7 +246,7 @@ class _Gather(Share):
     def _band_pixels(self, pixel_bytes: int) -> int:
         """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too.
 
-        Where taps are far apart bands are larger, because each band packs all the src that it reaches.
+        Bands are larger where taps are far apart, because each band packs all the src that it reaches.
         """
         dims = self.dims
         phases = prod(len(table.phases) for table in self.tables)
